@@ -1,0 +1,38 @@
+"""Every error a user can cause, so that the command line can answer with one paragraph and exit code 2.
+
+An error names the file, key, silo or row, says what was found and what would be right, and never repeats a private value.
+"""
+
+
+class FedveilError(Exception):
+    """Base of every error that a user can cause and can mend."""
+
+    exit_code = 2
+
+
+class ConfigError(FedveilError):
+    """An experiment asks for something that does not exist or cannot be; names the key's path."""
+
+
+class CompositionError(ConfigError):
+    """Stages that cannot go together in one method; gives the reason."""
+
+
+class DataError(FedveilError):
+    """A table, a schema or a download is not what it claims to be; names the file, the column or the row."""
+
+
+class ModelError(FedveilError):
+    """A model, loss or metric that cannot be trained as asked (a layer that mixes records, for instance)."""
+
+
+class PrivacyError(FedveilError):
+    """A privacy parameter outside its domain, or an event that an accountant does not support."""
+
+
+class BudgetError(PrivacyError):
+    """The privacy budget does not allow what was asked."""
+
+
+class RunFolderError(FedveilError):
+    """A run folder that is missing, damaged, locked or of another version."""
