@@ -1,0 +1,214 @@
+"""Bounds on what one contribution adds to a sum, enforced in the precision that is actually used.
+
+A contribution is a row Delta_i of a float32 matrix, with a weight w_i in [0, 1]. Under :class:`Clip` the stored
+contribution is a vector of whole numbers
+
+    y_i = trunc(w_i · min(1, C' / ||Delta_i||) · Delta_i / g),      C' = C (1 - 2^-20),   g = 2^ceil(log2 C) · 2^-18,
+
+and what enters the sum is g · y_i. Three facts follow, for every float32 input:
+
+* ``||g · y_i||_2 <= w_i · C``. Truncation moves every coordinate towards zero, so it cannot lengthen a vector, whatever
+  the dimension and the number of silos; the slack of 2^-20 outweighs the rounding of the norm and of the products. A
+  user whose weights over all silos sum to at most 1 therefore moves the sum by at most C.
+* Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i; so 64 rows (or any rows whose weights
+  sum to 64) add up exactly in float32, and 2^35 rows in float64. The sum does not depend on order, chunks, threads or
+  processes, and taking a user away changes it by exactly what she had put in.
+* NaN and infinity do not spread. A row with a non-finite coordinate becomes the zero contribution.
+
+The grid is a power of two, so ``g · y`` is exact as well. The theory page docs/theory/clipping.md has the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float32, Float64
+from torch import Tensor
+
+from fedveil.errors import PrivacyError
+
+EXACT_FLOAT32_ROWS: Final = 64
+"""Contributions of weight at most 1 whose sum is exact in float32, in grid units."""
+
+_UNITS_BITS: Final = (
+    18  # C / grid <= 2^18, and 64 * 2^18 = 2^24: the whole numbers float32 holds without gaps
+)
+_SLACK: Final = 2.0**-20
+_LARGEST_DIMENSION: Final = 2**28
+_SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
+_BLOCK_ELEMENTS: Final = 2**17  # float64 squares of one block stay in a core's cache
+
+
+def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, "m"]:
+    """Return the l2 norm of every row in float64, NaN where a row holds a NaN or an infinity.
+
+    The square of a float32 number is exact in float64 and neither overflows nor underflows there, so the relative error
+    is below d · 2^-53 for every finite row, subnormal and 1e38 alike.
+
+    Args:
+        deltas: (m, d) updates, one contribution per row; m = 0 and d = 0 are allowed.
+
+    Returns:
+        (m,) norms, in the unit of the updates.
+
+    Raises:
+        PrivacyError: a row has more than 2^28 coordinates, the largest dimension the error bound was made for.
+
+    >>> contribution_norms(torch.tensor([[3.0, 4.0], [float("inf"), 0.0]])).tolist()
+    [5.0, nan]
+    """
+    rows, dimension = deltas.shape
+    if dimension > _LARGEST_DIMENSION:
+        raise PrivacyError(f"a contribution has {dimension} coordinates; clipping is proved for at most 2^28")
+    squares = torch.empty(rows, dtype=torch.float64, device=deltas.device)
+    step = max(1, _BLOCK_ELEMENTS // max(1, dimension))
+    for first in range(0, rows, step):
+        squares[first : first + step] = deltas[first : first + step].double().square_().sum(1)
+    norms = squares.sqrt_()
+    return torch.where(torch.isfinite(norms), norms, torch.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """Scale a contribution down to l2 norm C if it is longer, and store it on a grid.
+
+    Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y that :meth:`quantize_` stores
+    satisfies ``||g · y||_2 <= w · C`` as real numbers (Abadi et al. 2016, Algorithm 1, clips in exact arithmetic; the
+    grid is what makes the bound and the sum hold in floating point).
+
+    ====================  ==================================================================================
+    input                 result
+    ====================  ==================================================================================
+    norm <= C'            scaled by w alone
+    NaN or infinite row   zero contribution; its norm is reported as NaN, so it can be counted
+    zero row, d = 0       zero contribution
+    coordinate below g/w  zero coordinate (at most g is lost per coordinate: C · 2^-18 to C · 2^-17)
+    C = 0                 refused: the sum would be zero; leave the contribution out instead
+    C negative, NaN, inf  refused; ``Unbounded()`` is the bound that clips nothing
+    C outside 2^±100      refused: the grid would leave float32's range
+    weight outside [0,1]  refused
+    ====================  ==================================================================================
+
+    Args:
+        norm: the bound C > 0, same unit as the updates.
+
+    Raises:
+        PrivacyError: a norm outside the domain above.
+
+    >>> clip = Clip(norm=1.0)
+    >>> rows = torch.tensor([[3.0, 4.0], [0.25, 0.0]])
+    >>> units = clip.quantize_(rows, contribution_norms(rows), torch.ones(2, dtype=torch.float64))
+    >>> (units * clip.grid).tolist()
+    [[0.5999984741210938, 0.7999992370605469], [0.25, 0.0]]
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        """Refuse a norm that bounds nothing or that float32 cannot carry."""
+        if not (math.isfinite(self.norm) and self.norm > 0.0):
+            raise PrivacyError(
+                f"clip norm is {self.norm}; it must be a positive finite number (to clip nothing, use no bound: "
+                "the statement then says that there is no guarantee)"
+            )
+        if not _SMALLEST_NORM <= self.norm <= _LARGEST_NORM:
+            raise PrivacyError(f"clip norm is {self.norm}; float32 updates need one between 2^-100 and 2^100")
+
+    @property
+    def grid(self) -> float:
+        """Spacing g of the grid: the power of two with 2^17 < C / g <= 2^18."""
+        mantissa, exponent = math.frexp(self.norm)
+        return math.ldexp(1.0, exponent - (1 if mantissa == 0.5 else 0) - _UNITS_BITS)
+
+    @property
+    def effective_norm(self) -> float:
+        """What the computed norm is scaled to: C' = C (1 - 2^-20)."""
+        return self.norm * (1.0 - _SLACK)
+
+    def coefficients(self, norms: Float64[Tensor, "m"]) -> Float64[Tensor, "m"]:
+        """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
+        scaled = torch.clamp(self.effective_norm / norms, max=1.0)
+        return torch.where(torch.isfinite(norms), scaled, 0.0)
+
+    def clipped(self, norms: Float64[Tensor, "m"]) -> Bool[Tensor, "m"]:
+        """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""
+        return norms > self.effective_norm
+
+    def quantize_(
+        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, "m"], weights: Float64[Tensor, "m"]
+    ) -> Float32[Tensor, "m d"]:
+        """Turn every row into its weighted, clipped contribution in units of :attr:`grid`, in place.
+
+        Args:
+            deltas: (m, d) updates; overwritten.
+            norms: (m,) what :func:`contribution_norms` returned for these very rows.
+            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all of her contributions.
+
+        Returns:
+            ``deltas``, now whole numbers y with ``||grid · y_i|| <= weights_i · C``.
+
+        Raises:
+            PrivacyError: a weight outside [0, 1].
+        """
+        _check_weights(weights)
+        _drop_nonfinite_(deltas, norms)
+        scale = _float32_below(weights * self.coefficients(norms) / self.grid)
+        return deltas.mul_(scale[:, None]).trunc_()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unbounded:
+    """No bound: contributions keep their length, and the release has no guarantee (the baseline FedAVG).
+
+    Non-finite rows still become zero contributions. There is no grid (:attr:`grid` is 1 and nothing is rounded), so sums
+    depend on their order as floating-point sums do.
+    """
+
+    @property
+    def grid(self) -> float:
+        """Unit of what :meth:`quantize_` returns: 1, the unit of the updates."""
+        return 1.0
+
+    def coefficients(self, norms: Float64[Tensor, "m"]) -> Float64[Tensor, "m"]:
+        """Return 1 for every contribution, 0 where the norm is not finite."""
+        return torch.isfinite(norms).double()
+
+    def clipped(self, norms: Float64[Tensor, "m"]) -> Bool[Tensor, "m"]:
+        """Return False for every contribution."""
+        return torch.zeros_like(norms, dtype=torch.bool)
+
+    def quantize_(
+        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, "m"], weights: Float64[Tensor, "m"]
+    ) -> Float32[Tensor, "m d"]:
+        """Multiply every row by its weight in place; a non-finite row becomes zero. See :meth:`Clip.quantize_`."""
+        _check_weights(weights)
+        _drop_nonfinite_(deltas, norms)
+        return deltas.mul_(weights.float()[:, None])
+
+
+Bound = Clip | Unbounded
+
+
+def _check_weights(weights: Float64[Tensor, "m"]) -> None:
+    outside = ~((weights >= 0.0) & (weights <= 1.0))
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0])
+        raise PrivacyError(
+            f"the weight of contribution {row} is not in [0, 1]; a user's weights must sum to at most 1"
+        )
+
+
+def _drop_nonfinite_(deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, "m"]) -> None:
+    """Zero the rows without a finite norm: a coefficient of 0 alone would leave 0 · NaN = NaN."""
+    dropped = ~torch.isfinite(norms)
+    if bool(dropped.any()):
+        deltas[dropped] = 0.0
+
+
+def _float32_below(values: Float64[Tensor, "m"]) -> Float32[Tensor, "m"]:
+    """Return the nearest float32 that is not above each non-negative value (subnormal results round far)."""
+    nearest = values.float()
+    return torch.where(nearest.double() > values, torch.nextafter(nearest, nearest.new_zeros(())), nearest)
