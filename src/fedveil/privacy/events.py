@@ -1,0 +1,323 @@
+"""What was released: privacy events, apart from any bound on what they cost.
+
+An event documents a mechanism well enough for every accountant; :mod:`fedveil.privacy.accounting` turns
+events into epsilon. The separation follows Google's ``dp_accounting``, whose own events
+:meth:`Event.to_dp_event` returns.
+
+Noise multipliers are relative to the bound on ONE unit's contribution: with contributions of l2 norm at most C
+and noise N(0, s^2 I) on their sum, ``noise_multiplier = s / C`` (l1 norm and scale for Laplace). What a
+neighbouring population does with that contribution (adds, removes, replaces it) is the :class:`Adjacency`,
+which the accountant is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import dp_accounting
+
+from fedveil.errors import PrivacyError
+
+Json = dict[str, object]
+
+
+class Adjacency(Enum):
+    """Which two populations a guarantee compares."""
+
+    ADD_OR_REMOVE_ONE = "add-or-remove-one"
+    REPLACE_ONE = "replace-one"
+
+
+def _positive(name: str, value: float) -> None:
+    """Refuse a noise multiplier that is no positive finite number."""
+    if not (math.isfinite(value) and value > 0):
+        raise PrivacyError(
+            f"{name} = {value}: must be positive and finite; a release without noise is "
+            "NoGuarantee(reason=...), and a round that releases nothing is ComposedEvent(events=())"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all events: immutable, hashable, comparable values."""
+
+    def to_json(self) -> Json:
+        """Return the JSON form, which :func:`event_from_json` reads back to an equal event."""
+        raise NotImplementedError
+
+    def to_dp_event(self) -> dp_accounting.DpEvent:
+        """Return the same event as an event of ``dp_accounting``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianEvent(Event):
+    """One release of a sum with Gaussian noise; ``noise_multiplier`` = standard deviation / l2 bound, positive."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Refuse a multiplier outside (0, inf)."""
+        _positive("GaussianEvent.noise_multiplier", self.noise_multiplier)
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {"type": "gaussian", "noise_multiplier": self.noise_multiplier}
+
+    def to_dp_event(self) -> dp_accounting.DpEvent:
+        """Return ``GaussianDpEvent``."""
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceEvent(Event):
+    """One release of a sum with Laplace noise; ``noise_multiplier`` = scale b / l1 bound, positive."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Refuse a multiplier outside (0, inf)."""
+        _positive("LaplaceEvent.noise_multiplier", self.noise_multiplier)
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {"type": "laplace", "noise_multiplier": self.noise_multiplier}
+
+    def to_dp_event(self) -> dp_accounting.DpEvent:
+        """Return ``LaplaceDpEvent``."""
+        return dp_accounting.LaplaceDpEvent(self.noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonSampledEvent(Event):
+    """An event over a Poisson sample: every unit takes part with probability ``rate``, in (0, 1]."""
+
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        """Refuse a rate outside (0, 1]."""
+        if not 0 < self.rate <= 1:
+            raise PrivacyError(f"PoissonSampledEvent.rate = {self.rate}: must be above 0 and at most 1")
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {"type": "poisson_sampled", "rate": self.rate, "event": self.event.to_json()}
+
+    def to_dp_event(self) -> dp_accounting.DpEvent:
+        """Return ``PoissonSampledDpEvent``."""
+        return dp_accounting.PoissonSampledDpEvent(self.rate, self.event.to_dp_event())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComposedEvent(Event):
+    """Several events, each possibly chosen after the outcomes before it; empty: nothing was released."""
+
+    events: tuple[Event, ...]
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {"type": "composed", "events": [event.to_json() for event in self.events]}
+
+    def to_dp_event(self) -> dp_accounting.DpEvent:
+        """Return ``ComposedDpEvent`` (``NoOpDpEvent`` when empty)."""
+        if not self.events:
+            return dp_accounting.NoOpDpEvent()
+        return dp_accounting.ComposedDpEvent([event.to_dp_event() for event in self.events])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfComposedEvent(Event):
+    """The same event ``count`` >= 1 times (adaptive composition)."""
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        """Refuse a count below 1."""
+        if self.count < 1:
+            raise PrivacyError(f"SelfComposedEvent.count = {self.count}: must be at least 1")
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {"type": "self_composed", "count": self.count, "event": self.event.to_json()}
+
+    def to_dp_event(self) -> dp_accounting.DpEvent:
+        """Return ``SelfComposedDpEvent``."""
+        return dp_accounting.SelfComposedDpEvent(self.event.to_dp_event(), self.count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureOfGaussiansEvent(Event):
+    """One release whose Gaussian mean is moved by a random amount.
+
+    One of two neighbours gives N(0, s^2), the other sum_i p_i N(c_i, s^2), with c_i = ``sensitivities[i]`` >= 0
+    in units of the clip bound, p_i = ``probabilities[i]`` summing to 1 and s = ``noise_multiplier`` in the same
+    unit. With c = (0..k) and p = Binomial(k, q) it is one Poisson-sampled step seen by a user who owns k records
+    (Choquette-Choo, Ganesh, Steinke and Thakurta, "Privacy amplification for matrix mechanisms").
+    """
+
+    noise_multiplier: float
+    sensitivities: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse lengths, sensitivities or probabilities that make no mixture."""
+        _positive("MixtureOfGaussiansEvent.noise_multiplier", self.noise_multiplier)
+        if len(self.sensitivities) != len(self.probabilities) or not self.sensitivities:
+            raise PrivacyError(
+                f"MixtureOfGaussiansEvent: {len(self.sensitivities)} sensitivities and "
+                f"{len(self.probabilities)} probabilities; there must be one probability for each of at least "
+                "one sensitivity"
+            )
+        if not all(math.isfinite(value) and value >= 0 for value in self.sensitivities):
+            raise PrivacyError("MixtureOfGaussiansEvent.sensitivities: must be finite and not negative")
+        if not all(value > 0 for value in self.probabilities):
+            raise PrivacyError(
+                "MixtureOfGaussiansEvent.probabilities: must be positive; leave out the others"
+            )
+        total = math.fsum(self.probabilities)
+        if abs(total - 1) > 1e-12 * max(10, len(self.probabilities)):
+            raise PrivacyError(f"MixtureOfGaussiansEvent.probabilities: sum to {total}, must sum to 1")
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {
+            "type": "mixture_of_gaussians",
+            "noise_multiplier": self.noise_multiplier,
+            "sensitivities": list(self.sensitivities),
+            "probabilities": list(self.probabilities),
+        }
+
+    def to_dp_event(self) -> dp_accounting.DpEvent:
+        """Return ``MixtureOfGaussiansDpEvent``."""
+        return dp_accounting.MixtureOfGaussiansDpEvent(
+            self.noise_multiplier, list(self.sensitivities), list(self.probabilities)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoGuarantee(Event):
+    """A release that bounds nothing (epsilon is infinite); ``reason`` says why in one sentence."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        """Refuse an empty reason."""
+        if not self.reason.strip():
+            raise PrivacyError("NoGuarantee.reason: must say why there is no guarantee")
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {"type": "no_guarantee", "reason": self.reason}
+
+    def to_dp_event(self) -> dp_accounting.DpEvent:
+        """Return ``NonPrivateDpEvent``."""
+        return dp_accounting.NonPrivateDpEvent()
+
+
+def atoms(event: Event) -> Counter[Event]:
+    """Count the single releases in an event: compositions are opened, equal releases are added up.
+
+    The order of adaptive composition does not change any accountant's bound, so the counts say all. A Poisson
+    sample of rate 1 is the event itself.
+
+    >>> step = GaussianEvent(noise_multiplier=2.0)
+    >>> atoms(ComposedEvent(events=(step, SelfComposedEvent(event=step, count=9)))) == {step: 10}
+    True
+    """
+    counts: Counter[Event] = Counter()
+    pending = [(event, 1)]
+    while pending:
+        current, times = pending.pop()
+        match current:
+            case ComposedEvent():
+                pending.extend((inner, times) for inner in reversed(current.events))
+            case SelfComposedEvent():
+                pending.append((current.event, times * current.count))
+            case PoissonSampledEvent(rate=1.0):
+                pending.append((current.event, times))
+            case _:
+                counts[current] += times
+    return counts
+
+
+def compose(events: Counter[Event]) -> Event:
+    """Return the composition of counted releases, the inverse of :func:`atoms`."""
+    parts = tuple(e if count == 1 else SelfComposedEvent(event=e, count=count) for e, count in events.items())
+    return parts[0] if len(parts) == 1 else ComposedEvent(events=parts)
+
+
+def event_from_json(data: object) -> Event:
+    """Read an event from its JSON form.
+
+    Raises:
+        PrivacyError: an unknown type, a missing, unknown or ill-typed field, or a value outside its domain.
+    """
+    if not isinstance(data, Mapping):
+        raise PrivacyError(f"an event must be a JSON object with a 'type', found {type(data).__name__}")
+    fields = {key: value for key, value in data.items() if key != "type"}
+    match data.get("type"):
+        case "gaussian":
+            _keys(data, "noise_multiplier")
+            return GaussianEvent(noise_multiplier=_number(fields, "noise_multiplier"))
+        case "laplace":
+            _keys(data, "noise_multiplier")
+            return LaplaceEvent(noise_multiplier=_number(fields, "noise_multiplier"))
+        case "poisson_sampled":
+            _keys(data, "rate", "event")
+            return PoissonSampledEvent(rate=_number(fields, "rate"), event=event_from_json(fields["event"]))
+        case "composed":
+            _keys(data, "events")
+            return ComposedEvent(events=tuple(event_from_json(item) for item in _list(fields, "events")))
+        case "self_composed":
+            _keys(data, "count", "event")
+            count = fields["count"]
+            if not isinstance(count, int) or isinstance(count, bool):
+                raise PrivacyError("event 'self_composed': 'count' must be an integer")
+            return SelfComposedEvent(event=event_from_json(fields["event"]), count=count)
+        case "mixture_of_gaussians":
+            _keys(data, "noise_multiplier", "sensitivities", "probabilities")
+            columns = {
+                name: tuple(_number({name: item}, name) for item in _list(fields, name))
+                for name in ("sensitivities", "probabilities")
+            }
+            return MixtureOfGaussiansEvent(
+                noise_multiplier=_number(fields, "noise_multiplier"),
+                sensitivities=columns["sensitivities"],
+                probabilities=columns["probabilities"],
+            )
+        case "no_guarantee":
+            _keys(data, "reason")
+            if not isinstance(fields["reason"], str):
+                raise PrivacyError("event 'no_guarantee': 'reason' must be a string")
+            return NoGuarantee(reason=fields["reason"])
+        case unknown:
+            raise PrivacyError(
+                f"unknown event type {unknown!r}: this version of fedveil cannot account for it"
+            )
+
+
+def _keys(data: Mapping[str, object], *names: str) -> None:
+    if set(data) != {"type", *names}:
+        raise PrivacyError(
+            f"event {data['type']!r}: fields must be {sorted(names)}, found {sorted(set(data) - {'type'})}"
+        )
+
+
+def _number(fields: Mapping[str, object], name: str) -> float:
+    value = fields[name]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise PrivacyError(f"event field {name!r}: must be a number, found {type(value).__name__}")
+    return float(value)
+
+
+def _list(fields: Mapping[str, object], name: str) -> list[object]:
+    value = fields[name]
+    if not isinstance(value, list):
+        raise PrivacyError(f"event field {name!r}: must be a list, found {type(value).__name__}")
+    return value

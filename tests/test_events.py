@@ -1,0 +1,138 @@
+"""Events survive JSON, refuse what is no event, and agree with dp_accounting's own events."""
+
+import json
+import math
+
+import dp_accounting
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.errors import PrivacyError
+from fedveil.privacy.events import (
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    MixtureOfGaussiansEvent,
+    PoissonSampledEvent,
+    SelfComposedEvent,
+    atoms,
+    compose,
+    event_from_json,
+)
+
+multipliers = st.floats(1e-3, 1e3)
+rates = st.floats(1e-6, 1.0)
+releases = st.one_of(
+    multipliers.map(lambda s: {"type": "gaussian", "noise_multiplier": s}),
+    multipliers.map(lambda s: {"type": "laplace", "noise_multiplier": s}),
+    st.text(min_size=1).filter(str.strip).map(lambda text: {"type": "no_guarantee", "reason": text}),
+    st.tuples(multipliers, st.floats(0.01, 0.99)).map(
+        lambda pair: {
+            "type": "mixture_of_gaussians",
+            "noise_multiplier": pair[0],
+            "sensitivities": [0.0, 1.0],
+            "probabilities": [1 - pair[1], pair[1]],
+        }
+    ),
+)
+forms = st.recursive(
+    releases,
+    lambda inner: st.one_of(
+        st.fixed_dictionaries({"type": st.just("poisson_sampled"), "rate": rates, "event": inner}),
+        st.fixed_dictionaries(
+            {"type": st.just("self_composed"), "count": st.integers(1, 1000), "event": inner}
+        ),
+        st.fixed_dictionaries({"type": st.just("composed"), "events": st.lists(inner, max_size=4)}),
+    ),
+    max_leaves=6,
+)
+
+
+@given(forms)
+def test_json_round_trip_is_exact(form: object) -> None:
+    event = event_from_json(form)
+    assert event.to_json() == form
+    text = json.dumps(event.to_json(), allow_nan=False)
+    assert event_from_json(json.loads(text)) == event
+
+
+@given(forms)
+def test_compose_inverts_atoms(form: object) -> None:
+    event = event_from_json(form)
+    assert atoms(compose(atoms(event))) == atoms(event)
+
+
+@given(forms)
+def test_every_event_has_a_dp_event(form: object) -> None:
+    assert isinstance(event_from_json(form).to_dp_event(), dp_accounting.DpEvent)
+
+
+def test_atoms_adds_up_equal_releases_and_opens_a_full_sample() -> None:
+    step = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=2.0))
+    full = PoissonSampledEvent(rate=1.0, event=GaussianEvent(noise_multiplier=2.0))
+    rounds = SelfComposedEvent(event=ComposedEvent(events=(step, full, step)), count=10)
+    assert atoms(rounds) == {step: 20, GaussianEvent(noise_multiplier=2.0): 10}
+    assert atoms(ComposedEvent(events=())) == {}
+
+
+@pytest.mark.parametrize("kind", [GaussianEvent, LaplaceEvent])
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, math.inf, math.nan])
+def test_noise_multiplier_must_be_positive_and_finite(kind: type[Event], multiplier: float) -> None:
+    with pytest.raises(PrivacyError, match="NoGuarantee"):
+        kind(noise_multiplier=multiplier)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan])
+def test_sampling_rate_must_be_a_positive_probability(rate: float) -> None:
+    with pytest.raises(PrivacyError, match=r"rate = .*above 0"):
+        PoissonSampledEvent(rate=rate, event=GaussianEvent(noise_multiplier=1.0))
+
+
+@pytest.mark.parametrize(
+    ("sensitivities", "probabilities", "message"),
+    [
+        ((), (), "one probability"),
+        ((1.0,), (0.5, 0.5), "one probability"),
+        ((-1.0,), (1.0,), "not negative"),
+        ((math.inf,), (1.0,), "finite"),
+        ((0.0, 1.0), (0.0, 1.0), "positive"),
+        ((0.0, 1.0), (0.5, 0.4), "sum to 0.9"),
+        ((0.0, 1.0), (0.5, math.nan), "positive"),
+    ],
+)
+def test_mixture_refuses_what_is_no_distribution(
+    sensitivities: tuple[float, ...], probabilities: tuple[float, ...], message: str
+) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        MixtureOfGaussiansEvent(
+            noise_multiplier=1.0, sensitivities=sensitivities, probabilities=probabilities
+        )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "JSON object"),
+        ([], "JSON object"),
+        ({}, "unknown event type None"),
+        ({"type": "exponential"}, "unknown event type 'exponential'"),
+        ({"type": "gaussian"}, "noise_multiplier"),
+        ({"type": "gaussian", "noise_multiplier": 1.0, "clip": 2}, "clip"),
+        ({"type": "gaussian", "noise_multiplier": "1"}, "must be a number"),
+        ({"type": "gaussian", "noise_multiplier": True}, "must be a number"),
+        ({"type": "self_composed", "count": 2.5, "event": {}}, "integer"),
+        (
+            {"type": "self_composed", "count": 0, "event": {"type": "no_guarantee", "reason": "x"}},
+            "at least 1",
+        ),
+        ({"type": "composed", "events": {}}, "must be a list"),
+        ({"type": "no_guarantee", "reason": ""}, "must say why"),
+        ({"type": "no_guarantee", "reason": 3}, "must be a string"),
+        ({"type": "poisson_sampled", "rate": 0.5, "event": {"type": "tree"}}, "unknown event type 'tree'"),
+    ],
+)
+def test_reading_refuses_what_is_no_event(data: object, message: str) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        event_from_json(data)
