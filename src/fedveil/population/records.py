@@ -1,0 +1,351 @@
+"""Records with a silo and a user, and how they group into contributions.
+
+A record is one training example. It lies in one silo and belongs to one user; a user may have records in
+several silos. The pair (silo, user) is what the user-level methods train and bound; a whole silo is what
+federated averaging trains; a client of cross-device learning is a silo that holds one user. So one table
+serves all of them, and a method only says how records group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64, UInt8
+
+from fedveil.errors import DataError
+
+Features: TypeAlias = Float32[np.ndarray, "n *shape"] | UInt8[np.ndarray, "n *shape"]
+Targets: TypeAlias = Int64[np.ndarray, "n"] | Float32[np.ndarray, "n"] | Float32[np.ndarray, "n 2"]
+Task: TypeAlias = Literal["classification", "regression", "survival"]
+
+_CHUNK = 1 << 22  # values looked at together, so that a memory-mapped table is never in memory whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Affine:
+    """The map x -> x * factor + shift that turns stored values into the float32 features a model sees.
+
+    Images stay uint8 in memory and are scaled one batch at a time; for float32 tables it is the identity.
+
+    >>> Affine(factor=1 / 255).apply(np.array([0, 255], dtype=np.uint8)).tolist()
+    [0.0, 1.0]
+    """
+
+    factor: float = 1.0
+    shift: float = 0.0
+
+    def apply(self, raw: Features) -> Float32[np.ndarray, "n *shape"]:
+        """Return ``raw * factor + shift`` as float32, in the shape of ``raw``."""
+        return raw.astype(np.float32) * np.float32(self.factor) + np.float32(self.shift)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Groups:
+    """Which records each contribution holds: m contributions over n records.
+
+    Contribution i holds the records ``order[start[i] : start[i] + size[i]]``. Contributions are sorted by
+    (silo, user) and do not overlap; within one, records keep their order in the table. ``user[i]`` is -1
+    where the contribution is a whole silo.
+    """
+
+    order: Int64[np.ndarray, "n"]
+    start: Int64[np.ndarray, "m"]
+    size: Int64[np.ndarray, "m"]
+    silo: Int32[np.ndarray, "m"]
+    user: Int32[np.ndarray, "m"]
+
+    def __len__(self) -> int:
+        """Return m, the number of contributions."""
+        return len(self.size)
+
+    def members(self, contribution: int) -> Int64[np.ndarray, "size"]:
+        """Return the indices of the records that one contribution holds."""
+        start = self.start[contribution]
+        return self.order[start : start + self.size[contribution]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Records:
+    """A table of n training records.
+
+    Args:
+        features: (n, ...) float32, or uint8 that an :class:`Affine` makes float32; may be memory-mapped.
+        targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time) for survival.
+        silo: (n,) int32, the silo that holds the record, from 0.
+        user: (n,) int32, whose record it is, from 0; the same number is the same person in every silo.
+
+    Raises:
+        DataError: no record at all; columns of different lengths; a dtype other than these; a feature or
+            target that is NaN or infinite (named by row and column, not value); a negative silo or user.
+    """
+
+    features: Features
+    targets: Targets
+    silo: Int32[np.ndarray, "n"]
+    user: Int32[np.ndarray, "n"]
+
+    def __post_init__(self) -> None:
+        check_columns("the training table", self.features, self.targets)
+        for name, column in (("silo", self.silo), ("user", self.user)):
+            if column.dtype != np.int32 or column.ndim != 1:
+                raise DataError(f"the {name} column must be one int32 per record, not {_described(column)}")
+            if len(column) != len(self.features):
+                raise DataError(
+                    f"{len(self.features)} records, but {len(column)} entries in the {name} column"
+                )
+            if column.min() < 0:
+                row = int(np.argmax(column < 0))
+                raise DataError(f"row {row}: the {name} number is negative; {name}s are numbered from 0")
+
+    def __len__(self) -> int:
+        """Return n, the number of records."""
+        return len(self.features)
+
+    def select(self, rows: Int64[np.ndarray, "k"]) -> "Records":
+        """Return the records at these rows, in this order (copied)."""
+        return Records(
+            features=self.features[rows],
+            targets=self.targets[rows],
+            silo=self.silo[rows],
+            user=self.user[rows],
+        )
+
+    def by_silo_user(self) -> Groups:
+        """Group by (silo, user): one contribution per pair that has records. O(n log n) time, O(n) memory."""
+        key = self.silo.astype(np.int64) << 32 | self.user
+        order = np.argsort(key, kind="stable").astype(np.int64)
+        pairs, size = np.unique(key, return_counts=True)
+        return Groups(
+            order=order,
+            start=_starts(size),
+            size=size.astype(np.int64),
+            silo=(pairs >> 32).astype(np.int32),
+            user=(pairs & 0xFFFFFFFF).astype(np.int32),
+        )
+
+    def by_silo(self, n_silos: int) -> Groups:
+        """Group by silo: one contribution for each of ``n_silos`` silos, whose size may be 0.
+
+        Raises:
+            DataError: a record lies in a silo numbered ``n_silos`` or above.
+        """
+        if self.silo.max() >= n_silos:
+            raise DataError(
+                f"a record lies in silo {self.silo.max()}, but there are {n_silos} silos (from 0)"
+            )
+        size = np.bincount(self.silo, minlength=n_silos)
+        return Groups(
+            order=np.argsort(self.silo, kind="stable").astype(np.int64),
+            start=_starts(size),
+            size=size.astype(np.int64),
+            silo=np.arange(n_silos, dtype=np.int32),
+            user=np.full(n_silos, -1, dtype=np.int32),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Population:
+    """Who holds what: training records over silos and users, and a test table outside every guarantee.
+
+    Args:
+        name: the data set, as a report names it.
+        train: the records that silos train on.
+        test_features: (t, ...) like ``train.features``.
+        test_targets: (t,) or (t, 2) like ``train.targets``.
+        test_weights: (t,) weights of the test rows in every metric; None weighs them equally.
+        n_users: |U|, the PUBLIC number of users. It is declared, not counted: users without a record belong
+            to it, and the divisor of every user-level average uses it.
+        silo_names: |S| names, in the order of the silo numbers.
+        task: what the targets are.
+        n_classes: number of classes; None unless ``task`` is "classification".
+        scale: the map from stored to float32 features, the same for train and test.
+        notes: sentences that every report repeats: subsets, and what was fitted on private records.
+
+    Raises:
+        DataError: |U| below the users present; a silo without a record; targets that do not fit the task;
+            labels outside 0 .. n_classes - 1; a survival event other than 0 or 1; a test table that does not
+            fit the training table.
+    """
+
+    name: str
+    train: Records
+    test_features: Features
+    test_targets: Targets
+    test_weights: Float32[np.ndarray, "t"] | None = None
+    n_users: int
+    silo_names: tuple[str, ...]
+    task: Task
+    n_classes: int | None = None
+    scale: Affine = field(default_factory=Affine)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_users()
+        self._check_silos()
+        check_columns("the test table", self.test_features, self.test_targets)
+        train, test = self.train.features, self.test_features
+        if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+            raise DataError(
+                f"{self.name}: a test record has {test.shape[1:]} features of {test.dtype}, "
+                f"a training record {train.shape[1:]} of {train.dtype}; they must agree"
+            )
+        check_task(f"{self.name}, training table", self.train.targets, self.task, self.n_classes)
+        check_task(f"{self.name}, test table", self.test_targets, self.task, self.n_classes)
+        self._check_weights()
+
+    def _check_users(self) -> None:
+        present = len(np.unique(self.train.user))
+        largest = int(self.train.user.max())
+        if self.n_users < present:
+            raise DataError(
+                f"{self.name}: n_users = {self.n_users}, but {present} users have records; "
+                "n_users is the public number of all users and must not be below the number present"
+            )
+        if largest >= self.n_users:
+            row = int(np.argmax(self.train.user))
+            raise DataError(
+                f"{self.name}: the user number of row {row} is not below n_users = {self.n_users}; users are "
+                "numbered from 0"
+            )
+
+    def _check_silos(self) -> None:
+        if len(set(self.silo_names)) != len(self.silo_names):
+            raise DataError(f"{self.name}: two silos have the same name")
+        largest = int(self.train.silo.max())
+        if largest >= self.n_silos:
+            raise DataError(
+                f"{self.name}: a record lies in silo {largest}, but there are {self.n_silos} silo names"
+            )
+        empty = [self.silo_names[s] for s in np.flatnonzero(self.records_per_silo() == 0)]
+        if empty:
+            listed = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+            raise DataError(
+                f"{self.name}: no record in silo {listed}; every silo must hold at least one: leave it out, "
+                "use fewer silos, or change the allocation"
+            )
+
+    def _check_weights(self) -> None:
+        weights = self.test_weights
+        if weights is None:
+            return
+        if (
+            weights.shape != (len(self.test_features),)
+            or not np.isfinite(weights).all()
+            or (weights < 0).any()
+        ):
+            raise DataError(
+                f"{self.name}: test weights must be one finite number, not negative, per test record"
+            )
+        if not weights.any():
+            raise DataError(f"{self.name}: every test weight is 0; at least one must be positive")
+
+    @property
+    def n_silos(self) -> int:
+        """|S|, the number of silos."""
+        return len(self.silo_names)
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of one record's features."""
+        return self.train.features.shape[1:]
+
+    def records_per_user(self) -> Int64[np.ndarray, "users"]:
+        """Return N_u, the training records of each user over all silos (0 for users without any)."""
+        return np.bincount(self.train.user, minlength=self.n_users).astype(np.int64)
+
+    def records_per_silo(self) -> Int64[np.ndarray, "silos"]:
+        """Return the training records of each silo."""
+        return np.bincount(self.train.silo, minlength=self.n_silos).astype(np.int64)
+
+
+def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None:
+    """Check that features and targets are what a table may hold.
+
+    Raises:
+        DataError: empty, of unequal lengths, of another dtype, or not finite; says ``where``, which row and
+            which column.
+    """
+    if features.dtype not in (np.float32, np.uint8) or features.ndim < 2:
+        raise DataError(
+            f"{where}: features must be (records, ...) of float32 or uint8, not {_described(features)}"
+        )
+    labels = targets.dtype == np.int64 and targets.ndim == 1
+    numbers = targets.dtype == np.float32 and (targets.ndim == 1 or targets.shape[1:] == (2,))
+    if not labels and not numbers:
+        raise DataError(
+            f"{where}: targets must be (records,) int64 labels, (records,) float32 numbers or (records, 2) "
+            f"float32 of (event, time), not {_described(targets)}"
+        )
+    if len(features) == 0:
+        raise DataError(f"{where} is empty; at least one record is needed")
+    if len(features) != len(targets):
+        raise DataError(
+            f"{where} has {len(features)} rows of features and {len(targets)} targets; they must agree"
+        )
+    for name, column in (("feature", features), ("target", targets)):
+        bad = _first_not_finite(column)
+        if bad is not None:
+            row, at = bad
+            raise DataError(
+                f"{where}, row {row}: {name}{at} is NaN or infinite; every value must be a finite number"
+            )
+
+
+def check_task(where: str, targets: np.ndarray, task: Task, n_classes: int | None) -> None:
+    """Check that targets fit a task: labels in 0 .. n_classes - 1, numbers, or (event in {0, 1}, time >= 0).
+
+    Raises:
+        DataError: says ``where``, at which row, and what would fit; never the value.
+    """
+    if (task == "classification") != (n_classes is not None):
+        raise DataError(
+            f"{where}: n_classes is a number of classes for classification and None for anything else"
+        )
+    if n_classes is not None:
+        if targets.dtype != np.int64:
+            raise DataError(f"{where}: classification needs int64 labels, not {_described(targets)}")
+        outside = (targets < 0) | (targets >= n_classes)
+        problem = f"the label is outside the classes 0 .. {n_classes - 1}"
+    elif task == "survival":
+        if targets.ndim != 2:
+            raise DataError(
+                f"{where}: survival needs (records, 2) float32 of (event, time), not {_described(targets)}"
+            )
+        outside = ((targets[:, 0] != 0) & (targets[:, 0] != 1)) | (targets[:, 1] < 0)
+        problem = "the event must be 0 or 1 and the time must not be negative"
+    else:
+        if targets.dtype != np.float32 or targets.ndim != 1:
+            raise DataError(
+                f"{where}: regression needs (records,) float32 targets, not {_described(targets)}"
+            )
+        return
+    if outside.any():
+        raise DataError(f"{where}, row {int(np.argmax(outside))}: {problem}")
+
+
+def _starts(size: np.ndarray) -> Int64[np.ndarray, "m"]:
+    """Offsets of consecutive runs of these sizes."""
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(size)[:-1]))
+
+
+def _described(array: np.ndarray) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def _first_not_finite(values: np.ndarray) -> tuple[int, str] | None:
+    """Row, and column in words, of the first value that is NaN or infinite."""
+    if values.dtype.kind != "f":
+        return None
+    width = max(1, int(np.prod(values.shape[1:])))
+    step = max(1, _CHUNK // width)
+    for first in range(0, len(values), step):
+        finite = np.isfinite(values[first : first + step])
+        if not finite.all():
+            row, *column = np.argwhere(~finite)[0].tolist()
+            return first + row, _column_words(column)
+    return None
+
+
+def _column_words(column: Sequence[int]) -> str:
+    return "" if not column else f" {column[0]}" if len(column) == 1 else f" {tuple(column)}"
