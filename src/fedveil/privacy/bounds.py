@@ -1,21 +1,21 @@
 """Bounds on what one contribution adds to a sum, enforced in the precision that is actually used.
 
-A contribution is a row Delta_i of a float32 matrix, with a weight w_i in [0, 1]. Under :class:`Clip` the stored
-contribution is a vector of whole numbers
+A contribution is a row Delta_i of a float32 matrix, with a weight w_i in [0, 1]. Under :class:`Clip` what is
+stored of it is a vector of whole numbers
 
-    y_i = trunc(w_i · min(1, C' / ||Delta_i||) · Delta_i / g),      C' = C (1 - 2^-20),   g = 2^ceil(log2 C) · 2^-18,
+    y_i = trunc(w_i · min(1, C' / ||Delta_i||) · Delta_i / g),   C' = C (1 - 2^-20),   g = 2^(ceil(log2 C) - 18),
 
 and what enters the sum is g · y_i. Three facts follow, for every float32 input:
 
-* ``||g · y_i||_2 <= w_i · C``. Truncation moves every coordinate towards zero, so it cannot lengthen a vector, whatever
-  the dimension and the number of silos; the slack of 2^-20 outweighs the rounding of the norm and of the products. A
-  user whose weights over all silos sum to at most 1 therefore moves the sum by at most C.
-* Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i; so 64 rows (or any rows whose weights
-  sum to 64) add up exactly in float32, and 2^35 rows in float64. The sum does not depend on order, chunks, threads or
-  processes, and taking a user away changes it by exactly what she had put in.
+* ``||g · y_i||_2 <= w_i · C``. Truncation moves every coordinate towards zero, so it cannot lengthen a vector,
+  whatever the dimension and the number of silos; the slack of 2^-20 outweighs the rounding of the norm and of
+  the products. A user whose weights over all silos sum to at most 1 therefore moves the sum by at most C.
+* Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i; so 64 rows (or any rows whose
+  weights sum to 64) add up exactly in float32, and 2^35 rows in float64. The sum does not depend on order,
+  chunks, threads or processes, and taking a user away changes it by exactly what she had put in.
 * NaN and infinity do not spread. A row with a non-finite coordinate becomes the zero contribution.
 
-The grid is a power of two, so ``g · y`` is exact as well. The theory page docs/theory/clipping.md has the proof.
+The grid is a power of two, so ``g · y`` is exact as well. The proof is in docs/theory/clipping.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXACT_FLOAT32_ROWS: Final = 64
 """Contributions of weight at most 1 whose sum is exact in float32, in grid units."""
 
 _UNITS_BITS: Final = (
-    18  # C / grid <= 2^18, and 64 * 2^18 = 2^24: the whole numbers float32 holds without gaps
+    18  # C / grid <= 2^18, and 64 * 2^18 = 2^24: float32 holds every whole number up to there
 )
 _SLACK: Final = 2.0**-20
 _LARGEST_DIMENSION: Final = 2**28
@@ -42,11 +42,11 @@ _SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
 _BLOCK_ELEMENTS: Final = 2**17  # float64 squares of one block stay in a core's cache
 
 
-def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, "m"]:
+def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
     """Return the l2 norm of every row in float64, NaN where a row holds a NaN or an infinity.
 
-    The square of a float32 number is exact in float64 and neither overflows nor underflows there, so the relative error
-    is below d · 2^-53 for every finite row, subnormal and 1e38 alike.
+    The square of a float32 number is exact in float64 and neither overflows nor underflows there, so the relative
+    error is below d · 2^-53 for every finite row, subnormal and 1e38 alike.
 
     Args:
         deltas: (m, d) updates, one contribution per row; m = 0 and d = 0 are allowed.
@@ -55,7 +55,7 @@ def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, "m"]:
         (m,) norms, in the unit of the updates.
 
     Raises:
-        PrivacyError: a row has more than 2^28 coordinates, the largest dimension the error bound was made for.
+        PrivacyError: a row has more than 2^28 coordinates, the largest dimension of the proof.
 
     >>> contribution_norms(torch.tensor([[3.0, 4.0], [float("inf"), 0.0]])).tolist()
     [5.0, nan]
@@ -75,9 +75,9 @@ def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, "m"]:
 class Clip:
     """Scale a contribution down to l2 norm C if it is longer, and store it on a grid.
 
-    Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y that :meth:`quantize_` stores
-    satisfies ``||g · y||_2 <= w · C`` as real numbers (Abadi et al. 2016, Algorithm 1, clips in exact arithmetic; the
-    grid is what makes the bound and the sum hold in floating point).
+    Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y that :meth:`quantize_`
+    stores satisfies ``||g · y||_2 <= w · C`` as real numbers (Abadi et al. 2016, Algorithm 1, clips in exact
+    arithmetic; the grid is what makes the bound and the sum hold in floating point).
 
     ====================  ==================================================================================
     input                 result
@@ -111,8 +111,8 @@ class Clip:
         """Refuse a norm that bounds nothing or that float32 cannot carry."""
         if not (math.isfinite(self.norm) and self.norm > 0.0):
             raise PrivacyError(
-                f"clip norm is {self.norm}; it must be a positive finite number (to clip nothing, use no bound: "
-                "the statement then says that there is no guarantee)"
+                f"clip norm is {self.norm}; it must be a positive finite number (to clip "
+                "nothing, use no bound: the statement then says that there is no guarantee)"
             )
         if not _SMALLEST_NORM <= self.norm <= _LARGEST_NORM:
             raise PrivacyError(f"clip norm is {self.norm}; float32 updates need one between 2^-100 and 2^100")
@@ -128,24 +128,24 @@ class Clip:
         """What the computed norm is scaled to: C' = C (1 - 2^-20)."""
         return self.norm * (1.0 - _SLACK)
 
-    def coefficients(self, norms: Float64[Tensor, "m"]) -> Float64[Tensor, "m"]:
+    def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
         """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
         scaled = torch.clamp(self.effective_norm / norms, max=1.0)
         return torch.where(torch.isfinite(norms), scaled, 0.0)
 
-    def clipped(self, norms: Float64[Tensor, "m"]) -> Bool[Tensor, "m"]:
+    def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
         """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""
         return norms > self.effective_norm
 
     def quantize_(
-        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, "m"], weights: Float64[Tensor, "m"]
+        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
     ) -> Float32[Tensor, "m d"]:
         """Turn every row into its weighted, clipped contribution in units of :attr:`grid`, in place.
 
         Args:
             deltas: (m, d) updates; overwritten.
             norms: (m,) what :func:`contribution_norms` returned for these very rows.
-            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all of her contributions.
+            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all her silos.
 
         Returns:
             ``deltas``, now whole numbers y with ``||grid · y_i|| <= weights_i · C``.
@@ -163,8 +163,8 @@ class Clip:
 class Unbounded:
     """No bound: contributions keep their length, and the release has no guarantee (the baseline FedAVG).
 
-    Non-finite rows still become zero contributions. There is no grid (:attr:`grid` is 1 and nothing is rounded), so sums
-    depend on their order as floating-point sums do.
+    Non-finite rows still become zero contributions. There is no grid (:attr:`grid` is 1 and nothing is rounded),
+    so sums depend on their order as floating-point sums do.
     """
 
     @property
@@ -172,18 +172,18 @@ class Unbounded:
         """Unit of what :meth:`quantize_` returns: 1, the unit of the updates."""
         return 1.0
 
-    def coefficients(self, norms: Float64[Tensor, "m"]) -> Float64[Tensor, "m"]:
+    def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
         """Return 1 for every contribution, 0 where the norm is not finite."""
         return torch.isfinite(norms).double()
 
-    def clipped(self, norms: Float64[Tensor, "m"]) -> Bool[Tensor, "m"]:
+    def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
         """Return False for every contribution."""
         return torch.zeros_like(norms, dtype=torch.bool)
 
     def quantize_(
-        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, "m"], weights: Float64[Tensor, "m"]
+        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
     ) -> Float32[Tensor, "m d"]:
-        """Multiply every row by its weight in place; a non-finite row becomes zero. See :meth:`Clip.quantize_`."""
+        """Multiply every row by its weight in place; a non-finite row becomes zero."""
         _check_weights(weights)
         _drop_nonfinite_(deltas, norms)
         return deltas.mul_(weights.float()[:, None])
@@ -192,7 +192,7 @@ class Unbounded:
 Bound = Clip | Unbounded
 
 
-def _check_weights(weights: Float64[Tensor, "m"]) -> None:
+def _check_weights(weights: Float64[Tensor, " m"]) -> None:
     outside = ~((weights >= 0.0) & (weights <= 1.0))
     if bool(outside.any()):
         row = int(outside.nonzero()[0])
@@ -201,14 +201,14 @@ def _check_weights(weights: Float64[Tensor, "m"]) -> None:
         )
 
 
-def _drop_nonfinite_(deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, "m"]) -> None:
+def _drop_nonfinite_(deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"]) -> None:
     """Zero the rows without a finite norm: a coefficient of 0 alone would leave 0 · NaN = NaN."""
     dropped = ~torch.isfinite(norms)
     if bool(dropped.any()):
         deltas[dropped] = 0.0
 
 
-def _float32_below(values: Float64[Tensor, "m"]) -> Float32[Tensor, "m"]:
+def _float32_below(values: Float64[Tensor, " m"]) -> Float32[Tensor, " m"]:
     """Return the nearest float32 that is not above each non-negative value (subnormal results round far)."""
     nearest = values.float()
     return torch.where(nearest.double() > values, torch.nextafter(nearest, nearest.new_zeros(())), nearest)
