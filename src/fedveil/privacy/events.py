@@ -4,8 +4,8 @@ An event documents a mechanism well enough for every accountant; :mod:`fedveil.p
 events into epsilon. The separation follows Google's ``dp_accounting``, whose own events
 :meth:`Event.to_dp_event` returns.
 
-Noise multipliers are relative to the bound on ONE unit's contribution: with contributions of l2 norm at most C
-and noise N(0, s^2 I) on their sum, ``noise_multiplier = s / C`` (l1 norm and scale for Laplace). What a
+Noise multipliers are relative to the bound on ONE unit's contribution: with contributions of l2 norm at most
+C and noise N(0, s^2 I) on their sum, ``noise_multiplier = s / C`` (l1 norm and scale for Laplace). What a
 neighbouring population does with that contribution (adds, removes, replaces it) is the :class:`Adjacency`,
 which the accountant is told.
 """
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-import dp_accounting
+from dp_accounting import dp_event
 
 from fedveil.errors import PrivacyError
 
@@ -49,14 +49,14 @@ class Event:
         """Return the JSON form, which :func:`event_from_json` reads back to an equal event."""
         raise NotImplementedError
 
-    def to_dp_event(self) -> dp_accounting.DpEvent:
+    def to_dp_event(self) -> dp_event.DpEvent:
         """Return the same event as an event of ``dp_accounting``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianEvent(Event):
-    """One release of a sum with Gaussian noise; ``noise_multiplier`` = standard deviation / l2 bound, positive."""
+    """One release of a sum with Gaussian noise; ``noise_multiplier`` = standard deviation / l2 bound."""
 
     noise_multiplier: float
 
@@ -68,14 +68,14 @@ class GaussianEvent(Event):
         """Return the JSON form."""
         return {"type": "gaussian", "noise_multiplier": self.noise_multiplier}
 
-    def to_dp_event(self) -> dp_accounting.DpEvent:
+    def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``GaussianDpEvent``."""
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        return dp_event.GaussianDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(Event):
-    """One release of a sum with Laplace noise; ``noise_multiplier`` = scale b / l1 bound, positive."""
+    """One release of a sum with Laplace noise; ``noise_multiplier`` = scale b / l1 bound."""
 
     noise_multiplier: float
 
@@ -87,9 +87,9 @@ class LaplaceEvent(Event):
         """Return the JSON form."""
         return {"type": "laplace", "noise_multiplier": self.noise_multiplier}
 
-    def to_dp_event(self) -> dp_accounting.DpEvent:
+    def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``LaplaceDpEvent``."""
-        return dp_accounting.LaplaceDpEvent(self.noise_multiplier)
+        return dp_event.LaplaceDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,9 @@ class PoissonSampledEvent(Event):
         """Return the JSON form."""
         return {"type": "poisson_sampled", "rate": self.rate, "event": self.event.to_json()}
 
-    def to_dp_event(self) -> dp_accounting.DpEvent:
+    def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``PoissonSampledDpEvent``."""
-        return dp_accounting.PoissonSampledDpEvent(self.rate, self.event.to_dp_event())
+        return dp_event.PoissonSampledDpEvent(self.rate, self.event.to_dp_event())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +123,11 @@ class ComposedEvent(Event):
         """Return the JSON form."""
         return {"type": "composed", "events": [event.to_json() for event in self.events]}
 
-    def to_dp_event(self) -> dp_accounting.DpEvent:
+    def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``ComposedDpEvent`` (``NoOpDpEvent`` when empty)."""
         if not self.events:
-            return dp_accounting.NoOpDpEvent()
-        return dp_accounting.ComposedDpEvent([event.to_dp_event() for event in self.events])
+            return dp_event.NoOpDpEvent()
+        return dp_event.ComposedDpEvent([event.to_dp_event() for event in self.events])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,19 +146,20 @@ class SelfComposedEvent(Event):
         """Return the JSON form."""
         return {"type": "self_composed", "count": self.count, "event": self.event.to_json()}
 
-    def to_dp_event(self) -> dp_accounting.DpEvent:
+    def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``SelfComposedDpEvent``."""
-        return dp_accounting.SelfComposedDpEvent(self.event.to_dp_event(), self.count)
+        return dp_event.SelfComposedDpEvent(self.event.to_dp_event(), self.count)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfGaussiansEvent(Event):
     """One release whose Gaussian mean is moved by a random amount.
 
-    One of two neighbours gives N(0, s^2), the other sum_i p_i N(c_i, s^2), with c_i = ``sensitivities[i]`` >= 0
-    in units of the clip bound, p_i = ``probabilities[i]`` summing to 1 and s = ``noise_multiplier`` in the same
-    unit. With c = (0..k) and p = Binomial(k, q) it is one Poisson-sampled step seen by a user who owns k records
-    (Choquette-Choo, Ganesh, Steinke and Thakurta, "Privacy amplification for matrix mechanisms").
+    One of two neighbours gives N(0, s^2), the other sum_i p_i N(c_i, s^2), with c_i = ``sensitivities[i]``
+    >= 0 in units of the clip bound, p_i = ``probabilities[i]`` summing to 1 and s = ``noise_multiplier`` in
+    the same unit. With c = (0..k) and p = Binomial(k, q) it is one Poisson-sampled step seen by a user who
+    owns k records (Choquette-Choo, Ganesh, Steinke and Thakurta, "Privacy amplification for matrix
+    mechanisms").
     """
 
     noise_multiplier: float
@@ -171,8 +172,7 @@ class MixtureOfGaussiansEvent(Event):
         if len(self.sensitivities) != len(self.probabilities) or not self.sensitivities:
             raise PrivacyError(
                 f"MixtureOfGaussiansEvent: {len(self.sensitivities)} sensitivities and "
-                f"{len(self.probabilities)} probabilities; there must be one probability for each of at least "
-                "one sensitivity"
+                f"{len(self.probabilities)} probabilities; there must be one for each of at least one sensitivity"
             )
         if not all(math.isfinite(value) and value >= 0 for value in self.sensitivities):
             raise PrivacyError("MixtureOfGaussiansEvent.sensitivities: must be finite and not negative")
@@ -193,9 +193,9 @@ class MixtureOfGaussiansEvent(Event):
             "probabilities": list(self.probabilities),
         }
 
-    def to_dp_event(self) -> dp_accounting.DpEvent:
+    def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``MixtureOfGaussiansDpEvent``."""
-        return dp_accounting.MixtureOfGaussiansDpEvent(
+        return dp_event.MixtureOfGaussiansDpEvent(
             self.noise_multiplier, list(self.sensitivities), list(self.probabilities)
         )
 
@@ -215,9 +215,9 @@ class NoGuarantee(Event):
         """Return the JSON form."""
         return {"type": "no_guarantee", "reason": self.reason}
 
-    def to_dp_event(self) -> dp_accounting.DpEvent:
+    def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``NonPrivateDpEvent``."""
-        return dp_accounting.NonPrivateDpEvent()
+        return dp_event.NonPrivateDpEvent()
 
 
 def atoms(event: Event) -> Counter[Event]:
