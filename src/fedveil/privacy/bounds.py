@@ -3,16 +3,16 @@
 A contribution is a row Delta_i of a float32 matrix, with a weight w_i in [0, 1]. Under :class:`Clip` what is
 stored of it is a vector of whole numbers
 
-    y_i = trunc(w_i · min(1, C' / ||Delta_i||) · Delta_i / g),   C' = C (1 - 2^-20),   g = 2^(ceil(log2 C) - 18),
+    y_i = trunc(w_i · min(1, C' / ||Delta_i||) · Delta_i / g),  C' = C (1 - 2^-20),  g = 2^(ceil(log2 C) - 18),
 
 and what enters the sum is g · y_i. Three facts follow, for every float32 input:
 
-* ``||g · y_i||_2 <= w_i · C``. Truncation moves every coordinate towards zero, so it cannot lengthen a vector,
-  whatever the dimension and the number of silos; the slack of 2^-20 outweighs the rounding of the norm and of
+* ``||g · y_i||_2 <= w_i · C``. Truncation moves every coordinate towards zero, so it cannot lengthen a
+  vector, whatever the dimension and the number of silos; the slack of 2^-20 outweighs the rounding of the norm and of
   the products. A user whose weights over all silos sum to at most 1 therefore moves the sum by at most C.
-* Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i; so 64 rows (or any rows whose
-  weights sum to 64) add up exactly in float32, and 2^35 rows in float64. The sum does not depend on order,
-  chunks, threads or processes, and taking a user away changes it by exactly what she had put in.
+* Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i; so 64 rows (or any rows
+  whose weights sum to 64) add up exactly in float32, and 2^35 rows in float64. The sum does not depend on
+  order, chunks, threads or processes, and taking a user away changes it by exactly what she had put in.
 * NaN and infinity do not spread. A row with a non-finite coordinate becomes the zero contribution.
 
 The grid is a power of two, so ``g · y`` is exact as well. The proof is in docs/theory/clipping.md.
@@ -33,9 +33,7 @@ from fedveil.errors import PrivacyError
 EXACT_FLOAT32_ROWS: Final = 64
 """Contributions of weight at most 1 whose sum is exact in float32, in grid units."""
 
-_UNITS_BITS: Final = (
-    18  # C / grid <= 2^18, and 64 * 2^18 = 2^24: float32 holds every whole number up to there
-)
+_UNITS_BITS: Final = 18  # C / g <= 2^18, and 64 · 2^18 = 2^24: up to there float32 holds every whole number
 _SLACK: Final = 2.0**-20
 _LARGEST_DIMENSION: Final = 2**28
 _SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
@@ -45,8 +43,8 @@ _BLOCK_ELEMENTS: Final = 2**17  # float64 squares of one block stay in a core's 
 def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
     """Return the l2 norm of every row in float64, NaN where a row holds a NaN or an infinity.
 
-    The square of a float32 number is exact in float64 and neither overflows nor underflows there, so the relative
-    error is below d · 2^-53 for every finite row, subnormal and 1e38 alike.
+    The square of a float32 number is exact in float64 and neither overflows nor underflows there, so the
+    relative error is below d · 2^-53 for every finite row, subnormal and 1e38 alike.
 
     Args:
         deltas: (m, d) updates, one contribution per row; m = 0 and d = 0 are allowed.
@@ -75,8 +73,8 @@ def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
 class Clip:
     """Scale a contribution down to l2 norm C if it is longer, and store it on a grid.
 
-    Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y that :meth:`quantize_`
-    stores satisfies ``||g · y||_2 <= w · C`` as real numbers (Abadi et al. 2016, Algorithm 1, clips in exact
+    Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y of :meth:`quantize_`
+    satisfies ``||g · y||_2 <= w · C`` as real numbers (Abadi et al. 2016, Algorithm 1, clips in exact
     arithmetic; the grid is what makes the bound and the sum hold in floating point).
 
     ====================  ==================================================================================
@@ -163,7 +161,7 @@ class Clip:
 class Unbounded:
     """No bound: contributions keep their length, and the release has no guarantee (the baseline FedAVG).
 
-    Non-finite rows still become zero contributions. There is no grid (:attr:`grid` is 1 and nothing is rounded),
+    Non-finite rows still become zero contributions. There is no grid (:attr:`grid` is 1, nothing is rounded),
     so sums depend on their order as floating-point sums do.
     """
 
