@@ -1,0 +1,339 @@
+"""What training minimises: losses over the records of one batch, by name or import path.
+
+A loss sees a batch as outputs (b, k), targets (b, ...) and a mask (b,) whose zeros mark rows that pad the
+batch; a padding row may hold any output. It is the mean over the records with mask 1, and 0 when there is none:
+
+    L(outputs, targets, mask) = sum_i mask_i loss_i / max(1, sum_i mask_i)
+
+All of them work under ``torch.func.vmap`` and ``torch.func.grad``.
+"""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeAlias, cast, runtime_checkable
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.nn import functional
+
+from fedveil.errors import ConfigError, DataError, ModelError
+
+TaskKind: TypeAlias = Literal["classification", "regression", "survival"]
+RecordFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """What is measured on test records; :mod:`fedveil.local.metrics` holds the shipped ones."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+        """Return the metric of outputs (n, k) for targets (n, ...), record i counted ``weights[i]`` times.
+
+        NaN means that the metric is not defined for these records (one class only, no comparable pair) or
+        that an output is NaN.
+        """
+        ...
+
+
+class Loss(ABC):
+    """A loss over the records of a batch; see the module's text for the masked mean it stands for.
+
+    Attributes:
+        name: the name or import path it is asked for by.
+        tasks: the kinds of task it is for.
+        separable: whether the term of a record depends on the output of that record alone (Cox: it does not).
+    """
+
+    name: str
+    tasks: frozenset[TaskKind]
+    separable: bool = True
+
+    @abstractmethod
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, "b"]:
+        """Return the term of each record; a padding row has a finite term whenever its output is finite."""
+
+    def slopes(
+        self, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n *target"]
+    ) -> Float[Tensor, "n k"]:
+        """Return d loss_i / d outputs_i for each record of a separable loss, here by autograd."""
+        assert self.separable, f"the terms of {self.name} depend on one another"
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            total = self.records(leaf, targets, torch.ones_like(outputs[:, 0])).sum()
+        (slopes,) = torch.autograd.grad(total, leaf)
+        return slopes
+
+    @abstractmethod
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Refuse targets that this loss cannot compare with ``n_outputs`` outputs.
+
+        Raises:
+            DataError: a wrong dtype or shape, or a value outside the loss's domain (named by row, not value).
+            ModelError: the model has a number of outputs that this loss cannot use.
+        """
+
+    def check_task(self, task: TaskKind) -> None:
+        """Refuse a task of another kind.
+
+        Raises:
+            ConfigError: the loss is not for this kind of task; names those that are.
+        """
+        if task not in self.tasks:
+            fitting = ", ".join(sorted(name for name, loss in LOSSES.items() if task in loss.tasks))
+            raise ConfigError(f"loss {self.name} is not for a {task} task; use one of: {fitting}")
+
+    def __call__(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, ""]:
+        """Return the mean term over the records whose mask is 1; 0 when there is none."""
+        present = mask.to(torch.bool)
+        safe = torch.where(present.unsqueeze(-1), outputs, torch.zeros_like(outputs))
+        terms = self.records(safe, targets, mask)
+        count = present.sum().clamp(min=1).to(outputs.dtype)
+        return torch.where(present, terms, torch.zeros_like(terms)).sum() / count
+
+
+class CrossEntropy(Loss):
+    """Softmax cross-entropy for classes 0..k-1: loss_i = log sum_c exp(z_ic) - z_iy."""
+
+    name = "cross_entropy"
+    tasks: frozenset[TaskKind] = frozenset({"classification"})
+
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, "b"]:
+        """Return -log softmax(z_i)[y_i] for each record."""
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    def slopes(self, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"]) -> Float[Tensor, "n k"]:
+        """Return softmax(z_i) - e_{y_i}."""
+        slopes = torch.softmax(outputs, -1)
+        slopes[torch.arange(len(targets), device=targets.device), targets] -= 1
+        return slopes
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept int64 labels 0..k-1, k >= 2."""
+        if n_outputs < 2:
+            raise ModelError(
+                "cross_entropy needs an output per class; for a single output use binary_cross_entropy"
+            )
+        if targets.dtype != torch.int64 or targets.ndim != 1:
+            raise DataError(f"cross_entropy needs one int64 label per record, not {_described(targets)}")
+        _refuse_rows((targets < 0) | (targets >= n_outputs), f"the label is not in 0..{n_outputs - 1}")
+
+
+class BinaryCrossEntropy(Loss):
+    """Logistic loss of one output z (a logit, no sigmoid before it), y in {0, 1}: log(1 + e^z) - y z."""
+
+    name = "binary_cross_entropy"
+    tasks: frozenset[TaskKind] = frozenset({"classification"})
+
+    def records(
+        self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, "b"]:
+        """Return softplus(z_i) - y_i z_i for each record, without overflow."""
+        return functional.binary_cross_entropy_with_logits(
+            outputs[..., 0], targets.to(outputs.dtype), reduction="none"
+        )
+
+    def slopes(self, outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"]) -> Float[Tensor, "n 1"]:
+        """Return sigmoid(z_i) - y_i."""
+        return torch.sigmoid(outputs) - targets.to(outputs.dtype).unsqueeze(-1)
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept labels 0 and 1 for a model of one output."""
+        if n_outputs != 1:
+            raise ModelError(f"binary_cross_entropy needs one output, a logit; the model has {n_outputs}")
+        if targets.ndim != 1:
+            raise DataError(f"binary_cross_entropy needs one label per record, not {_described(targets)}")
+        _refuse_rows((targets != 0) & (targets != 1), "the label is neither 0 nor 1")
+
+
+class SquaredError(Loss):
+    """Squared error, mean over the k outputs: loss_i = (1/k) sum_c (z_ic - y_ic)^2."""
+
+    name = "squared_error"
+    tasks: frozenset[TaskKind] = frozenset({"regression"})
+
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, "b"]:
+        """Return the mean squared difference of each record."""
+        return (outputs - targets.reshape(outputs.shape)).square().mean(-1)
+
+    def slopes(
+        self, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n *target"]
+    ) -> Float[Tensor, "n k"]:
+        """Return (2/k) (z_i - y_i)."""
+        return (outputs - targets.reshape(outputs.shape)) * (2 / outputs.shape[-1])
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept one finite number per output."""
+        numbers = targets[0].numel() if len(targets) else n_outputs
+        if not targets.is_floating_point() or numbers != n_outputs:
+            raise DataError(
+                f"squared_error needs {n_outputs} floating-point numbers per record, "
+                f"not {_described(targets)}"
+            )
+        _refuse_rows(~torch.isfinite(targets).reshape(len(targets), -1).all(-1), "the target is not finite")
+
+
+class Cox(Loss):
+    """Negative log partial likelihood of Cox's model, averaged over all records (not over the events).
+
+    With one score s per record, sorted by time, longest first (ties in the order of the batch):
+
+        loss_0 = 0,    loss_i = event_i log sum_{j <= i} exp(s_j - s_i)
+
+    The prefix j <= i is the set at risk when record i has its event; of records with tied times only those
+    sorted before i count, as in FLamby's Fed-TCGA-BRCA baseline. A batch of one record has loss and gradient 0.
+    O(b log b), and finite for every finite score: sums of exponentials are accumulated as logarithms.
+
+    Targets: (b, 2), event (1 or 0) and time.
+    Reference: D. R. Cox, "Regression models and life-tables", J. R. Stat. Soc. B 34(2), 1972.
+    """
+
+    name = "cox"
+    tasks: frozenset[TaskKind] = frozenset({"survival"})
+    separable = False
+
+    def records(
+        self, outputs: Float[Tensor, "b 1"], targets: Float[Tensor, "b 2"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, "b"]:
+        """Return the terms in the order of the batch; padding rows are in nobody's risk set."""
+        present = mask.to(torch.bool)
+        event, time = targets[..., 0].to(outputs.dtype), targets[..., 1]
+        order = _longest_first(time, present)
+        scores = outputs[..., 0]
+        at_risk = torch.logcumsumexp(scores.gather(-1, order), -1)
+        terms = at_risk.gather(-1, order.argsort(-1)) - scores
+        return torch.where(present, event * terms, torch.zeros_like(terms))
+
+    def batch_slopes(
+        self,
+        outputs: Float[Tensor, "g b 1"],
+        targets: Float[Tensor, "g b 2"],
+        present: Shaped[Tensor, "g b"],
+    ) -> Float[Tensor, "g b 1"]:
+        """Return the gradient of the SUM of terms of each of g batches with respect to its scores.
+
+            d/ds_i = sum_{l >= i} event_l exp(s_i - A_l) - event_i,    A_l = log sum_{j <= l} exp(s_j)
+
+        over positions sorted as above. Every exponent is at most 0. Rows that are not ``present`` get 0.
+        """
+        event = torch.where(present, targets[..., 0].to(outputs.dtype), 0)
+        order = _longest_first(targets[..., 1], present)
+        scores, event = outputs[..., 0].gather(-1, order), event.gather(-1, order)
+        at_risk = torch.logcumsumexp(scores, -1)
+        later = torch.logcumsumexp((event.log() - at_risk).flip(-1), -1).flip(-1)
+        sorted_slopes = torch.exp(scores + later) - event
+        slopes = torch.zeros_like(sorted_slopes).scatter_(-1, order, sorted_slopes)
+        return torch.where(present, slopes, 0).unsqueeze(-1)
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept (event, time) with event 0 or 1 and a finite time, for a model of one output."""
+        if n_outputs != 1:
+            raise ModelError(f"cox needs one output, a log hazard; the model has {n_outputs}")
+        if not targets.is_floating_point() or targets.shape[1:] != (2,):
+            raise DataError(f"cox needs (event, time) per record, two floats, not {_described(targets)}")
+        event, time = targets.unbind(-1)
+        _refuse_rows((event != 0) & (event != 1), "the event is neither 0 nor 1")
+        _refuse_rows(~torch.isfinite(time), "the time is not finite")
+
+
+class RecordLoss(Loss):
+    """A user's own function of the outputs and targets of a batch that returns one term per record.
+
+    Args:
+        name: what reports call it.
+        function: ``function(outputs: (b, k), targets: (b, ...)) -> (b,)``; term i may depend on row i alone,
+            and it must work under ``torch.func.vmap``.
+    """
+
+    tasks: frozenset[TaskKind] = frozenset({"classification", "regression", "survival"})
+
+    def __init__(self, name: str, function: RecordFunction) -> None:
+        self.name = name
+        self._function = function
+
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, "b"]:
+        """Return the function's terms.
+
+        Raises:
+            ModelError: they are not one floating-point number per record.
+        """
+        terms = self._function(outputs, targets)
+        if not isinstance(terms, Tensor) or terms.shape != mask.shape or not terms.is_floating_point():
+            found = _described(terms) if isinstance(terms, Tensor) else type(terms).__name__
+            raise ModelError(f"loss {self.name} must return one floating-point term per record, not {found}")
+        return terms
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept every target: only the function knows its domain."""
+
+
+LOSSES: Mapping[str, Loss] = MappingProxyType(
+    {loss.name: loss for loss in (CrossEntropy(), BinaryCrossEntropy(), SquaredError(), Cox())}
+)
+
+
+def load_loss(name: str) -> Loss:
+    """Return a loss by its name, or a user's own by its import path ``package.module:function``.
+
+    The path may name a :class:`Loss`, or a function of (outputs, targets) that returns one term per record.
+
+    Raises:
+        ConfigError: no such name, module or attribute, or not callable; says which names there are.
+
+    >>> load_loss("cox").name
+    'cox'
+    """
+    if name in LOSSES:
+        return LOSSES[name]
+    found = import_object(name, "loss", LOSSES)
+    if isinstance(found, Loss):
+        return found
+    if not callable(found):
+        raise ConfigError(f"loss {name} is a {type(found).__name__}; it must be a Loss or a function")
+    return RecordLoss(name, cast(RecordFunction, found))
+
+
+def import_object(path: str, what: str, known: Mapping[str, object]) -> object:
+    """Return what an import path ``package.module:attribute`` names.
+
+    Raises:
+        ConfigError: the path is no such path (the known names are listed), or it names nothing.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigError(f"no {what} named {path!r}; use one of {', '.join(known)}, or package.module:name")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{what} {path}: module {module_name} cannot be imported ({error})") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{what} {path}: module {module_name} has no {attribute}")
+    return cast(object, getattr(module, attribute))
+
+
+def _longest_first(time: Float[Tensor, "*g b"], present: Shaped[Tensor, "*g b"]) -> Shaped[Tensor, "*g b"]:
+    """Return the positions by descending time, ties in the order given, absent rows last."""
+    return torch.where(present, time, -torch.inf).sort(dim=-1, stable=True, descending=True).indices
+
+
+def _described(targets: Tensor) -> str:
+    return f"{targets.dtype} of shape {tuple(targets.shape)}"
+
+
+def _refuse_rows(wrong: Shaped[Tensor, "n"], why: str) -> None:
+    """Raise a DataError that names the first wrong row and how many there are."""
+    if bool(wrong.any()):
+        rows = wrong.nonzero()[:, 0]
+        raise DataError(f"row {int(rows[0])}: {why} ({len(rows)} of {len(wrong)} rows)")
