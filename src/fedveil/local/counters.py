@@ -1,0 +1,84 @@
+"""Counter-based randomness: a random word is a hash of what it is for, so it does not depend on who else is computed.
+
+Batches and dropout masks of a contribution are functions of (experiment seed, round, silo, user, counters) and of nothing
+else. That is why every trainer, any chunk size and any number of processes train a contribution in the same way, and why
+removing one user changes no other user's update.
+
+The hash is the finaliser of MurmurHash3 as tuned in SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a bijection of 64-bit words
+that passes the usual statistical batteries on counters. It is not cryptographic: experiment randomness is not secret.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from fedveil.population.records import Groups
+from fedveil.randomness import ExperimentRandomness
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+_GOLDEN: Final = _signed(0x9E3779B97F4A7C15)
+_FIRST: Final = _signed(0xBF58476D1CE4E5B9)
+_SECOND: Final = _signed(0x94D049BB133111EB)
+
+
+def mix(words: Tensor) -> Tensor:
+    """Hash int64 words of any shape, seen as 64 bits, one by one; products wrap modulo 2^64."""
+    words = words + _GOLDEN
+    words = (words ^ _shifted(words, 30)) * _FIRST
+    words = (words ^ _shifted(words, 27)) * _SECOND
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """Shift right without sign, which torch's >> on int64 does not."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def derive(seeds: Tensor, counter: Tensor | int) -> Tensor:
+    """Return the words of (seed, counter): independent-looking for distinct pairs; shapes broadcast."""
+    return mix(seeds ^ mix(torch.as_tensor(counter, dtype=torch.int64, device=seeds.device)))
+
+
+def contribution_seeds(
+    groups: Groups,
+    members: Int64[Tensor, "m"],
+    randomness: ExperimentRandomness,
+    path: tuple[str | int, ...],
+) -> Int64[Tensor, "m"]:
+    """Return one seed per member, a function of the experiment's seed, the path and the member's (silo, user)."""
+    chosen = members.cpu().numpy()
+    silo = torch.from_numpy(groups.silo[chosen]).long()
+    user = torch.from_numpy(groups.user[chosen]).long()
+    base = torch.full_like(silo, randomness.integer("local", *path))
+    return derive(derive(base, silo), user)
+
+
+def batch_order(
+    seeds: Int64[Tensor, "b"], sizes: Int64[Tensor, "b"], epoch: int, batch_size: int | None
+) -> Int64[Tensor, "b longest"]:
+    """Return the order in which an epoch visits the records of each contribution.
+
+    Row i starts with a permutation of 0 .. sizes[i]-1 and ends with padding. The permutation sorts one random word per
+    record; a contribution that fits into one batch keeps the order of its table, since one batch has no order.
+    """
+    longest = int(sizes.max())
+    positions = torch.arange(longest).expand(len(sizes), longest)
+    if batch_size is None or longest <= batch_size:
+        return positions
+    words = derive(derive(seeds, epoch)[:, None], positions)
+    words = torch.where(sizes[:, None] > batch_size, words, positions)
+    words = torch.where(positions < sizes[:, None], words, torch.iinfo(torch.int64).max)
+    return words.argsort(dim=1, stable=True)
+
+
+def step_seeds(seeds: Int64[Tensor, "b"], step: int) -> Int64[Tensor, "b"]:
+    """Return the dropout seed of every contribution at one of its steps (disjoint from the words of the batches)."""
+    return derive(derive(seeds, -1), step)

@@ -1,0 +1,104 @@
+"""The readable trainer: one contribution after another, in plain PyTorch.
+
+It is the oracle that the fast trainers are tested against, and what trains models that ``torch.func.vmap`` cannot batch, such as
+an LSTM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
+from torch.func import functional_call
+
+from fedveil.local.counters import batch_order, contribution_seeds, step_seeds
+from fedveil.local.dropout import seed_names
+from fedveil.local.silo_sums import SiloSums
+from fedveil.local.steps import LocalStep, as_sgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort, Path, Progress, Sums
+from fedveil.privacy.bounds import Bound
+from fedveil.randomness import ExperimentRandomness
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopTrainer:
+    """Trains each contribution by itself; implements :class:`~fedveil.local.trainer.Trainer`."""
+
+    task: Task
+    local: LocalStep
+
+    def sums(
+        self,
+        start: Float32[Tensor, "d"],
+        cohort: Cohort,
+        members: Int64[Tensor, "m"],
+        weights: Float64[Tensor, "m"],
+        bound: Bound,
+        randomness: ExperimentRandomness,
+        path: Path,
+        progress: Progress | None = None,
+    ) -> Sums:
+        """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
+        start = start.to(cohort.device)
+        seeds = contribution_seeds(cohort.groups, members, randomness, path)
+        silos = cohort.silos(members)
+        steps = steps_per_member(self.local, cohort, members)
+        sums = SiloSums(cohort.n_silos, self.task.dimension, bound, cohort.device)
+        norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
+        weights = weights.to(cohort.device)
+        done, to_do = 0, int(steps.sum())
+        for i, member in enumerate(members.tolist()):
+            if steps[i] == 0:
+                continue
+            delta = self.update(start, cohort, member, seeds[i : i + 1])
+            norms[i] = sums.add_(delta[None], weights[i : i + 1], silos[i : i + 1])[0]
+            done += int(steps[i])
+            if progress is not None:
+                progress(done, to_do)
+        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
+
+    def update(
+        self, start: Float32[Tensor, "d"], cohort: Cohort, member: int, seed: Int64[Tensor, "1"]
+    ) -> Float32[Tensor, "d"]:
+        """Return the update Delta = w_end - w_start of one contribution that has records."""
+        sgd = as_sgd(self.local)
+        records = torch.from_numpy(cohort.groups.members(member))
+        batch_size = sgd.batch_size or len(records)
+        delta, velocity = torch.zeros_like(start), torch.zeros_like(start)
+        step = 0
+        for epoch in range(sgd.epochs):
+            order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
+            for batch in records[order].split(batch_size):
+                model = start + delta
+                gradient = self._gradient(model, *cohort.batch(batch), step_seeds(seed, step)[0])
+                velocity = sgd.momentum * velocity + gradient + sgd.weight_decay * model
+                delta = delta - sgd.learning_rate * velocity
+                step += 1
+        return delta
+
+    def _gradient(
+        self, model: Float32[Tensor, "d"], features: Tensor, targets: Tensor, seed: Tensor
+    ) -> Float32[Tensor, "d"]:
+        """Return the gradient of the mean loss of one batch at the model."""
+        task = self.task
+        parameters = {
+            name: view.detach().requires_grad_() for name, view in task.layout.unflatten(model).items()
+        }
+        dropout = dict.fromkeys(seed_names(task.model), seed.to(model.device))
+        constants = task.constants(model.device) | dropout
+        outputs = functional_call(task.model, (parameters, constants), (features,))
+        everyone = torch.ones(len(features), dtype=torch.bool, device=model.device)
+        loss = task.loss(outputs, targets, everyone)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+
+def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+    """Return how many gradient steps each member takes: epochs times batches, 0 without records."""
+    sgd = as_sgd(local)
+    sizes = cohort.sizes(members)
+    batches = sizes.clamp(max=1) if sgd.batch_size is None else -(-sizes // sgd.batch_size)
+    return sgd.epochs * batches

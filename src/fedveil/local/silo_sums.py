@@ -1,0 +1,44 @@
+"""The running, bounded sum of each silo's contributions: what every trainer streams its updates into."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.privacy.bounds import EXACT_FLOAT32_ROWS, Bound, contribution_norms
+
+
+class SiloSums:
+    """Bounds updates and adds them up per silo, in O(silos · d) memory.
+
+    Rows are turned into whole numbers of grid units by the bound; up to 64 of one silo are added in float32, which is
+    exact, and these in float64, which is exact too. So with a :class:`~fedveil.privacy.bounds.Clip` the totals do not depend on
+    the order or the chunks in which updates arrive.
+    """
+
+    def __init__(self, n_silos: int, dimension: int, bound: Bound, device: torch.device) -> None:
+        self._bound = bound
+        self._units = torch.zeros(n_silos, dimension, dtype=torch.float64, device=device)
+
+    def add_(
+        self,
+        deltas: Float32[Tensor, "b d"],
+        weights: Float64[Tensor, "b"],
+        silos: Int64[Tensor, "b"],
+    ) -> Float64[Tensor, "b"]:
+        """Bound the updates (in place), add them to their silos and return their norms before the bound."""
+        norms = contribution_norms(deltas)
+        units = self._bound.quantize_(deltas, norms, weights)
+        for rows, owners in zip(
+            units.split(EXACT_FLOAT32_ROWS), silos.split(EXACT_FLOAT32_ROWS), strict=True
+        ):
+            present, local = owners.unique(return_inverse=True)
+            belongs = torch.zeros(len(present), len(rows), dtype=torch.float32, device=rows.device)
+            belongs[local, torch.arange(len(rows), device=rows.device)] = 1.0
+            self._units[present] += belongs @ rows
+        return norms
+
+    def total(self) -> Float64[Tensor, "silos d"]:
+        """Return the sums in the unit of the updates."""
+        return self._units * self._bound.grid

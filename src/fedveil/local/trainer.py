@@ -1,0 +1,140 @@
+"""The one seam between methods and training: a cohort of contributions in, one bounded sum per silo out.
+
+A method says which records form a contribution, what each computes (:mod:`fedveil.local.steps`), how it is bounded and
+weighted; a trainer returns
+
+    total[s] = sum over members i in silo s of weights[i] * clip(Delta_i)
+
+and never the single updates. Every trainer computes the same sums (up to float32 rounding inside the training itself):
+``LoopTrainer`` readably, ``VmapTrainer`` thousands of contributions at once, ``SpanTrainer`` for linear models.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.population.records import Affine, Groups, Records
+from fedveil.privacy.bounds import Bound
+from fedveil.randomness import ExperimentRandomness
+
+Path: TypeAlias = tuple[str | int, ...]
+Progress: TypeAlias = Callable[[int, int], None]
+"""``progress(done, total)`` in local steps, called between chunks of contributions."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cohort:
+    """The records of one round, as the trainers read them.
+
+    Args:
+        features: (n, ...) stored features (float32 or uint8), on any device; may be a memory-mapped table.
+        targets: (n, ...) targets, on the device of the features.
+        scale: the affine map that makes features float32, one batch at a time.
+        groups: which records each contribution holds, and its silo and user.
+        n_silos: |S|; the sums have one row per silo.
+        device: where to compute.
+    """
+
+    features: Tensor
+    targets: Tensor
+    scale: Affine
+    groups: Groups
+    n_silos: int
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls, records: Records, *, groups: Groups, n_silos: int, scale: Affine, device: torch.device
+    ) -> Cohort:
+        """Wrap a table without copying it (on a CUDA device it is moved there once)."""
+        return cls(
+            features=_shared(records.features).to(device),
+            targets=_shared(records.targets).to(device),
+            scale=scale,
+            groups=groups,
+            n_silos=n_silos,
+            device=device,
+        )
+
+    def sizes(self, members: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+        """Return how many records each member holds (on the CPU)."""
+        return torch.from_numpy(self.groups.size[members.cpu().numpy()])
+
+    def silos(self, members: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+        """Return the silo of each member, on the device."""
+        return torch.from_numpy(self.groups.silo[members.cpu().numpy()]).long().to(self.device)
+
+    def batch(self, rows: Int64[Tensor, "*batch"]) -> tuple[Tensor, Tensor]:
+        """Return the float32 features (*batch, ...) and the targets (*batch, ...) of these rows, on the device."""
+        flat = rows.reshape(-1).to(self.features.device)
+        features = self.features.index_select(0, flat).to(self.device)
+        if features.dtype != torch.float32:
+            features = features.to(torch.float32).mul_(self.scale.factor).add_(self.scale.shift)
+        elif self.scale != Affine():
+            features = features.mul_(self.scale.factor).add_(self.scale.shift)
+        targets = self.targets.index_select(0, flat).to(self.device)
+        return features.unflatten(0, rows.shape), targets.unflatten(0, rows.shape)
+
+
+def _shared(array: np.ndarray) -> Tensor:
+    """View an array as a tensor; a read-only table may be viewed too, because trainers never write to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sums:
+    """What a round of local training releases to the next stage.
+
+    Args:
+        total: (silos, d) float64, the weighted, bounded sum of each silo's updates.
+        norms: (m,) l2 norm of each member's update before clipping; NaN where it was not finite.
+        nonfinite: members whose update had a NaN or an infinity and counted as zero.
+        steps: gradient steps taken, over all members.
+    """
+
+    total: Float64[Tensor, "silos d"]
+    norms: Float64[Tensor, "m"]
+    nonfinite: int
+    steps: int
+
+
+class Trainer(Protocol):
+    """Computes the bounded sums of a cohort; see the module's text for the contract."""
+
+    def sums(
+        self,
+        start: Float32[Tensor, "d"],
+        cohort: Cohort,
+        members: Int64[Tensor, "m"],
+        weights: Float64[Tensor, "m"],
+        bound: Bound,
+        randomness: ExperimentRandomness,
+        path: Path,
+        progress: Progress | None = None,
+    ) -> Sums:
+        """Train every member from ``start`` and return the sum of the bounded, weighted updates of each silo.
+
+        Args:
+            start: the model w_t.
+            cohort: the records.
+            members: indices into ``cohort.groups`` of the contributions that take part; each at most once.
+            weights: the weight of each member.
+            bound: how an update is bounded before it is weighted.
+            randomness: of the experiment; batches and dropout of a contribution depend on it, on ``path`` and on the
+                contribution's (silo, user) alone, so they do not change when others join or leave.
+            path: names this round's randomness, for instance ``("round", 3)``.
+            progress: called between chunks.
+
+        Guarantees: a contribution without records, or with an update that is not finite, adds exactly zero.
+        """
+        ...
