@@ -1,7 +1,7 @@
 """What training minimises: losses over the records of one batch, by name or import path.
 
 A loss sees a batch as outputs (b, k), targets (b, ...) and a mask (b,) whose zeros mark rows that pad the
-batch; a padding row may hold any output. It is the mean over the records with mask 1, and 0 when there is none:
+batch; a padding row may hold any output. It is the mean over the records with mask 1, 0 when there is none:
 
     L(outputs, targets, mask) = sum_i mask_i loss_i / max(1, sum_i mask_i)
 
@@ -191,7 +191,7 @@ class Cox(Loss):
         loss_0 = 0,    loss_i = event_i log sum_{j <= i} exp(s_j - s_i)
 
     The prefix j <= i is the set at risk when record i has its event; of records with tied times only those
-    sorted before i count, as in FLamby's Fed-TCGA-BRCA baseline. A batch of one record has loss and gradient 0.
+    sorted before i count, as in FLamby's Fed-TCGA-BRCA baseline. A batch of one record has gradient 0.
     O(b log b), and finite for every finite score: sums of exponentials are accumulated as logarithms.
 
     Targets: (b, 2), event (1 or 0) and time.
