@@ -1,1 +1,1 @@
-"""Local training: models, losses, metrics, and the trainers that turn a cohort into one bounded sum per silo."""
+"""Local training: models, losses, metrics, and the trainers that turn a cohort into one sum per silo."""

@@ -1,11 +1,12 @@
-"""Counter-based randomness: a random word is a hash of what it is for, so it does not depend on who else is computed.
+"""Counter-based randomness: a random word is a hash of what it is for, whoever else is computed.
 
-Batches and dropout masks of a contribution are functions of (experiment seed, round, silo, user, counters) and of nothing
-else. That is why every trainer, any chunk size and any number of processes train a contribution in the same way, and why
-removing one user changes no other user's update.
+Batches and dropout masks of a contribution are functions of (experiment seed, round, silo, user, counters)
+and of nothing else. That is why every trainer, any chunk size and any number of processes train a
+contribution in the same way, and why removing one user changes no other user's update.
 
-The hash is the finaliser of MurmurHash3 as tuned in SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a bijection of 64-bit words
-that passes the usual statistical batteries on counters. It is not cryptographic: experiment randomness is not secret.
+The hash is the finaliser of MurmurHash3 as tuned in SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a
+bijection of 64-bit words that passes the usual statistical batteries on counters. It is not cryptographic:
+experiment randomness is not secret.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ def derive(seeds: Tensor, counter: Tensor | int) -> Tensor:
 
 def contribution_seeds(
     groups: Groups,
-    members: Int64[Tensor, "m"],
+    members: Int64[Tensor, " m"],
     randomness: ExperimentRandomness,
     path: tuple[str | int, ...],
-) -> Int64[Tensor, "m"]:
-    """Return one seed per member, a function of the experiment's seed, the path and the member's (silo, user)."""
+) -> Int64[Tensor, " m"]:
+    """Return one seed per member: a function of the experiment's seed, the path and her (silo, user)."""
     chosen = members.cpu().numpy()
     silo = torch.from_numpy(groups.silo[chosen]).long()
     user = torch.from_numpy(groups.user[chosen]).long()
@@ -62,12 +63,13 @@ def contribution_seeds(
 
 
 def batch_order(
-    seeds: Int64[Tensor, "b"], sizes: Int64[Tensor, "b"], epoch: int, batch_size: int | None
+    seeds: Int64[Tensor, " b"], sizes: Int64[Tensor, " b"], epoch: int, batch_size: int | None
 ) -> Int64[Tensor, "b longest"]:
     """Return the order in which an epoch visits the records of each contribution.
 
-    Row i starts with a permutation of 0 .. sizes[i]-1 and ends with padding. The permutation sorts one random word per
-    record; a contribution that fits into one batch keeps the order of its table, since one batch has no order.
+    Row i starts with a permutation of 0 .. sizes[i]-1 and ends with padding. The permutation sorts one random
+    word per record; a contribution that fits into one batch keeps the order of its table, since one batch has
+    no order.
     """
     longest = int(sizes.max())
     positions = torch.arange(longest).expand(len(sizes), longest)
@@ -79,6 +81,6 @@ def batch_order(
     return words.argsort(dim=1, stable=True)
 
 
-def step_seeds(seeds: Int64[Tensor, "b"], step: int) -> Int64[Tensor, "b"]:
-    """Return the dropout seed of every contribution at one of its steps (disjoint from the words of the batches)."""
+def step_seeds(seeds: Int64[Tensor, " b"], step: int) -> Int64[Tensor, " b"]:
+    """Return the dropout seed of every contribution at one of its steps; batches use other words."""
     return derive(derive(seeds, -1), step)

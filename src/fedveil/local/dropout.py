@@ -1,12 +1,13 @@
 """Dropout whose mask is a function of (contribution seed, step, layer, position), and of nothing else.
 
-torch's dropout draws from one global stream, so the mask of a contribution would depend on the order of computation, and a
-vectorised trainer could not agree with a loop. Here entry j of layer l's mask at one step is
+torch's dropout draws from one global stream, so the mask of a contribution would depend on the order of
+computation, and a vectorised trainer could not agree with a loop. Here entry j of layer l's mask at one step
+is
 
     keep_j = [ hash(seed, l, j) >= p 2^53 ],    output = input * keep / (1 - p),
 
-where the seed is the contribution's for that step. P(keep) = 1 - p to within 2^-53. Position j counts entries record by
-record, so padding a batch at its end changes no mask of the records before it.
+where the seed is the contribution's for that step. P(keep) = 1 - p to within 2^-53. Position j counts entries
+record by record, so padding a batch at its end changes no mask of the records before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The readable trainer: one contribution after another, in plain PyTorch.
 
-It is the oracle that the fast trainers are tested against, and what trains models that ``torch.func.vmap`` cannot batch, such as
-an LSTM.
+It is the oracle that the fast trainers are tested against, and what trains models that ``torch.func.vmap``
+cannot batch, such as an LSTM.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class LoopTrainer:
 
     def sums(
         self,
-        start: Float32[Tensor, "d"],
+        start: Float32[Tensor, " d"],
         cohort: Cohort,
-        members: Int64[Tensor, "m"],
-        weights: Float64[Tensor, "m"],
+        members: Int64[Tensor, " m"],
+        weights: Float64[Tensor, " m"],
         bound: Bound,
         randomness: ExperimentRandomness,
         path: Path,
@@ -61,8 +61,8 @@ class LoopTrainer:
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
     def update(
-        self, start: Float32[Tensor, "d"], cohort: Cohort, member: int, seed: Int64[Tensor, "1"]
-    ) -> Float32[Tensor, "d"]:
+        self, start: Float32[Tensor, " d"], cohort: Cohort, member: int, seed: Int64[Tensor, " 1"]
+    ) -> Float32[Tensor, " d"]:
         """Return the update Delta = w_end - w_start of one contribution that has records."""
         sgd = as_sgd(self.local)
         records = torch.from_numpy(cohort.groups.members(member))
@@ -80,8 +80,8 @@ class LoopTrainer:
         return delta
 
     def _gradient(
-        self, model: Float32[Tensor, "d"], features: Tensor, targets: Tensor, seed: Tensor
-    ) -> Float32[Tensor, "d"]:
+        self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Tensor
+    ) -> Float32[Tensor, " d"]:
         """Return the gradient of the mean loss of one batch at the model."""
         task = self.task
         parameters = {
@@ -96,7 +96,7 @@ class LoopTrainer:
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
-def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
     """Return how many gradient steps each member takes: epochs times batches, 0 without records."""
     sgd = as_sgd(local)
     sizes = cohort.sizes(members)

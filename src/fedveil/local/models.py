@@ -1,13 +1,13 @@
 """Models by name: the networks of the published experiments, or any ``package.module:factory``.
 
-=============  =========================================================================  ===========================
-name           network                                                                    parameters
-=============  =========================================================================  ===========================
-linear         Linear(features, outputs): regression, logistic, softmax, Cox             14 (HeartDisease), 40 (TcgaBrca)
-mlp            Linear(features, 32)-ReLU-Linear(32, outputs)                              25,450 (MNIST)
-mlp_groupnorm  5 x [Linear(30)-ReLU-GroupNorm(1)], Dropout 0.5 after all but the first    5,012 (Creditcard)
-cnn            2 x [5x5 convolution-maxpool-ReLU], Dropout 0.5, 50 hidden units           21,840 (MNIST)
-=============  =========================================================================  ===========================
+=============  ============================================================  =======================
+name           network                                                       parameters
+=============  ============================================================  =======================
+linear         affine: linear, logistic, softmax or Cox regression           14 Heart, 40 TcgaBrca
+mlp            Linear(features, 32)-ReLU-Linear(32, outputs)                 25,450 (MNIST)
+mlp_groupnorm  5 x [Linear(30)-ReLU-GroupNorm], dropout after the last four  5,012 (Creditcard)
+cnn            2 x [5x5 convolution-maxpool-ReLU], dropout, 50 hidden units  21,840 (MNIST)
+=============  ============================================================  =======================
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
     image = (1, *input_shape) if len(input_shape) == 2 else input_shape
     if len(image) != 3 or min(image[1:]) < 16:
         raise ModelError(
-            f"model cnn takes images (height, width) or (channels, height, width) of at least 16 x 16, not {input_shape}"
+            "model cnn takes images (height, width) or (channels, height, width) of at least 16 x 16, "
+            f"not {input_shape}"
         )
     height, width = (((side - 4) // 2 - 4) // 2 for side in image[1:])
     return nn.Sequential(
@@ -94,12 +95,12 @@ def build_model(
     """Build a model with seeded initial parameters and check that it can be trained.
 
     Args:
-        name: a name of :data:`MODELS`, or ``package.module:factory`` where ``factory(input_shape, n_outputs)``, or
-            ``factory()``, returns a module for float32 records of ``input_shape``.
+        name: a name of :data:`MODELS`, or ``package.module:factory`` where ``factory(input_shape,
+            n_outputs)``, or ``factory()``, returns a module for float32 records of ``input_shape``.
         input_shape: shape of one record's features.
         n_outputs: numbers the model gives per record (classes, or 1).
-        randomness: the initial parameters depend on its seed and on ``name`` alone; torch's global random state is left
-            as it was.
+        randomness: the initial parameters depend on its seed and on ``name`` alone; torch's global random
+            state is left as it was.
 
     Raises:
         ConfigError: an unknown name; says which there are.
@@ -108,8 +109,7 @@ def build_model(
     factory = MODELS[name] if name in MODELS else _imported(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.integer("model", name))
-        takes_shape = bool(inspect.signature(factory).parameters)
-        model = factory(input_shape, n_outputs) if takes_shape else factory()
+        model = factory(input_shape, n_outputs)
         made_up = torch.randn(4, *input_shape)
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name}: the factory returned {type(model).__name__}, not a torch.nn.Module")
@@ -122,4 +122,6 @@ def _imported(path: str) -> ModelFactory:
     found = import_object(path, "model", MODELS)
     if not callable(found):
         raise ModelError(f"model {path} is a {type(found).__name__}; it must be a factory of modules")
+    if not inspect.signature(found).parameters:
+        return lambda input_shape, n_outputs: cast(nn.Module, found())
     return cast(ModelFactory, found)

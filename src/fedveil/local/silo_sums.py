@@ -12,9 +12,9 @@ from fedveil.privacy.bounds import EXACT_FLOAT32_ROWS, Bound, contribution_norms
 class SiloSums:
     """Bounds updates and adds them up per silo, in O(silos · d) memory.
 
-    Rows are turned into whole numbers of grid units by the bound; up to 64 of one silo are added in float32, which is
-    exact, and these in float64, which is exact too. So with a :class:`~fedveil.privacy.bounds.Clip` the totals do not depend on
-    the order or the chunks in which updates arrive.
+    Rows are turned into whole numbers of grid units by the bound; up to 64 of one silo are added in float32,
+    which is exact, and these in float64, which is exact too. So with a :class:`~fedveil.privacy.bounds.Clip`
+    the totals do not depend on the order or the chunks in which updates arrive.
     """
 
     def __init__(self, n_silos: int, dimension: int, bound: Bound, device: torch.device) -> None:
@@ -24,9 +24,9 @@ class SiloSums:
     def add_(
         self,
         deltas: Float32[Tensor, "b d"],
-        weights: Float64[Tensor, "b"],
-        silos: Int64[Tensor, "b"],
-    ) -> Float64[Tensor, "b"]:
+        weights: Float64[Tensor, " b"],
+        silos: Int64[Tensor, " b"],
+    ) -> Float64[Tensor, " b"]:
         """Bound the updates (in place), add them to their silos and return their norms before the bound."""
         norms = contribution_norms(deltas)
         units = self._bound.quantize_(deltas, norms, weights)

@@ -1,7 +1,8 @@
 """What is learned: a model, its loss and its metrics, and the model as one vector.
 
-Methods, noise and protocols know a model only as a float32 vector w of d trainable parameters, in the order of
-``model.named_parameters()``. This file is the one place that goes from the vector to named tensors and back.
+Methods, noise and protocols know a model only as a float32 vector w of d trainable parameters, in the order
+of ``model.named_parameters()``. This file is the one place that goes from the vector to named tensors and
+back.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedveil.local.validate import validate_layers
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where each trainable parameter lies in the vector: names, shapes and offsets, in the order of the model."""
+    """Where each trainable parameter lies in the vector: names, shapes, offsets, in the model's order."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
@@ -52,9 +53,7 @@ class Layout:
         Writing to a view writes to the vectors.
         """
         return {
-            name: vectors[..., offset : offset + math.prod(shape)].unflatten(-1, shape)
-            if shape
-            else vectors[..., offset]
+            name: vectors[..., offset : offset + math.prod(shape)].view(*vectors.shape[:-1], *shape)
             for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True)
         }
 
@@ -64,15 +63,16 @@ class Task:
     """A model with its loss and its metrics.
 
     Args:
-        model: any module whose output for a record depends on that record alone. It is copied; dropout layers of the
-            copy draw their masks from a seed per contribution (see :mod:`fedveil.local.dropout`).
+        model: any module whose output for a record depends on that record alone. It is copied; dropout layers
+            of the copy draw their masks from a seed per contribution (see :mod:`fedveil.local.dropout`).
         loss: ``loss(outputs, targets, mask)``, the mean over the records whose mask is 1.
         metrics: by the name a report gives them, ``metric(outputs, targets, weights)``.
 
     Frozen parameters (``requires_grad=False``) and buffers are constants: they are no part of the vector.
 
     Raises:
-        ModelError: a layer that mixes records (with the replacement), a parameter that is not float32, nothing to train.
+        ModelError: a layer that mixes records (with the replacement), a parameter that is not float32,
+            nothing to train.
     """
 
     model: nn.Module
@@ -98,7 +98,7 @@ class Task:
         """d, the number of trainable parameters."""
         return self.layout.dimension
 
-    def initial(self) -> Float32[Tensor, "d"]:
+    def initial(self) -> Float32[Tensor, " d"]:
         """Return the model's own parameters as one vector (a copy, on the model's device)."""
         trainable = [p.detach().reshape(-1) for p in self.model.parameters() if p.requires_grad]
         return torch.cat(trainable)
@@ -108,14 +108,14 @@ class Task:
         frozen = {name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad}
         return {name: value.to(device) for name, value in (frozen | dict(self.model.named_buffers())).items()}
 
-    def state(self, vector: Float32[Tensor, "d"]) -> dict[str, Tensor]:
+    def state(self, vector: Float32[Tensor, " d"]) -> dict[str, Tensor]:
         """Return the named tensors to save as a model file, under the names of the caller's own module."""
         return {name: value.detach().clone() for name, value in self.layout.unflatten(vector).items()}
 
     @torch.no_grad()
     def predict(
         self,
-        vector: Float32[Tensor, "d"],
+        vector: Float32[Tensor, " d"],
         features: Float32[Tensor, "n *shape"],
         batch_size: int = 1024,
     ) -> Float32[Tensor, "n *outputs"]:

@@ -1,12 +1,13 @@
 """The one seam between methods and training: a cohort of contributions in, one bounded sum per silo out.
 
-A method says which records form a contribution, what each computes (:mod:`fedveil.local.steps`), how it is bounded and
-weighted; a trainer returns
+A method says which records form a contribution, what each computes (:mod:`fedveil.local.steps`), how it is
+bounded and weighted; a trainer returns
 
     total[s] = sum over members i in silo s of weights[i] * clip(Delta_i)
 
-and never the single updates. Every trainer computes the same sums (up to float32 rounding inside the training itself):
-``LoopTrainer`` readably, ``VmapTrainer`` thousands of contributions at once, ``SpanTrainer`` for linear models.
+and never the single updates. Every trainer computes the same sums (up to float32 rounding inside the training
+itself): ``LoopTrainer`` readably, ``VmapTrainer`` thousands of contributions at once, ``SpanTrainer`` for
+linear models.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ class Cohort:
             device=device,
         )
 
-    def sizes(self, members: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+    def sizes(self, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
         """Return how many records each member holds (on the CPU)."""
         return torch.from_numpy(self.groups.size[members.cpu().numpy()])
 
-    def silos(self, members: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+    def silos(self, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
         """Return the silo of each member, on the device."""
         return torch.from_numpy(self.groups.silo[members.cpu().numpy()]).long().to(self.device)
 
     def batch(self, rows: Int64[Tensor, "*batch"]) -> tuple[Tensor, Tensor]:
-        """Return the float32 features (*batch, ...) and the targets (*batch, ...) of these rows, on the device."""
+        """Return the float32 features and the targets of these rows, (*batch, ...) each, on the device."""
         flat = rows.reshape(-1).to(self.features.device)
         features = self.features.index_select(0, flat).to(self.device)
         if features.dtype != torch.float32:
@@ -81,7 +82,10 @@ class Cohort:
         elif self.scale != Affine():
             features = features.mul_(self.scale.factor).add_(self.scale.shift)
         targets = self.targets.index_select(0, flat).to(self.device)
-        return features.unflatten(0, rows.shape), targets.unflatten(0, rows.shape)
+        return (
+            features.view(*rows.shape, *features.shape[1:]),
+            targets.view(*rows.shape, *targets.shape[1:]),
+        )
 
 
 def _shared(array: np.ndarray) -> Tensor:
@@ -103,7 +107,7 @@ class Sums:
     """
 
     total: Float64[Tensor, "silos d"]
-    norms: Float64[Tensor, "m"]
+    norms: Float64[Tensor, " m"]
     nonfinite: int
     steps: int
 
@@ -113,10 +117,10 @@ class Trainer(Protocol):
 
     def sums(
         self,
-        start: Float32[Tensor, "d"],
+        start: Float32[Tensor, " d"],
         cohort: Cohort,
-        members: Int64[Tensor, "m"],
-        weights: Float64[Tensor, "m"],
+        members: Int64[Tensor, " m"],
+        weights: Float64[Tensor, " m"],
         bound: Bound,
         randomness: ExperimentRandomness,
         path: Path,
@@ -130,8 +134,8 @@ class Trainer(Protocol):
             members: indices into ``cohort.groups`` of the contributions that take part; each at most once.
             weights: the weight of each member.
             bound: how an update is bounded before it is weighted.
-            randomness: of the experiment; batches and dropout of a contribution depend on it, on ``path`` and on the
-                contribution's (silo, user) alone, so they do not change when others join or leave.
+            randomness: of the experiment; batches and dropout of a contribution depend on it, on ``path`` and
+                on the contribution's (silo, user) alone, so they do not change when others join or leave.
             path: names this round's randomness, for instance ``("round", 3)``.
             progress: called between chunks.
 

@@ -1,8 +1,8 @@
 """Models that cannot be trained per contribution are refused, with the reason and the replacement.
 
-The privacy unit is a contribution, and inside it the loss is a mean over records: a layer whose output for one record
-depends on the other records of the batch, or that carries state from batch to batch outside the parameters, leaks past
-the bound or makes the result depend on how records are batched.
+The privacy unit is a contribution, and inside it the loss is a mean over records: a layer whose output for
+one record depends on the other records of the batch, or that carries state from batch to batch outside the
+parameters, leaks past the bound or makes the result depend on how records are batched.
 """
 
 from __future__ import annotations
@@ -35,22 +35,32 @@ def validate_layers(model: nn.Module) -> None:
 
 
 def _refusal(module: nn.Module) -> str | None:
-    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
-        return "its shape is not known before the first batch; give the number of input features, or run the model once"
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        return (
+            "its shape is not known before the first batch; "
+            "give the number of input features, or run the model once"
+        )
     if isinstance(module, _InstanceNorm):
         if not module.track_running_stats:
             return None
-        return "it carries running statistics of private records outside the update; set track_running_stats=False"
+        return (
+            "it carries running statistics of private records outside the update; "
+            "set track_running_stats=False"
+        )
     if isinstance(module, _BatchNorm):
         groups = next(g for g in (32, 16, 8, 4, 2, 1) if module.num_features % g == 0)
         return (
-            "it normalises each record by the others of its batch and keeps running statistics outside the update; use "
+            "it normalises each record by the others of its batch and keeps running statistics outside the "
+            "update; use "
             f"torch.nn.GroupNorm({groups}, {module.num_features}), which normalises each record by itself"
         )
     if isinstance(module, _DropoutNd) and not isinstance(module, _REPLACEABLE):
         return "its random mask cannot be drawn per contribution; use torch.nn.Dropout"
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0:
-        return "the dropout inside it cannot be drawn per contribution; set dropout=0 and put torch.nn.Dropout between layers"
+        return (
+            "the dropout inside it cannot be drawn per contribution; "
+            "set dropout=0 and put torch.nn.Dropout between layers"
+        )
     return None
 
 
@@ -58,8 +68,8 @@ def _refusal(module: nn.Module) -> str | None:
 def validate_behaviour(model: nn.Module, features: Tensor) -> None:
     """Run a model on made-up records and refuse it if it does not treat each of them by itself.
 
-    Finds what no list of layers can: a forward pass that mixes records, draws from torch's global random stream or
-    writes to a buffer.
+    Finds what no list of layers can: a forward pass that mixes records, draws from torch's global random
+    stream or writes to a buffer.
 
     Args:
         model: the model; a copy of it is run, in training mode.
@@ -83,16 +93,16 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ModelError(
-            f"the model writes to its buffer {changed[0]} while it trains; state outside the parameters would carry private "
-            "records past the bound: use a layer without running statistics, such as torch.nn.GroupNorm"
+            f"the model writes to its buffer {changed[0]} while it trains; state outside the parameters "
+            "would carry private records past the bound: use a layer without running statistics, such as torch.nn.GroupNorm"
         )
     if not torch.equal(first, again):
         raise ModelError(
-            "two passes over the same records differ: the model draws random numbers itself; use torch.nn.Dropout layers, "
-            "whose masks are drawn per contribution"
+            "two passes over the same records differ: the model draws random numbers itself; use torch.nn.Dropout "
+            "layers, whose masks are drawn per contribution"
         )
     if not torch.allclose(first[0], others[0], rtol=1e-4, atol=1e-5):
         raise ModelError(
-            "the output for one record changes with the other records of its batch; normalise each record by itself "
-            "(torch.nn.GroupNorm or torch.nn.LayerNorm)"
+            "the output for one record changes with the other records of its batch; normalise each record by "
+            "itself (torch.nn.GroupNorm or torch.nn.LayerNorm)"
         )
