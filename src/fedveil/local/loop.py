@@ -71,7 +71,7 @@ class LoopTrainer:
         step = 0
         for epoch in range(sgd.epochs):
             order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
-            for batch in records[order].split(batch_size):
+            for batch in torch.split(records[order], batch_size):
                 model = start + delta
                 gradient = self._gradient(model, *cohort.batch(batch), step_seeds(seed, step)[0])
                 velocity = sgd.momentum * velocity + gradient + sgd.weight_decay * model

@@ -31,7 +31,7 @@ class SiloSums:
         norms = contribution_norms(deltas)
         units = self._bound.quantize_(deltas, norms, weights)
         for rows, owners in zip(
-            units.split(EXACT_FLOAT32_ROWS), silos.split(EXACT_FLOAT32_ROWS), strict=True
+            torch.split(units, EXACT_FLOAT32_ROWS), torch.split(silos, EXACT_FLOAT32_ROWS), strict=True
         ):
             present, local = owners.unique(return_inverse=True)
             belongs = torch.zeros(len(present), len(rows), dtype=torch.float32, device=rows.device)

@@ -5,9 +5,10 @@ step               update Delta of a contribution with records D, from the model
 =================  ====================================================================================
 LocalSgd           w_Q - w after Q epochs of mini-batch SGD on D (ULDP-AVG, FedAVG)
 LocalGradient      -(gradient of the mean loss over D at w) (ULDP-SGD)
+LocalDpSgd         w_T - w after T noisy steps of DP-SGD on D (ULDP-GROUP, inside each silo)
 =================  ====================================================================================
 
-Both are an update in the sense of a model difference: the server ADDS the aggregate.
+Each is an update in the sense of a model difference: the server ADDS the aggregate.
 """
 
 from __future__ import annotations
@@ -71,6 +72,49 @@ class LocalGradient:
     def as_sgd(self) -> LocalSgd:
         """Return the full-batch step of rate 1 whose update is this one."""
         return LocalSgd(learning_rate=1.0, epochs=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonPlan:
+    """The batches of DP-SGD on some number of records: each joins each step with probability ``rate``."""
+
+    rate: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalDpSgd:
+    """DP-SGD on the records of a silo: Q epochs' worth of Poisson batches, per-record clipping and noise.
+
+    With C the bound of the method and n the records of the silo, one step is (Abadi et al. 2016, Algorithm 1,
+    with Opacus's divisor, the expected batch size):
+
+        w <- w - learning_rate (sum over the batch of clip(grad_i, C) + N(0, noise_multiplier^2 C^2 I)) / (rate n)
+
+    Args:
+        learning_rate: local rate eta_l > 0.
+        epochs: Q >= 1, passes over the silo in expectation.
+        batch_size: wanted batch size B; the rate is 1 / ceil(n / B) as in Opacus.
+        noise_multiplier: sigma >= 0, in units of C.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        LocalSgd(learning_rate=self.learning_rate, epochs=self.epochs, batch_size=self.batch_size)
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise ConfigError(f"local noise_multiplier must be a number >= 0, not {self.noise_multiplier}")
+
+    def plan(self, records: int) -> PoissonPlan:
+        """Return the sampling rate and the number of steps of one round for a silo with this many records."""
+        batches = -(-records // self.batch_size)
+        return PoissonPlan(rate=1 / batches if batches else 0.0, steps=self.epochs * batches)
 
 
 LocalStep: TypeAlias = LocalSgd | LocalGradient

@@ -116,9 +116,9 @@ class Task:
     def predict(
         self,
         vector: Float32[Tensor, " d"],
-        features: Float32[Tensor, "n *shape"],
+        features: Float32[Tensor, " n *shape"],
         batch_size: int = 1024,
-    ) -> Float32[Tensor, "n *outputs"]:
+    ) -> Float32[Tensor, " n *outputs"]:
         """Return the outputs of the model w for n records, in evaluation mode (no dropout), in batches."""
         constants = self.constants(vector.device)
         parameters = self.layout.unflatten(vector)
@@ -126,7 +126,7 @@ class Task:
         try:
             outputs = [
                 functional_call(self.model, (parameters, constants), (batch.to(vector.device),))
-                for batch in features.split(batch_size)
+                for batch in torch.split(features, batch_size)
             ]
         finally:
             self.model.train()
