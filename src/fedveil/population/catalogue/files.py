@@ -1,0 +1,136 @@
+"""Files of the catalogue: found in a folder, or downloaded, and in both cases known by their sha256."""
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from fedveil.errors import DataError
+
+Opener: TypeAlias = Callable[[str], AbstractContextManager[BinaryIO]]
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """One file that a data set is read from.
+
+    Args:
+        path: where it lies, relative to the data folder.
+        sha256: digest of its content, 64 hexadecimal digits.
+        urls: https addresses that serve exactly this content, tried in turn; none if it cannot be downloaded.
+    """
+
+    path: str
+    sha256: str
+    urls: tuple[str, ...] = ()
+
+    def present(self, folder: Path) -> bool:
+        """Whether the folder has a file of this name (its content is checked when it is read)."""
+        return (folder / self.path).is_file()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """A folder of data files, which may or may not be filled by downloading."""
+
+    folder: Path
+    download: bool
+
+    def path(self, file: DataFile) -> Path:
+        """Return the path of a file whose content has been checked, downloading it where that is allowed.
+
+        Raises:
+            DataError: the file is missing and may or can not be downloaded; its digest is not the expected
+                one (with file, expected and found digest); the disk does not take it.
+        """
+        path = self.folder / file.path
+        if not path.is_file():
+            if not self.download:
+                raise DataError(
+                    f"{path} is missing; put it there, or name no folder and unset FEDVEIL_DATA, so that it "
+                    "is downloaded"
+                )
+            fetch(file, path)
+        found = sha256_of(path)
+        if found != file.sha256:
+            raise DataError(
+                f"{path} is not the file it should be: its sha256 is {found}, expected {file.sha256}; delete "
+                "it and fetch it again"
+            )
+        return path
+
+
+def store(folder: Path | None) -> Store:
+    """Return the store to read from: the folder given, else FEDVEIL_DATA, else a cache that downloads fill.
+
+    The cache is ``$XDG_DATA_HOME/fedveil``, or ``~/.local/share/fedveil``.
+    """
+    named = folder if folder is not None else os.environ.get("FEDVEIL_DATA")
+    if named:
+        return Store(folder=Path(named), download=False)
+    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Store(folder=Path(home) / "fedveil", download=True)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file as 64 hexadecimal digits, reading it in blocks."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def open_https(url: str) -> AbstractContextManager[BinaryIO]:
+    """Open an https address for reading, with a minute's patience."""
+    if not url.startswith("https://"):
+        raise ValueError(f"only https addresses are opened, not {url}")
+    return urllib.request.urlopen(url, timeout=60)  # type: ignore[no-any-return]  # noqa: S310
+
+
+def fetch(file: DataFile, target: Path, opener: Opener = open_https) -> None:
+    """Download a file to ``target``: either the whole, checked file appears there, or nothing does.
+
+    Raises:
+        DataError: no address serves it, or none serves the expected content (with expected and found
+            digest), or the disk does not take it.
+    """
+    if not file.urls:
+        raise DataError(
+            f"{file.path} cannot be downloaded; see its source in `fedveil data` and put it at {target}"
+        )
+    failures = []
+    for url in file.urls:
+        try:
+            failure = _try(url, file, target, opener)
+        except OSError as error:
+            failure = str(error)
+        if failure is None:
+            return
+        failures.append(f"{url}: {failure}")
+    raise DataError(f"{file.path} could not be downloaded to {target}. " + "; ".join(failures))
+
+
+def _try(url: str, file: DataFile, target: Path, opener: Opener) -> str | None:
+    """Download from one address; return what went wrong, or None."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream, opener(url) as source:
+            while block := source.read(_BLOCK):
+                digest.update(block)
+                stream.write(block)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if digest.hexdigest() != file.sha256:
+            return f"the content's sha256 is {digest.hexdigest()}, expected {file.sha256}"
+        partial.replace(target)
+        return None
+    finally:
+        partial.unlink(missing_ok=True)
