@@ -172,7 +172,7 @@ class MixtureOfGaussiansEvent(Event):
         if len(self.sensitivities) != len(self.probabilities) or not self.sensitivities:
             raise PrivacyError(
                 f"MixtureOfGaussiansEvent: {len(self.sensitivities)} sensitivities and "
-                f"{len(self.probabilities)} probabilities; there must be one for each of at least one sensitivity"
+                f"{len(self.probabilities)} probabilities; there must be one probability per sensitivity"
             )
         if not all(math.isfinite(value) and value >= 0 for value in self.sensitivities):
             raise PrivacyError("MixtureOfGaussiansEvent.sensitivities: must be finite and not negative")
