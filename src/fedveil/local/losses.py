@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -58,15 +58,24 @@ class Loss(ABC):
         """Return the term of each record; a padding row has a finite term whenever its output is finite."""
 
     def slopes(
-        self, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n *target"]
-    ) -> Float[Tensor, "n k"]:
-        """Return d loss_i / d outputs_i for each record of a separable loss, here by autograd."""
+        self,
+        outputs: Float[Tensor, "g k b"],
+        targets: Shaped[Tensor, "g b *target"],
+        present: Bool[Tensor, "g b"],
+    ) -> Float[Tensor, "g k b"]:
+        """Return the gradient of the SUM of terms of each of g batches with respect to its outputs.
+
+        Outputs are laid out class by class, so that steps over classes run along contiguous records. What a row
+        that is not ``present`` gets is finite and means nothing. Here by autograd, for any separable loss.
+        """
         assert self.separable, f"the terms of {self.name} depend on one another"
-        leaf = outputs.detach().requires_grad_()
+        leaf = outputs.mT.flatten(0, 1).detach().requires_grad_()
+        chosen = present.flatten()
         with torch.enable_grad():
-            total = self.records(leaf, targets, torch.ones_like(outputs[:, 0])).sum()
-        (slopes,) = torch.autograd.grad(total, leaf)
-        return slopes
+            terms = self.records(leaf, targets.flatten(0, 1), chosen)
+            (slopes,) = torch.autograd.grad(torch.where(chosen, terms, 0).sum(), leaf)
+        slopes = torch.where(chosen.unsqueeze(-1), slopes, 0)
+        return slopes.reshape(*present.shape, -1).mT
 
     @abstractmethod
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
@@ -110,11 +119,14 @@ class CrossEntropy(Loss):
         """Return -log softmax(z_i)[y_i] for each record."""
         return functional.cross_entropy(outputs, targets, reduction="none")
 
-    def slopes(self, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"]) -> Float[Tensor, "n k"]:
+    def slopes(
+        self, outputs: Float[Tensor, "g k b"], targets: Shaped[Tensor, "g b"], present: Bool[Tensor, "g b"]
+    ) -> Float[Tensor, "g k b"]:
         """Return softmax(z_i) - e_{y_i}."""
-        slopes = torch.softmax(outputs, -1)
-        slopes[torch.arange(len(targets), device=targets.device), targets] -= 1
-        return slopes
+        slopes = torch.softmax(outputs, -2)
+        return slopes.scatter_add_(
+            -2, targets.unsqueeze(-2), slopes.new_tensor(-1).expand(targets.unsqueeze(-2).shape)
+        )
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept int64 labels 0..k-1, k >= 2."""
@@ -141,9 +153,11 @@ class BinaryCrossEntropy(Loss):
             outputs[..., 0], targets.to(outputs.dtype), reduction="none"
         )
 
-    def slopes(self, outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"]) -> Float[Tensor, "n 1"]:
+    def slopes(
+        self, outputs: Float[Tensor, "g 1 b"], targets: Shaped[Tensor, "g b"], present: Bool[Tensor, "g b"]
+    ) -> Float[Tensor, "g 1 b"]:
         """Return sigmoid(z_i) - y_i."""
-        return torch.sigmoid(outputs) - targets.to(outputs.dtype).unsqueeze(-1)
+        return torch.sigmoid(outputs).sub_(targets.unsqueeze(-2))
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept labels 0 and 1 for a model of one output."""
@@ -167,10 +181,14 @@ class SquaredError(Loss):
         return (outputs - targets.reshape(outputs.shape)).square().mean(-1)
 
     def slopes(
-        self, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n *target"]
-    ) -> Float[Tensor, "n k"]:
+        self,
+        outputs: Float[Tensor, "g k b"],
+        targets: Shaped[Tensor, "g b *target"],
+        present: Bool[Tensor, "g b"],
+    ) -> Float[Tensor, "g k b"]:
         """Return (2/k) (z_i - y_i)."""
-        return (outputs - targets.reshape(outputs.shape)) * (2 / outputs.shape[-1])
+        wanted = targets.reshape(outputs.mT.shape).mT
+        return (outputs - wanted).mul_(2 / outputs.shape[-2])
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept one finite number per output."""
@@ -214,26 +232,22 @@ class Cox(Loss):
         terms = at_risk.gather(-1, order.argsort(-1)) - scores
         return torch.where(present, event * terms, torch.zeros_like(terms))
 
-    def batch_slopes(
-        self,
-        outputs: Float[Tensor, "g b 1"],
-        targets: Float[Tensor, "g b 2"],
-        present: Shaped[Tensor, "g b"],
-    ) -> Float[Tensor, "g b 1"]:
-        """Return the gradient of the SUM of terms of each of g batches with respect to its scores.
+    def slopes(
+        self, outputs: Float[Tensor, "g 1 b"], targets: Float[Tensor, "g b 2"], present: Bool[Tensor, "g b"]
+    ) -> Float[Tensor, "g 1 b"]:
+        """Return the gradient of the sum of terms with respect to the scores, in closed form.
 
             d/ds_i = sum_{l >= i} event_l exp(s_i - A_l) - event_i,    A_l = log sum_{j <= l} exp(s_j)
 
-        over positions sorted as above. Every exponent is at most 0. Rows that are not ``present`` get 0.
+        over positions sorted as above. No exponent is positive. A row that is not ``present`` gets 0.
         """
         event = torch.where(present, targets[..., 0].to(outputs.dtype), 0)
         order = _longest_first(targets[..., 1], present)
-        scores, event = outputs[..., 0].gather(-1, order), event.gather(-1, order)
+        scores, event = outputs[:, 0].gather(-1, order), event.gather(-1, order)
         at_risk = torch.logcumsumexp(scores, -1)
         later = torch.logcumsumexp((event.log() - at_risk).flip(-1), -1).flip(-1)
-        sorted_slopes = torch.exp(scores + later) - event
-        slopes = torch.zeros_like(sorted_slopes).scatter_(-1, order, sorted_slopes)
-        return torch.where(present, slopes, 0).unsqueeze(-1)
+        slopes = torch.zeros_like(scores).scatter_(-1, order, torch.exp(scores + later) - event)
+        return torch.where(present, slopes, 0).unsqueeze(-2)
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept (event, time) with event 0 or 1 and a finite time, for a model of one output."""
