@@ -1,0 +1,347 @@
+"""A user's own tables, CSV or Parquet, read by a public schema into a population.
+
+Either each silo has its own file, named after it, or one or more files have a silo column. Records are
+counted from 1, without the header, in every error. No error repeats a value.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
+
+from fedveil.errors import ConfigError, DataError
+from fedveil.population.records import Population, Records, Targets, Task
+from fedveil.population.schema import Category, Label, Number, Schema, Survival
+from fedveil.population.splits import holdout
+from fedveil.randomness import ExperimentRandomness
+
+_TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """What one file holds, before users and silos of all files are numbered together."""
+
+    features: Float32[np.ndarray, "n d"]
+    targets: Targets
+    silo: tuple[str, ...] | list[str]
+    user: list[str]
+
+
+def read_tables(
+    schema: Schema,
+    files: Sequence[Path],
+    *,
+    test: Path | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    name: str = "tables",
+) -> Population:
+    """Read tables into a population.
+
+    Args:
+        schema: what the columns are.
+        files: CSV (``.csv``) or Parquet (``.parquet``) files; without a silo column each is a silo, named by
+            the file's stem.
+        test: a table for testing; its user and silo columns are not read. None holds records out of the
+            training tables.
+        test_share: share of the records held out at random where there is no test table, between 0 and 1.
+        seed: of the hold-out.
+        name: of the data set, in reports.
+
+    Returns:
+        The population. Users are numbered by the sorted union of their ids over all files, silos by name in
+        the order of the schema's ``silos``, else sorted.
+
+    Raises:
+        ConfigError: no file, two files of one name, a share outside (0, 1).
+        DataError: a file that cannot be read or lacks a column (named, with those it has); a value that does
+            not fit the schema, by file, record and column; more users than ``n_users``; a silo without a
+            record.
+
+    Guarantees:
+        Nothing about the private records enters the features of another record: scaling and categories are
+        the schema's.
+    """
+    _check_request(schema, files, test, test_share)
+    parts = [_read_part(schema, path) for path in files]
+    features = np.concatenate([part.features for part in parts])
+    targets = np.concatenate([part.targets for part in parts])
+    users, user = _numbered([who for part in parts for who in part.user])
+    if len(users) > schema.n_users:
+        raise DataError(
+            f"n_users is {schema.n_users} in the schema, but {len(users)} users have records; it is the "
+            "public number of "
+            "all users and must not be below the number present"
+        )
+    silo_names, silo = _silos(schema, [where for part in parts for where in part.silo])
+    notes = [
+        "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records."
+    ]
+    if test is not None:
+        test_part = _read_part(schema, test, tested=True)
+        kept = np.ones(len(features), dtype=np.bool_)
+        test_features, test_targets = test_part.features, test_part.targets
+        notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
+    else:
+        count = max(1, round(test_share * len(features)))
+        held_out = holdout(len(features), count, ExperimentRandomness(seed).numpy("tables", "test"))
+        kept, test_features, test_targets = ~held_out, features[held_out], targets[held_out]
+        notes.append(
+            f"{count} records, drawn at random, are held out for testing: a user may have records on both "
+            "sides, and no "
+            "guarantee covers the held-out ones."
+        )
+    return Population(
+        name=name,
+        train=Records(features=features[kept], targets=targets[kept], silo=silo[kept], user=user[kept]),
+        test_features=test_features,
+        test_targets=test_targets,
+        n_users=schema.n_users,
+        silo_names=silo_names,
+        task=_TASKS[schema.target.kind],
+        n_classes=len(schema.target.classes) if isinstance(schema.target, Label) else None,
+        notes=tuple(notes),
+    )
+
+
+def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, test_share: float) -> None:
+    if not files:
+        raise ConfigError("no table is named; give one file per silo, or one with a silo column")
+    stems = [path.stem for path in files]
+    twice = [stem for stem in stems if stems.count(stem) > 1]
+    if schema.silo is None and twice:
+        raise ConfigError(
+            f"two files would both be silo '{twice[0]}'; without a silo column each file names a silo"
+        )
+    if test is None and not 0 < test_share < 1:
+        raise ConfigError(
+            f"the share of records held out for testing must be between 0 and 1, not {test_share}"
+        )
+
+
+def open_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """Read these columns of a CSV or Parquet file (None: all of them), CSV cells as text.
+
+    Raises:
+        DataError: no such file, another format, or a column that is missing (named, with those the file has).
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise DataError(f"{path}: a table is a .csv or a .parquet file")
+    try:
+        if path.suffix == ".parquet":
+            present = pa_parquet.read_schema(path).names
+            wanted = _required_columns(path, present, columns)
+            return pa_parquet.read_table(path, columns=wanted)
+        with pa_csv.open_csv(path) as reader:
+            present = reader.schema.names
+        wanted = _required_columns(path, present, columns)
+        as_text = pa_csv.ConvertOptions(
+            include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
+        )
+        return pa_csv.read_csv(path, convert_options=as_text)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from error
+
+
+def _required_columns(path: Path, present: list[str], columns: Sequence[str] | None) -> list[str]:
+    """The columns to read, each of which the file must have once."""
+    wanted = list(present if columns is None else columns)
+    for column in wanted:
+        if present.count(column) != 1:
+            raise DataError(
+                f"{path} has {present.count(column) or 'no'} column '{column}', and exactly one is needed; "
+                "it has: " + ", ".join(present)
+            )
+    return wanted
+
+
+def _without_values(error: Exception) -> str:
+    """What Arrow says was wrong, without the cells that it quotes."""
+    uneven = re.match(r"CSV parse error: (Row #\d+: )?Expected \d+ columns, got \d+", str(error))
+    return uneven.group() if uneven else str(error).split(":")[0]
+
+
+def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
+    """Read one file; ``tested`` leaves user and silo out."""
+    columns = (*schema.target_columns, *schema.features) if tested else schema.columns
+    table = open_table(path, columns)
+    if table.num_rows == 0:
+        raise DataError(f"{path} has no record; every table needs at least one")
+    reader = _Reader(path, table, schema.missing_values)
+    features = [reader.encode(column, feature) for column, feature in schema.features.items()]
+    if tested:
+        silo, user = [""] * table.num_rows, [""] * table.num_rows
+    else:
+        user = reader.identities(schema.user)
+        silo = reader.identities(schema.silo) if schema.silo is not None else [path.stem] * table.num_rows
+    return _Part(
+        features=np.concatenate(features, axis=1), targets=reader.targets(schema), silo=silo, user=user
+    )
+
+
+def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+    """Cells as text without surrounding blanks, and which are missing: null, or a declared missing value."""
+    cells = column.combine_chunks()
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    if pa.types.is_boolean(cells.type):
+        cells = cells.cast(pa.int8())
+    text = pc.utf8_trim_whitespace(cells.cast(pa.string()))
+    missing = pc.or_(pc.is_null(text), pc.is_in(text, missing_values))
+    return text, np.asarray(missing, dtype=np.bool_)
+
+
+class _Reader:
+    """Turns columns of one file into arrays; every error names file, record and column."""
+
+    def __init__(self, path: Path, table: pa.Table, missing_values: Sequence[str]) -> None:
+        self._path = path
+        self._table = table
+        self._missing_values = pa.array(missing_values, pa.string())
+
+    def encode(self, column: str, feature: Number | Category) -> Float32[np.ndarray, "n width"]:
+        """Return a column's features by its declaration."""
+        return (
+            self._scaled(column, feature) if isinstance(feature, Number) else self._one_hot(column, feature)
+        )
+
+    def identities(self, column: str) -> list[str]:
+        """Return the ids of a user or silo column as text; strings and integers are ids, nothing else.
+
+        Raises:
+            DataError: a missing id, or a column of another type.
+        """
+        kind = self._table.schema.field(column).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+            raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
+        cells, missing = self._text(column)
+        self._refuse(missing, column, "the id is missing; every record needs one")
+        return [str(cell) for cell in cells.to_pylist()]
+
+    def targets(self, schema: Schema) -> Targets:
+        """Return labels, numbers, or (event, time)."""
+        target = schema.target
+        if isinstance(target, Label):
+            return self._classes(target)
+        if isinstance(target, Survival):
+            event, time = self._required(target.event), self._required(target.time)
+            self._refuse((event != 0) & (event != 1), target.event, "the event must be 0 or 1")
+            self._refuse(time < 0, target.time, "the time must not be negative")
+            return np.stack((event, time), axis=1).astype(np.float32)
+        return self._required(target.column).astype(np.float32)
+
+    def _scaled(self, column: str, feature: Number) -> Float32[np.ndarray, "n width"]:
+        values, missing = self._numbers(column)
+        if feature.missing == "error":
+            self._refuse(
+                missing, column, "the value is missing; declare `missing` in the schema if that may be"
+            )
+        clipped = np.clip(values, feature.lower, feature.upper)
+        scaled = 2 * (clipped - feature.lower) / (feature.upper - feature.lower) - 1
+        scaled[missing] = 0.0
+        columns = (scaled, missing) if feature.missing == "indicator" else (scaled,)
+        return np.stack(columns, axis=1).astype(np.float32)
+
+    def _one_hot(self, column: str, feature: Category) -> Float32[np.ndarray, "n width"]:
+        place, missing = self._places(column, feature.categories)
+        if feature.missing == "error":
+            self._refuse(
+                missing, column, "the value is missing; declare `missing` in the schema if that may be"
+            )
+        if feature.unknown == "error":
+            self._refuse((place < 0) & ~missing, column, "the value is not among the declared categories")
+        encoded = place[:, None] == np.arange(len(feature.categories))
+        columns = (encoded, missing) if feature.missing == "indicator" else (encoded,)
+        return np.column_stack(columns).astype(np.float32)
+
+    def _classes(self, target: Label) -> Int64[np.ndarray, "n"]:
+        place, missing = self._places(target.column, target.classes)
+        self._refuse(missing, target.column, "the label is missing")
+        self._refuse(place < 0, target.column, "the label is not among the declared classes")
+        return place
+
+    def _required(self, column: str) -> Float64[np.ndarray, "n"]:
+        values, missing = self._numbers(column)
+        self._refuse(missing, column, "the target is missing")
+        self._refuse(np.abs(values) > np.finfo(np.float32).max, column, "the target is too large for float32")
+        return values
+
+    def _places(
+        self, column: str, declared: Sequence[str]
+    ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """Place of every cell in a declared list, -1 where it is not in it; and which cells are missing."""
+        cells, missing = self._text(column)
+        place = pc.fill_null(pc.index_in(cells, pa.array(declared, pa.string())), -1)
+        return np.where(missing, -1, place.to_numpy(zero_copy_only=False)).astype(np.int64), missing
+
+    def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """Values of a numeric column, 0 where missing; and which are missing."""
+        kind = self._table.schema.field(column).type
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+            values = self._table.column(column).combine_chunks().cast(pa.float64(), safe=False)
+            missing = np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
+        else:
+            cells, missing = self._text(column)
+            values = self._parsed(column, pc.if_else(pa.array(missing), None, cells), missing)
+        numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
+        numbers[missing] = 0.0
+        self._refuse(~np.isfinite(numbers), column, "the value is infinite")
+        return numbers, missing
+
+    def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
+        """Text cells as numbers; only where Arrow refuses one is each looked at, to name the first that is none."""
+        try:
+            return pc.cast(cells, pa.float64())
+        except pa.ArrowInvalid:
+            values = pa.array([_number(cell) for cell in cells.to_pylist()], pa.float64())
+            self._refuse(np.asarray(values.is_null()) & ~missing, column, "the value is no number")
+            return values
+
+    def _text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+        return text_cells(self._table.column(column), self._missing_values)
+
+    def _refuse(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
+        """Raise the error of the first wrong cell, if any."""
+        if wrong.any():
+            record = int(np.argmax(wrong)) + 1
+            raise DataError(
+                f"{self._path}, record {record} (the header not counted), column '{column}': {problem}"
+            )
+
+
+def _number(cell: str | None) -> float | None:
+    """A cell as a number, None if it is none."""
+    try:
+        return None if cell is None else float(cell)
+    except ValueError:
+        return None
+
+
+def _numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
+    """Sorted distinct names, and the place of each name among them."""
+    distinct, place = np.unique(np.array(names, dtype=np.str_), return_inverse=True)
+    return distinct.tolist(), place.astype(np.int32)
+
+
+def _silos(schema: Schema, names: list[str]) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
+    """Silo names and the silo number of every record."""
+    present, place = _numbered(names)
+    if schema.silos is None:
+        return tuple(present), place
+    for silo in present:
+        if silo not in schema.silos:
+            raise DataError(f"silo '{silo}' is not among the silos of the schema: {', '.join(schema.silos)}")
+    number = np.array([schema.silos.index(silo) for silo in present], dtype=np.int32)
+    return schema.silos, number[place]
