@@ -1,0 +1,322 @@
+"""Comparison of runs: means and deviations over seeds, privacy-utility curves, one page and one table.
+
+Runs are repetitions of one experiment when their experiment.toml agree in everything but seeds and the name's
+seed suffix; their mean is then a mean over seeds and over nothing else.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.errors import RunFolderError
+from fedveil.report import plots
+from fedveil.report.document import Section, document, figures, notice, table, write_document
+from fedveil.report.plots import Curve, show, words
+from fedveil.report.run_data import SCHEMA_VERSION, JsonObject, JsonValue, RunData, load_run
+
+_NAMING_KEYS = {"name", "seed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A mean over seeds and the sample standard deviation (n - 1 in its denominator; None for one seed)."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """The spread of at least one value."""
+        return cls(mean=statistics.fmean(values), std=statistics.stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        return show(self.mean) if self.std is None else f"{show(self.mean)} ± {self.std:.2g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """One variant at the last round that all its seeds have reached.
+
+    `epsilon` is the largest over the seeds, `math.inf` where any of them guarantees nothing; `seconds` are
+    those of the rounds up to `round`.
+    """
+
+    variant: str
+    seeds: int
+    round: int
+    metrics: Mapping[str, Spread]
+    seconds: Spread
+    epsilon: float
+    delta: float | None
+    unit: str
+    adjacency: str
+    accountant: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Variant:
+    """Runs that differ only by seed, and the rounds they all have."""
+
+    label: str
+    runs: tuple[RunData, ...]
+    colour: int
+
+    @property
+    def rounds(self) -> list[int]:
+        return sorted(set.intersection(*({row.round for row in run.rounds} for run in self.runs)))
+
+    @property
+    def metrics(self) -> list[str]:
+        return [metric for metric in self.runs[0].metrics if all(metric in run.metrics for run in self.runs)]
+
+    def values(self, metric: str) -> dict[int, list[float]]:
+        """The metric of every seed, for the common rounds in which every seed measured it."""
+        tests = [{row.round: row.test for row in run.rounds} for run in self.runs]
+        return {
+            number: [test[number][metric] for test in tests]
+            for number in self.rounds
+            if all(metric in test[number] for test in tests)
+        }
+
+    def epsilon(self, number: int) -> float:
+        """The largest epsilon over seeds up to a round: what holds for every one of them."""
+        return max(row.epsilon for run in self.runs for row in run.rounds if row.round == number)
+
+    def curve(self, metric: str, *, over_epsilon: bool) -> Curve | None:
+        """The metric over rounds, or over the epsilon of those rounds."""
+        points = [(number, Spread.of(values)) for number, values in self.values(metric).items()]
+        if not points:
+            return None
+        stds = [spread.std for _, spread in points if spread.std is not None]
+        return Curve(
+            label=self.label,
+            colour=self.colour,
+            x=[self.epsilon(number) if over_epsilon else number for number, _ in points],
+            mean=[spread.mean for _, spread in points],
+            std=stds or None,
+        )
+
+    def row(self) -> ComparisonRow:
+        last = self.rounds[-1]
+        statements = [run.statement for run in self.runs]
+        return ComparisonRow(
+            variant=self.label,
+            seeds=len(self.runs),
+            round=last,
+            metrics={
+                metric: Spread.of(values[last])
+                for metric in self.metrics
+                if last in (values := self.values(metric))
+            },
+            seconds=Spread.of(
+                [sum(row.seconds for row in run.rounds if row.round <= last) for run in self.runs]
+            ),
+            epsilon=self.epsilon(last) if all(statement.guaranteed for statement in statements) else math.inf,
+            delta=statements[0].delta,
+            unit=statements[0].unit,
+            adjacency=statements[0].adjacency,
+            accountant=statements[0].accountant,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs side by side: a row a variant, and warnings where they promise unlike things."""
+
+    rows: tuple[ComparisonRow, ...]
+    warnings: tuple[str, ...]
+    variants: tuple[_Variant, ...]
+
+    def to_json(self) -> JsonObject:
+        """The table for machines; an infinite epsilon and a missing deviation are null."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "warnings": list(self.warnings),
+            "rows": [_row_json(row) for row in self.rows],
+        }
+
+    def write(self, path: Path) -> Path:
+        """Write the page of the comparison.
+
+        Raises:
+            RunFolderError: the file cannot be written.
+        """
+        return write_document(path, self.page())
+
+    def page(self) -> str:
+        """The comparison as one HTML text."""
+        runs = sum(row.seeds for row in self.rows)
+        return document(
+            title=f"{len(self.rows)} variants, {runs} runs",
+            kicker="fedveil · comparison of runs",
+            lead="Runs that differ only by their seed are one variant.",
+            sections=[
+                Section(identifier="privacy", title="What is promised", body=self._promises()),
+                Section(identifier="result", title="What is reached", body=self._results()),
+                Section(identifier="curves", title="Curves", body=self._curves()),
+            ],
+        )
+
+    @property
+    def _metrics(self) -> list[str]:
+        return list(dict.fromkeys(metric for variant in self.variants for metric in variant.metrics))
+
+    def _promises(self) -> str:
+        header = ["variant", "ε", "δ", "one", "neighbouring data sets", "accountant"]
+        rows = [
+            [
+                row.variant,
+                show(row.epsilon) if math.isfinite(row.epsilon) else "∞ (no guarantee)",
+                "none" if row.delta is None else show(row.delta),
+                row.unit,
+                row.adjacency,
+                row.accountant or "none",
+            ]
+            for row in self.rows
+        ]
+        warnings = "".join(notice(warning, kind="warning") for warning in self.warnings)
+        return warnings + table(
+            header, rows, caption="Each run folder's privacy.json has the whole statement"
+        )
+
+    def _results(self) -> str:
+        metrics = self._metrics
+        header = ["variant", *(f"test {words(metric)}" for metric in metrics), "round", "seeds", "seconds"]
+        rows = [
+            [
+                row.variant,
+                *(str(row.metrics[metric]) if metric in row.metrics else "" for metric in metrics),
+                str(row.round),
+                str(row.seeds),
+                str(row.seconds),
+            ]
+            for row in self.rows
+        ]
+        return table(
+            header, rows, caption="Mean ± sample standard deviation over seeds, at the last common round"
+        )
+
+    def _curves(self) -> str:
+        shown = []
+        units = ", ".join(dict.fromkeys(row.unit for row in self.rows if math.isfinite(row.epsilon)))
+        for metric in self._metrics:
+            by_round = [curve for v in self.variants if (curve := v.curve(metric, over_epsilon=False))]
+            if not by_round:
+                continue
+            shown.append(plots.compared_by_round(by_round, metric))
+            private: list[Curve] = []
+            unprotected: list[Curve] = []
+            for variant, row in zip(self.variants, self.rows, strict=True):
+                guaranteed = math.isfinite(row.epsilon)
+                if curve := variant.curve(metric, over_epsilon=guaranteed):
+                    (private if guaranteed else unprotected).append(curve)
+            if private:
+                shown.append(
+                    plots.compared_by_epsilon(private, unprotected, metric, measured_by=f"one {units}")
+                )
+        return figures(shown, wide=True)
+
+
+def compare(run_folders: Sequence[Path]) -> Comparison:
+    """Group runs into variants and put them side by side, in the order given.
+
+    Raises:
+        RunFolderError: no folder is given; one is missing, damaged, of another version, or has no round yet;
+            the seeds of a variant have no round in common.
+    """
+    if not run_folders:
+        raise RunFolderError("There is nothing to compare: give at least one run folder.")
+    runs = [load_run(folder) for folder in dict.fromkeys(run_folders)]
+    for run in runs:
+        if not run.rounds:
+            raise RunFolderError(
+                f"{run.folder / 'metrics.jsonl'} has no round yet: there is nothing to compare."
+            )
+    variants = _variants(runs)
+    for variant in variants:
+        if not variant.rounds:
+            folders = ", ".join(str(run.folder) for run in variant.runs)
+            raise RunFolderError(f"The seeds of {variant.label!r} have no round in common ({folders}).")
+    rows = tuple(variant.row() for variant in variants)
+    return Comparison(rows=rows, warnings=_warnings(rows), variants=variants)
+
+
+def _variants(runs: Sequence[RunData]) -> tuple[_Variant, ...]:
+    """Group runs by experiment; variants of one name are told apart by the settings in which they differ."""
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[RunData]] = {}
+    for run in runs:
+        settings = tuple(sorted(_settings(run.experiment).items()))
+        groups.setdefault((run.variant, settings), []).append(run)
+    variants: list[_Variant] = []
+    for (name, settings), members in groups.items():
+        rivals = [dict(other) for rival, other in groups if rival == name]
+        differing = [
+            f"{key}={value}" for key, value in settings if any(rival.get(key) != value for rival in rivals)
+        ]
+        missing = sorted({key for rival in rivals for key in rival} - {key for key, _ in settings})
+        parts = [*differing, *(f"no {key}" for key in missing)]
+        label = f"{name} ({', '.join(parts)})" if parts else name
+        variants.append(_Variant(label=label, runs=tuple(members), colour=len(variants)))
+    return tuple(variants)
+
+
+def _settings(experiment: JsonObject, path: str = "") -> dict[str, str]:
+    """Every setting by its dotted key, but for names and seeds."""
+    settings: dict[str, str] = {}
+    for key, value in experiment.items():
+        if key in _NAMING_KEYS:
+            continue
+        if isinstance(value, Mapping):
+            settings |= _settings(value, f"{path}{key}.")
+        else:
+            settings[f"{path}{key}"] = str(value)
+    return settings
+
+
+def _warnings(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
+    """What makes epsilons of different variants unlike: they must not be read against each other unsaid."""
+    private = [row for row in rows if math.isfinite(row.epsilon)]
+    unlike = [
+        name
+        for name, values in (
+            ("units of privacy", {row.unit for row in private}),
+            ("adjacencies", {row.adjacency for row in private}),
+            ("values of δ", {row.delta for row in private}),
+        )
+        if len(values) > 1
+    ]
+    warnings = []
+    if unlike:
+        warnings.append(
+            f"The guarantees are for different {' and different '.join(unlike)}: "
+            "their ε are not comparable as numbers."
+        )
+    if len(private) < len(rows):
+        names = ", ".join(row.variant for row in rows if not math.isfinite(row.epsilon))
+        warnings.append(f"No privacy guarantee at all: {names}.")
+    return tuple(warnings)
+
+
+def _finite(value: float) -> float | None:
+    """What JSON can hold."""
+    return value if math.isfinite(value) else None
+
+
+def _row_json(row: ComparisonRow) -> JsonObject:
+    def spread(value: Spread) -> JsonValue:
+        return {"mean": _finite(value.mean), "std": None if value.std is None else _finite(value.std)}
+
+    return {
+        "variant": row.variant,
+        "seeds": row.seeds,
+        "round": row.round,
+        "metrics": {name: spread(value) for name, value in row.metrics.items()},
+        "seconds": spread(row.seconds),
+        "epsilon": _finite(row.epsilon),
+        "delta": row.delta,
+        "unit": row.unit,
+        "adjacency": row.adjacency,
+        "accountant": row.accountant,
+    }

@@ -1,0 +1,219 @@
+"""The report of one run: a list of sections, each shown only where the run folder holds what it needs."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedveil.report import plots
+from fedveil.report.document import (
+    Section,
+    document,
+    escape,
+    fields,
+    figures,
+    folded,
+    notice,
+    paragraphs,
+    source,
+    table,
+    write_document,
+)
+from fedveil.report.plots import Plot, show, words
+from fedveil.report.run_data import JsonValue, RoundRow, RunData, StatementData, load_run
+
+LARGE_EPSILON = 10.0
+"""From here on the factor e^epsilon says little, and the report says so instead of printing it."""
+
+_STATEMENT_FIELDS = (
+    ("unit", "Unit of privacy"),
+    ("adjacency", "Neighbouring data sets"),
+    ("epsilon", "ε"),
+    ("delta", "δ"),
+    ("accountant", "Accountant"),
+    ("epsilons", "ε by accountant"),
+    ("mechanisms", "Mechanisms"),
+    ("trust", "Who is trusted with what"),
+    ("randomness", "Where randomness came from"),
+    ("uncovered", "Choices not covered"),
+    ("as_published", "Reproduced as published, with a gap"),
+)
+_TOLD_ELSEWHERE = {"schema_version", "sentences", "reasons"}
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html` into a run folder: self-contained, readable offline.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        RunFolderError: the folder is missing, damaged or of another version, or cannot be written to.
+    """
+    return write_document(run_folder / "report.html", report_page(load_run(run_folder)))
+
+
+def report_page(run: RunData) -> str:
+    """The report of a run as one HTML text."""
+    last = f"{run.rounds[-1].round} rounds" if run.rounds else "no round yet"
+    return document(
+        title=run.name,
+        kicker="fedveil · report of one run",
+        lead=f"{last} on record. What was promised comes first; what was reached comes after it.",
+        sections=[section for make in SECTIONS if (section := make(run)) is not None],
+    )
+
+
+def statement_section(run: RunData) -> Section | None:
+    """The privacy statement: in words, then in full."""
+    statement = run.statement
+    reasons = statement.fields.get("reasons")
+    listed = [str(reason) for reason in reasons] if isinstance(reasons, list) else []
+    why = "<ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in listed) + "</ul>" if listed else ""
+    kind = "guaranteed" if statement.guaranteed else "none"
+    words_of_its_own = paragraphs(statement.sentences)
+    claim = f'<div class="claim {kind}">{_headline(statement)}{why}{words_of_its_own}</div>'
+    known = [(label, statement.fields[key]) for key, label in _STATEMENT_FIELDS if key in statement.fields]
+    named = {key for key, _ in _STATEMENT_FIELDS} | _TOLD_ELSEWHERE
+    others = [(words(key), value) for key, value in statement.fields.items() if key not in named]
+    return Section(identifier="statement", title="Privacy statement", body=claim + fields([*known, *others]))
+
+
+def result_section(run: RunData) -> Section | None:
+    """What the run reached, in one table."""
+    if not run.rounds:
+        return None
+    first, last = run.rounds[0], run.rounds[-1]
+    rows = [
+        [
+            f"Test {words(metric)}",
+            show(first.test.get(metric, math.nan)),
+            show(last.test.get(metric, math.nan)),
+        ]
+        for metric in run.metrics
+    ]
+    rows.append([f"ε for one {run.statement.unit}", show(first.epsilon), show(last.epsilon)])
+    rows.append(["Seconds, in all", show(first.seconds), show(sum(row.seconds for row in run.rounds))])
+    body = table(
+        ["", f"round {first.round}", f"round {last.round}"],
+        rows,
+        caption="Before training and at the last round",
+    )
+    if run.interrupted_line:
+        body += notice(
+            "metrics.jsonl ends in the middle of a line: the run was still writing, or was stopped. "
+            "The report holds the rounds before it.",
+            kind="warning",
+        )
+    return Section(identifier="result", title="Result", body=body)
+
+
+def curves_section(run: RunData) -> Section | None:
+    """Test metrics and the privacy spent, round by round."""
+    measured = [metric for metric in run.metrics if sum(metric in row.test for row in run.rounds) > 1]
+    shown: list[Plot] = [plots.metric_curve(run, metric) for metric in measured]
+    if len({row.epsilon for row in run.rounds if math.isfinite(row.epsilon)}) > 1:
+        shown.append(plots.epsilon_curve(run))
+        shown.extend(plots.privacy_utility(run, metric) for metric in measured[:1])
+    if not shown:
+        return None
+    return Section(
+        identifier="curves",
+        title="Round by round",
+        body=figures(shown) + folded("Every round as a table", _rounds_table(run)),
+    )
+
+
+def population_section(run: RunData) -> Section | None:
+    """Diagnostics of private records: who holds how much, and how the bound meets the contributions."""
+    shown: list[Plot] = []
+    if run.diagnostics is not None:
+        shown.append(plots.records_per_user(run.diagnostics))
+        if run.diagnostics.records_per_silo:
+            shown.append(plots.records_per_silo(run.diagnostics))
+    if any(row.norms is not None for row in run.rounds):
+        shown.append(plots.contribution_norms(run))
+    if any(row.clipped is not None for row in run.rounds):
+        shown.append(plots.clipped_fraction(run))
+    nonfinite = sum(row.nonfinite for row in run.rounds)
+    if not shown and not nonfinite:
+        return None
+    warning = notice(
+        "Computed from private records, in simulation only. Nothing in this section is covered by the "
+        "privacy statement: do not publish it about real people.",
+        kind="warning",
+    )
+    lost = (
+        notice(
+            f"{show(nonfinite)} contributions were not finite numbers. They counted as zero.",
+            kind="warning",
+        )
+        if nonfinite
+        else ""
+    )
+    return Section(
+        identifier="population", title="Population diagnostics", body=warning + lost + figures(shown)
+    )
+
+
+def environment_section(run: RunData) -> Section | None:
+    """The machine and the versions."""
+    if run.environment is None:
+        return None
+    pairs: list[tuple[str, JsonValue]] = [
+        (words(key), value) for key, value in run.environment.items() if key != "schema_version"
+    ]
+    return Section(identifier="environment", title="Environment", body=fields(pairs))
+
+
+def experiment_section(run: RunData) -> Section | None:
+    """The resolved experiment: enough to repeat the run."""
+    return Section(
+        identifier="experiment",
+        title="Experiment",
+        lead="The resolved experiment.toml: enough to repeat the run.",
+        body=source(run.experiment_toml),
+    )
+
+
+SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
+    statement_section,
+    result_section,
+    curves_section,
+    population_section,
+    environment_section,
+    experiment_section,
+)
+"""The report, top to bottom; a section without data is left out."""
+
+
+def _headline(statement: StatementData) -> str:
+    """The claim in one line, and what its size means."""
+    if not statement.guaranteed:
+        return (
+            '<p class="headline">No privacy guarantee.</p>'
+            "<p>This run claims nothing about what its models and messages reveal: ε is infinite.</p>"
+        )
+    delta = "" if statement.delta is None else f", δ = {show(statement.delta)}"
+    method = "" if statement.accountant is None else f" Bounded by the {statement.accountant} accountant."
+    if statement.epsilon < LARGE_EPSILON:
+        slack = "" if statement.delta is None else f", up to a probability of {show(statement.delta)}"
+        meaning = (
+            f"Any result of this run is at most {math.exp(statement.epsilon):.3g} times as likely on one of "
+            f"two neighbouring data sets as on the other{slack}"
+        )
+    else:
+        meaning = "At this size ε bounds very little in the worst case: read it as hardly a promise"
+    return (
+        f'<p class="headline">Each {escape(statement.unit)} is protected with '
+        f"<span>ε = {escape(show(statement.epsilon))}{escape(delta)}</span></p>"
+        f"<p>{escape(meaning)}.{escape(method)}</p>"
+    )
+
+
+def _rounds_table(run: RunData) -> str:
+    def cells(row: RoundRow) -> list[str]:
+        metrics = [show(row.test[metric]) if metric in row.test else "" for metric in run.metrics]
+        return [str(row.round), *metrics, show(row.epsilon), f"{row.seconds:.3g}"]
+
+    header = ["round", *(f"test {words(metric)}" for metric in run.metrics), "ε", "seconds"]
+    return table(header, [cells(row) for row in run.rounds], caption="All rounds on record")

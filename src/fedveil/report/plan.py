@@ -1,0 +1,98 @@
+"""The page of a plan: what noise, rounds and sampling cost in epsilon, before any data exists."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from fedveil.report import plots
+from fedveil.report.document import Section, document, figures, table, write_document
+from fedveil.report.plots import Curve, Plot, show
+from fedveil.report.run_data import JsonValue
+
+PlanRow = Mapping[str, JsonValue]
+"""Keys `method`, `noise_multiplier`, `rounds`, `users`, `sampling_rate`, `epsilon` and `accountant`; a
+null epsilon means that nothing is guaranteed."""
+
+_COLUMNS = {
+    "method": "method",
+    "noise_multiplier": "noise multiplier σ",
+    "rounds": "rounds",
+    "users": "users",
+    "sampling_rate": "sampling rate",
+    "accountant": "accountant",
+    "epsilon": "ε",
+}
+_AXES: tuple[tuple[str, Literal["linear", "log"]], ...] = (
+    ("rounds", "linear"),
+    ("noise_multiplier", "log"),
+    ("sampling_rate", "log"),
+    ("users", "log"),
+)
+
+
+def write_plan(rows: Sequence[PlanRow], path: Path) -> Path:
+    """Write the table of a plan, and a plot of epsilon against each quantity that it varies.
+
+    Raises:
+        RunFolderError: the file cannot be written.
+    """
+    shown = [plot for key, scale in _AXES if (plot := _plot(rows, key, scale)) is not None]
+    sections = [Section(identifier="table", title="Every combination", body=_table(rows))]
+    if shown:
+        sections.insert(0, Section(identifier="cost", title="What it costs", body=figures(shown, wide=True)))
+    page = document(
+        title="Privacy plan",
+        kicker="fedveil · plan",
+        lead="ε by method, noise, rounds, users and sampling: no data was read, and none is needed.",
+        sections=sections,
+    )
+    return write_document(path, page)
+
+
+def _table(rows: Sequence[PlanRow]) -> str:
+    used = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows) or key == "epsilon"]
+    cells = [[_text(row.get(key), missing="∞" if key == "epsilon" else "") for key in used] for row in rows]
+    return table([_COLUMNS[key] for key in used], cells, caption="One row a combination")
+
+
+def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -> Plot | None:
+    """Epsilon against one quantity; None where the plan does not vary it."""
+    lines: dict[tuple[str, ...], dict[float, float]] = {}
+    others = [key for key in _COLUMNS if key not in (axis, "epsilon")]
+    for row in rows:
+        x, epsilon = row.get(axis), row.get("epsilon")
+        if isinstance(x, int | float) and isinstance(epsilon, int | float) and math.isfinite(epsilon):
+            setting = tuple(_text(row.get(key), missing="") for key in others)
+            lines.setdefault(setting, {})[float(x)] = float(epsilon)
+    merged = _merged({setting: points for setting, points in lines.items() if len(points) > 1})
+    if not merged:
+        return None
+    told = [i for i in range(1, len(others)) if len({setting[i] for setting in merged}) > 1]
+    curves = [
+        Curve(
+            label=", ".join([setting[0], *(f"{_COLUMNS[others[i]]} {setting[i]}" for i in told)]),
+            colour=colour,
+            x=sorted(points),
+            mean=[points[x] for x in sorted(points)],
+        )
+        for colour, (setting, points) in enumerate(merged.items())
+    ]
+    return plots.planned(curves, axis=_COLUMNS[axis], scale=scale)
+
+
+def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[str, ...], dict[float, float]]:
+    """One line for methods that cost the same at every point: drawn apart, one would hide the others."""
+    methods: dict[tuple[object, ...], list[str]] = {}
+    for (method, *rest), points in lines.items():
+        methods.setdefault((*rest, *sorted(points.items())), []).append(method)
+    return {
+        (" = ".join(methods[*rest, *sorted(points.items())]), *rest): points
+        for (_, *rest), points in lines.items()
+    }
+
+
+def _text(value: JsonValue, *, missing: str) -> str:
+    if value is None:
+        return missing
+    return show(value) if isinstance(value, int | float) else str(value)

@@ -1,0 +1,315 @@
+"""A run folder, read back: the only way a report learns anything about a run.
+
+Nothing here imports the engine: a report can be made on another machine, long after the run, from the files
+alone.
+"""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from fedveil.errors import RunFolderError
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+JsonObject: TypeAlias = Mapping[str, JsonValue]
+
+SCHEMA_VERSION = 1
+NORM_LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Levels of the quantiles of contribution norms in a row of metrics.jsonl."""
+
+_SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRow:
+    """One line of metrics.jsonl; round 0 is the initial model.
+
+    `epsilon` is the privacy spent up to and including this round, `math.inf` where nothing is guaranteed.
+    `norms` are the quantiles, at `NORM_LEVELS`, of the contributions' l2 norms before clipping, in the unit
+    of an update; `clipped` is the fraction of contributions that met the bound `clip`.
+    """
+
+    round: int
+    seconds: float
+    test: Mapping[str, float]
+    epsilon: float
+    contributions: int
+    participants: int
+    nonfinite: int
+    norms: tuple[float, ...] | None
+    clip: float | None
+    clipped: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatementData:
+    """privacy.json: the claim's numbers by name, and every field in the order of the file.
+
+    `epsilon` is `math.inf` where nothing is guaranteed; `sentences` are the statement's own words, if any.
+    """
+
+    unit: str
+    adjacency: str
+    epsilon: float
+    delta: float | None
+    accountant: str | None
+    sentences: tuple[str, ...]
+    fields: JsonObject
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether the statement claims a finite epsilon."""
+        return math.isfinite(self.epsilon)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics:
+    """diagnostics.json: how records spread over users and silos (from private records: simulation only).
+
+    `records_per_user` holds the deciles 0, 0.1, ..., 1 of records per user, over users who have any.
+    """
+
+    records_per_user: tuple[float, ...]
+    users_with_records: int
+    users: int
+    records_per_silo: tuple[int, ...]
+    silo_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """Everything a report shows of one run.
+
+    `interrupted_line` tells that metrics.jsonl ended in the middle of a line: the run was still writing, or
+    was killed.
+    """
+
+    folder: Path
+    experiment: JsonObject
+    experiment_toml: str
+    statement: StatementData
+    rounds: tuple[RoundRow, ...]
+    diagnostics: Diagnostics | None
+    environment: JsonObject | None
+    interrupted_line: bool
+
+    @property
+    def name(self) -> str:
+        """The experiment's name, or the folder's where the experiment has none."""
+        name = self.experiment.get("name")
+        return name if isinstance(name, str) and name else self.folder.resolve().name
+
+    @property
+    def variant(self) -> str:
+        """The name without its seed (`digits` of `digits-seed3`), shared by runs that differ only by seed."""
+        return _SEED_SUFFIX.sub("", self.name) or self.name
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the test metrics, in the order of the first row that has any."""
+        return next((tuple(row.test) for row in self.rounds if row.test), ())
+
+
+def load_run(folder: Path) -> RunData:
+    """Read a run folder.
+
+    A run in progress is read as far as it is written: an incomplete last line of metrics.jsonl is left out.
+
+    Raises:
+        RunFolderError: a file is missing, damaged or of another schema version; the message names it.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is not a run folder: there is no such folder.")
+    toml_path = folder / "experiment.toml"
+    toml = _text(toml_path)
+    try:
+        experiment = tomllib.loads(toml)
+    except tomllib.TOMLDecodeError as error:
+        raise RunFolderError(f"{toml_path} is damaged: it is not valid TOML ({error}).") from error
+    rounds, interrupted = _rounds(folder / "metrics.jsonl")
+    diagnostics = folder / "diagnostics.json"
+    environment = folder / "environment.json"
+    return RunData(
+        folder=folder,
+        experiment=experiment,
+        experiment_toml=toml,
+        statement=_statement(folder / "privacy.json"),
+        rounds=rounds,
+        diagnostics=_diagnostics(diagnostics) if diagnostics.exists() else None,
+        environment=_document(environment).fields if environment.exists() else None,
+        interrupted_line=interrupted,
+    )
+
+
+@dataclass(frozen=True)
+class _Object:
+    """A JSON object that knows where it stands, so that every complaint names the place."""
+
+    where: str
+    fields: JsonObject
+
+    def fail(self, key: str, wanted: str) -> RunFolderError:
+        found = "is missing" if key not in self.fields else "has another form"
+        return RunFolderError(f"{self.where} is damaged: {key!r} {found}; it should be {wanted}.")
+
+    def number(self, key: str) -> float:
+        value = self.fields.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(key, "a number")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.fields.get(key) is None else self.number(key)
+
+    def count(self, key: str) -> int:
+        value = self.fields.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.fail(key, "a non-negative whole number")
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.fields.get(key)
+        if not isinstance(value, str):
+            raise self.fail(key, "a text")
+        return value
+
+    def child(self, key: str) -> "_Object":
+        value = self.fields.get(key)
+        if not isinstance(value, Mapping):
+            raise self.fail(key, "an object")
+        return _Object(f"{self.where}, {key}", value)
+
+    def items(self, key: str) -> Sequence[JsonValue]:
+        value = self.fields.get(key)
+        if not isinstance(value, list):
+            raise self.fail(key, "a list")
+        return value
+
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        """Exactly `length` numbers, null standing for a number that is not finite."""
+        values = self.items(key)
+        numbers = tuple(
+            math.nan if value is None else float(value)
+            for value in values
+            if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        )
+        if not len(numbers) == len(values) == length:
+            raise self.fail(key, f"a list of {length} numbers")
+        return numbers
+
+    def counts(self, key: str) -> tuple[int, ...]:
+        values = self.items(key)
+        counts = tuple(value for value in values if isinstance(value, int) and value >= 0)
+        if len(counts) != len(values):
+            raise self.fail(key, "a list of non-negative whole numbers")
+        return counts
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        texts = tuple(value for value in self.items(key) if isinstance(value, str))
+        if len(texts) != len(self.items(key)):
+            raise self.fail(key, "a list of texts")
+        return texts
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RunFolderError(
+            f"{path} is missing: a run folder holds experiment.toml, metrics.jsonl and privacy.json."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RunFolderError(f"{path} is damaged: byte {error.start} is not UTF-8 text.") from error
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _parse(text: str, where: str) -> _Object:
+    """One JSON object of this schema version."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RunFolderError(f"{where} is damaged: it is not valid JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{where} is damaged: it should hold a JSON object.")
+    version = value.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{where} has schema_version {version!r}, but this version of fedveil reads {SCHEMA_VERSION}: "
+            "read it with the version of fedveil that wrote it (environment.json names it)."
+        )
+    return _Object(where, value)
+
+
+def _document(path: Path) -> _Object:
+    return _parse(_text(path), str(path))
+
+
+def _rounds(path: Path) -> tuple[tuple[RoundRow, ...], bool]:
+    """The rows of metrics.jsonl, and whether an incomplete last line was left out."""
+    text = _text(path)
+    lines = text.split("\n")
+    interrupted = lines.pop() != ""  # what follows the last newline is unfinished
+    rows: list[RoundRow] = []
+    for number, line in enumerate(lines, start=1):
+        row = _round(_parse(line, f"{path}, line {number},"))
+        if rows and row.round <= rows[-1].round:
+            raise RunFolderError(
+                f"{path}, line {number}, is damaged: round {row.round} follows round {rows[-1].round}."
+            )
+        rows.append(row)
+    return tuple(rows), interrupted
+
+
+def _round(row: _Object) -> RoundRow:
+    test = row.child("test")
+    epsilon = row.optional_number("epsilon")
+    return RoundRow(
+        round=row.count("round"),
+        seconds=row.number("seconds"),
+        test={name: math.nan if test.fields[name] is None else test.number(name) for name in test.fields},
+        epsilon=math.inf if epsilon is None else epsilon,
+        contributions=row.count("contributions"),
+        participants=row.count("participants"),
+        nonfinite=row.count("nonfinite"),
+        norms=None if row.fields.get("norms") is None else row.numbers("norms", len(NORM_LEVELS)),
+        clip=row.optional_number("clip"),
+        clipped=row.optional_number("clipped"),
+    )
+
+
+def _statement(path: Path) -> StatementData:
+    document = _document(path)
+    epsilon = document.optional_number("epsilon")
+    sentences = document.fields.get("sentences")
+    accountant = document.fields.get("accountant")
+    return StatementData(
+        unit=document.text("unit"),
+        adjacency=document.text("adjacency"),
+        epsilon=math.inf if epsilon is None else epsilon,
+        delta=document.optional_number("delta"),
+        accountant=None if accountant is None else document.text("accountant"),
+        sentences=() if sentences is None else document.texts("sentences"),
+        fields=document.fields,
+    )
+
+
+def _diagnostics(path: Path) -> Diagnostics:
+    document = _document(path)
+    users = document.child("records_per_user")
+    silos = document.counts("records_per_silo")
+    names = document.texts("silo_names")
+    if len(names) != len(silos):
+        raise document.fail("silo_names", f"a list of {len(silos)} names, one for each of records_per_silo")
+    return Diagnostics(
+        records_per_user=users.numbers("quantiles", 11),
+        users_with_records=users.count("users_with_records"),
+        users=users.count("users"),
+        records_per_silo=silos,
+        silo_names=names,
+    )

@@ -1,0 +1,161 @@
+"""Comparison of runs: means over seeds and over nothing else, and honest words about unlike guarantees."""
+
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from fedveil.errors import RunFolderError
+from fedveil.report import compare
+from fedveil.report.compare import Comparison, Spread
+from tests.report_folders import write_run
+
+
+def seeds(
+    folder: Path, name: str, bests: list[float], epsilon: float | None = 2.5, **more: object
+) -> list[Path]:
+    return [
+        write_run(folder / f"{name}-{s}", name=f"{name}-seed{s}", seed=s, best=best, epsilon=epsilon, **more)  # type: ignore[arg-type]
+        for s, best in enumerate(bests)
+    ]
+
+
+def plotted(comparison: Comparison, title: str) -> list[dict[str, object]]:
+    """The traces of the figure with this title."""
+    found = re.search(
+        rf"<h3>{re.escape(title)}</h3>.*?<script type=\"application/json\">(.*?)</script>",
+        comparison.page(),
+        re.DOTALL,
+    )
+    assert found is not None
+    traces: list[dict[str, object]] = json.loads(found[1])["data"]
+    return traces
+
+
+def test_seeds_of_one_experiment_are_averaged(tmp_path: Path) -> None:
+    bests = [0.7, 0.8, 0.95]
+    comparison = compare(seeds(tmp_path, "avg", bests))
+    (row,) = comparison.rows
+    finals = [0.1 + (best - 0.1) * (1 - math.exp(-5)) for best in bests]
+    assert (row.variant, row.seeds, row.round) == ("avg", 3, 30)
+    assert row.metrics["accuracy"].mean == pytest.approx(statistics.fmean(finals), rel=1e-12)
+    assert row.metrics["accuracy"].std == pytest.approx(statistics.stdev(finals), rel=1e-12)
+    assert row.epsilon == 2.5
+
+
+def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
+    (row,) = compare(seeds(tmp_path, "avg", [0.9])).rows
+    assert row.metrics["accuracy"].std is None
+    assert str(row.metrics["accuracy"]) == "0.8946"
+    assert Spread.of([1.0, 3.0]) == Spread(mean=2.0, std=math.sqrt(2.0))
+
+
+def test_runs_that_differ_in_a_setting_are_never_averaged(tmp_path: Path) -> None:
+    runs = [
+        *seeds(tmp_path / "a", "avg", [0.8, 0.9], settings="[privacy]\nnoise_multiplier = 5.0\n"),
+        *seeds(tmp_path / "b", "avg", [0.7], settings="[privacy]\nnoise_multiplier = 1.0\nclip = 2.0\n"),
+    ]
+    assert [(row.variant, row.seeds) for row in compare(runs).rows] == [
+        ("avg (privacy.noise_multiplier=5.0, no privacy.clip)", 2),
+        ("avg (privacy.clip=2.0, privacy.noise_multiplier=1.0)", 1),
+    ]
+
+
+def test_the_same_folder_twice_is_one_run(tmp_path: Path) -> None:
+    (run,) = seeds(tmp_path, "avg", [0.9])
+    assert compare([run, run]).rows[0].seeds == 1
+
+
+def test_only_common_rounds_are_averaged(tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "0", name="avg-seed0", seed=0, rounds=30)
+    short = write_run(tmp_path / "1", name="avg-seed1", seed=1, rounds=12)
+    assert compare([whole, short]).rows[0].round == 12
+
+
+def test_the_epsilon_of_a_variant_holds_for_every_seed(tmp_path: Path) -> None:
+    low = write_run(tmp_path / "0", name="group-seed0", seed=0, epsilon=2.0)
+    high = write_run(tmp_path / "1", name="group-seed1", seed=1, epsilon=3.0)
+    assert compare([low, high]).rows[0].epsilon == 3.0
+
+
+def test_one_seed_without_a_guarantee_leaves_none(tmp_path: Path) -> None:
+    private = write_run(tmp_path / "0", name="avg-seed0", seed=0)
+    broken = write_run(tmp_path / "1", name="avg-seed1", seed=1, epsilon=None)
+    (row,) = compare([private, broken]).rows
+    assert row.epsilon == math.inf
+
+
+def test_no_guarantee_is_drawn_at_infinity(tmp_path: Path) -> None:
+    comparison = compare(
+        [*seeds(tmp_path, "fedavg", [0.95, 0.97], None), *seeds(tmp_path, "avg", [0.8, 0.9])]
+    )
+    lines = [
+        trace
+        for trace in plotted(comparison, "Privacy and utility: test accuracy against ε")
+        if "name" in trace
+    ]
+    labels = [trace["name"] for trace in lines]
+    assert labels == ["avg", "fedavg (ε = ∞)"]
+    dashed = lines[1]
+    assert dashed["line"]["dash"] == "dash"  # type: ignore[index]
+    assert dashed["y"] == [comparison.rows[0].metrics["accuracy"].mean] * 3
+    assert comparison.warnings == ("No privacy guarantee at all: fedavg.",)
+    assert "∞ (no guarantee)" in comparison.page()
+
+
+def test_bands_are_one_deviation_around_the_mean(tmp_path: Path) -> None:
+    comparison = compare(seeds(tmp_path, "avg", [0.7, 0.9]))
+    band, line = plotted(comparison, "Test accuracy by round")
+    x, y, mean = band["x"], band["y"], line["y"]
+    assert isinstance(x, list)
+    assert isinstance(y, list)
+    assert isinstance(mean, list)
+    assert x == [*range(31), *reversed(range(31))]
+    std = comparison.rows[0].metrics["accuracy"].std
+    assert std is not None
+    assert y[30] - mean[30] == pytest.approx(std)
+    assert mean[30] - y[31] == pytest.approx(std)
+
+
+def test_a_variant_keeps_its_colour_in_every_plot(tmp_path: Path) -> None:
+    comparison = compare([*seeds(tmp_path, "fedavg", [0.95], None), *seeds(tmp_path, "avg", [0.8])])
+    by_round = plotted(comparison, "Test accuracy by round")
+    by_epsilon = plotted(comparison, "Privacy and utility: test accuracy against ε")
+    colours = [
+        {str(t["name"]).split(" (")[0]: t["line"]["color"] for t in plot} for plot in (by_round, by_epsilon)
+    ]  # type: ignore[index]
+    assert colours[0] == colours[1]
+
+
+def test_unlike_guarantees_are_not_compared_unsaid(tmp_path: Path) -> None:
+    users = write_run(tmp_path / "0", name="avg")
+    records = write_run(tmp_path / "1", name="dp-sgd", unit="record")
+    (warning,) = compare([users, records]).warnings
+    assert warning.startswith("The guarantees are for different units of privacy and different adjacencies")
+
+
+def test_the_table_for_machines(tmp_path: Path) -> None:
+    comparison = compare([*seeds(tmp_path, "fedavg", [0.95], None), *seeds(tmp_path, "avg", [0.8, 0.9])])
+    table = json.loads(json.dumps(comparison.to_json(), allow_nan=False))
+    assert table["schema_version"] == 1
+    assert [row["epsilon"] for row in table["rows"]] == [None, 2.5]
+    assert [row["metrics"]["accuracy"]["std"] is None for row in table["rows"]] == [True, False]
+
+
+def test_a_hostile_name_injects_nothing(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    page = compare([write_run(tmp_path / "run", name=hostile)]).write(tmp_path / "c.html").read_text()
+    assert hostile not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_nothing_to_compare_is_said(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="at least one run folder"):
+        compare([])
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match=r"metrics.jsonl has no round yet"):
+        compare([folder])

@@ -1,0 +1,324 @@
+"""Run folders as reports read them, and the page made of one run."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.errors import RunFolderError
+from fedveil.report import load_run, write_report
+from fedveil.report.document import escape, value_html, write_document
+from fedveil.report.page import report_page
+from fedveil.report.plan import write_plan
+from fedveil.report.plots import show
+from tests.report_folders import Tags, diagnostics, metric_rows, statement, write_run
+
+HOSTILE = '</script><script>alert("silo")</script><img src=x onerror=alert(1)>'
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def visible(page: str) -> str:
+    """The page without its scripts and styles."""
+    return re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+
+
+def test_a_run_folder_is_read_back(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", name="digits-seed3", rounds=4, epsilon=2.5))
+    assert (run.name, run.variant, run.metrics) == ("digits-seed3", "digits", ("accuracy", "loss"))
+    assert [row.round for row in run.rounds] == [0, 1, 2, 3, 4]
+    assert run.rounds[-1].epsilon == 2.5
+    assert run.rounds[0].norms is None
+    assert run.rounds[1].norms is not None
+    assert run.statement.guaranteed
+    assert not run.interrupted_line
+    assert run.diagnostics is not None
+    assert run.diagnostics.silo_names[-1] == "harbour"
+
+
+def test_no_guarantee_is_an_infinite_epsilon(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", epsilon=None))
+    assert run.statement.epsilon == math.inf
+    assert all(row.epsilon == math.inf for row in run.rounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("digits-seed3", "digits"),
+        ("digits_seed_12", "digits"),
+        ("digits seed=1", "digits"),
+        ("digits", "digits"),
+        ("seed-3", "seed-3"),
+        ("linseed3", "linseed3"),
+    ],
+)
+def test_a_variant_is_the_name_without_its_seed(tmp_path: Path, name: str, variant: str) -> None:
+    assert load_run(write_run(tmp_path / "run", name=name, rounds=1)).variant == variant
+
+
+def test_an_unfinished_last_line_is_left_out_and_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=5)
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text()[:-40])
+    run = load_run(folder)
+    assert run.interrupted_line
+    assert run.rounds[-1].round == 4
+    assert "ends in the middle of a line" in report_page(run)
+
+
+def test_a_run_without_a_round_still_has_a_statement(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.jsonl").write_text("")
+    page = visible(report_page(load_run(folder)))
+    assert "no round yet" in page
+    assert "ε = 2.5" in page
+    assert 'id="result"' not in page
+
+
+@pytest.mark.parametrize("file", ["experiment.toml", "metrics.jsonl", "privacy.json"])
+def test_a_missing_file_is_named(tmp_path: Path, file: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / file).unlink()
+    with pytest.raises(RunFolderError, match=rf"{file} is missing"):
+        load_run(folder)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no such folder"):
+        write_report(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "privacy.json", "diagnostics.json", "environment.json"])
+def test_another_schema_version_is_refused(tmp_path: Path, file: str) -> None:
+    path = write_run(tmp_path / "run") / file
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(RunFolderError, match=rf"{file}.* has schema_version 2"):
+        load_run(path.parent)
+
+
+def unequal_names() -> str:
+    return json.dumps(diagnostics() | {"silo_names": ["north"]})
+
+
+def without_unit() -> str:
+    return json.dumps({key: value for key, value in statement().items() if key != "unit"})
+
+
+def repeated_round() -> str:
+    return "".join(json.dumps(metric_rows(rounds=2)[number]) + "\n" for number in (0, 1, 1))
+
+
+def six_norms() -> str:
+    return json.dumps(metric_rows(rounds=1)[1] | {"norms": [1.0] * 6}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("experiment.toml", lambda: "name = ", "experiment.toml is damaged: it is not valid TOML"),
+        ("privacy.json", lambda: "{", "privacy.json is damaged: it is not valid JSON"),
+        ("privacy.json", lambda: "[]", "privacy.json is damaged: it should hold a JSON object"),
+        ("privacy.json", without_unit, "privacy.json is damaged: 'unit' is missing"),
+        ("metrics.jsonl", lambda: "{}}\n", r"metrics.jsonl, line 1, is damaged"),
+        ("metrics.jsonl", repeated_round, r"metrics.jsonl, line 3, is damaged: round 1 follows round 1"),
+        ("metrics.jsonl", six_norms, r"line 1, is damaged: 'norms' has another form.*list of 7 numbers"),
+        ("diagnostics.json", unequal_names, r"diagnostics.json is damaged: 'silo_names'.*list of 5 names"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: Callable[[], str], message: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / file).write_text(content())
+    with pytest.raises(RunFolderError, match=message):
+        load_run(folder)
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "privacy.json").write_bytes(b'{"unit": "\xff"}')
+    with pytest.raises(RunFolderError, match=r"privacy.json is damaged: byte 10 is not UTF-8"):
+        load_run(folder)
+
+
+def test_the_statement_comes_first_in_words(tmp_path: Path) -> None:
+    page = visible(write_report(write_run(tmp_path / "run", epsilon=1.0)).read_text())
+    assert re.findall(r'<section id="([a-z]+)"', page) == [
+        "statement",
+        "result",
+        "curves",
+        "population",
+        "environment",
+        "experiment",
+    ]
+    claim = re.search(r'<div class="claim guaranteed">(.*?)</div>', page)
+    assert claim is not None
+    assert "ε = 1, δ = 1e-5" in claim[1]
+    assert "at most 2.72 times as likely" in claim[1]
+    assert "up to a probability of 1e-5" in claim[1]
+
+
+def test_no_guarantee_is_said_with_its_reasons(tmp_path: Path) -> None:
+    page = visible(report_page(load_run(write_run(tmp_path / "run", epsilon=None))))
+    assert "No privacy guarantee." in page
+    assert "<li>contributions are not clipped</li>" in page
+    assert "Privacy spent" not in page
+    assert "is protected with" not in page
+
+
+def test_a_large_epsilon_is_called_what_it_is(tmp_path: Path) -> None:
+    page = report_page(load_run(write_run(tmp_path / "run", epsilon=400.0)))
+    assert "hardly a promise" in page
+    assert "times as likely" not in page
+
+
+def test_every_field_of_the_statement_is_shown_even_an_unknown_one(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = [{"against": "the server", "epsilon": None}, {"against": "readers of the model", "epsilon": 1.5}]
+    rewrite(folder / "privacy.json", parties=lines, sentences=["Own words of the statement."])
+    page = visible(report_page(load_run(folder)))
+    for text in ("Own words of the statement.", "parties", "readers of the model", "noise multiplier"):
+        assert text in page
+
+
+def test_diagnostics_are_labelled_as_not_covered(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=3)
+    page = visible(report_page(load_run(folder)))
+    assert "Nothing in this section is covered" in page[page.index('id="population"') :]
+    (folder / "diagnostics.json").unlink()
+    rows = [row | {"norms": None, "clipped": None} for row in metric_rows(rounds=3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert 'id="population"' not in visible(report_page(load_run(folder)))
+
+
+def test_lost_contributions_are_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rows = [row | {"nonfinite": 2, "norms": [None] * 7} for row in metric_rows(rounds=3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "8 contributions were not finite numbers" in report_page(load_run(folder))
+
+
+def test_a_metric_that_diverged_is_shown_as_such(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rows = [row | {"test": {"loss": math.nan if row["round"] else 1.0}} for row in metric_rows(rounds=3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "not a number" in visible(report_page(load_run(folder)))
+
+
+def test_hostile_names_inject_nothing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=2, unit=HOSTILE, settings=f"text = '''{HOSTILE}'''\n")
+    rewrite(folder / "diagnostics.json", silo_names=[HOSTILE] * 5)
+    rewrite(folder / "environment.json", **{HOSTILE: HOSTILE})
+    rewrite(folder / "privacy.json", reasons=[HOSTILE], sentences=[HOSTILE], trust={HOSTILE: [HOSTILE]})
+    rows = [row | {"test": {HOSTILE: 0.5}} for row in metric_rows(rounds=2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report_page(load_run(folder))
+    tags = Tags()
+    tags.feed(page)
+    assert not tags.loads
+    assert not tags.handlers
+    programs = [attributes for attributes in tags.scripts if not attributes]
+    data = [attributes for attributes in tags.scripts if attributes == {"type": "application/json"}]
+    assert (len(programs), len(data)) == (2, len(tags.scripts) - 2)
+    assert HOSTILE not in page
+
+
+def test_the_page_forbids_the_network_and_foreign_scripts(tmp_path: Path) -> None:
+    page = report_page(load_run(write_run(tmp_path / "run", rounds=2)))
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy[1].split(";")[1]
+    assert page.count("plotly.js v") == 1
+
+
+def test_every_figure_can_be_read_without_seeing_it(tmp_path: Path) -> None:
+    page = visible(report_page(load_run(write_run(tmp_path / "run", rounds=3))))
+    figures = re.findall(r"<figure>(.*?)</figure>", page)
+    assert len(figures) == 8
+    for figure in figures:
+        assert re.search(r'role="img" aria-label="[^"]{20,}"', figure)
+        assert re.search(r"<figcaption>[^<]{10,}", figure)
+        assert "<h3>" in figure
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers(-(10**20), 10**20) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=8,
+    )
+)
+def test_any_json_value_becomes_inert_html(value: object) -> None:
+    tags = Tags()
+    page = value_html(value)  # type: ignore[arg-type]
+    tags.feed(page)
+    assert [*tags.scripts, *tags.loads, *tags.handlers] == []
+    assert set(re.findall(r"</?([a-z]+)", page)) <= {"ul", "li", "dl", "div", "dt", "dd"}
+
+
+def test_escape_covers_attributes() -> None:
+    assert escape("\"'<&>") == "&quot;&#x27;&lt;&amp;&gt;"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1234567.0, "1,234,567"),
+        (1e-5, "1e-5"),
+        (0.123456, "0.1235"),
+        (math.inf, "∞"),
+        (2e20, "2e+20"),
+    ],
+)
+def test_numbers_are_shown_for_readers(value: float, text: str) -> None:
+    assert show(value) == text
+
+
+def test_a_failed_write_keeps_the_old_page(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"absent/report.html cannot be written"):
+        write_document(tmp_path / "absent" / "report.html", "new")
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        write_document(tmp_path / "page.html", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def plan_rows() -> list[dict[str, object]]:
+    return [
+        {
+            "method": method,
+            "noise_multiplier": sigma,
+            "rounds": rounds,
+            "users": 100,
+            "sampling_rate": None,
+            "epsilon": None if method == "fedavg" else math.sqrt(rounds) / sigma,
+            "accountant": "pld",
+        }
+        for method in ("uldp-avg", "uldp-avg-w", "fedavg")
+        for sigma in (1.0, 5.0)
+        for rounds in (10, 100)
+    ]
+
+
+def test_a_plan_has_a_plot_for_each_quantity_it_varies(tmp_path: Path) -> None:
+    page = write_plan(plan_rows(), tmp_path / "plan.html").read_text()  # type: ignore[arg-type]
+    assert re.findall(r"<h3>([^<]*)</h3>", visible(page)) == [
+        "ε against rounds",
+        "ε against noise multiplier σ",
+    ]
+    assert "uldp-avg = uldp-avg-w, noise multiplier σ 5" in visible(page)
+    assert visible(page).count("<tr>") == 13
+
+
+def test_a_plan_of_one_row_is_a_table_alone(tmp_path: Path) -> None:
+    page = write_plan(plan_rows()[:1], tmp_path / "plan.html").read_text()  # type: ignore[arg-type]
+    assert "<figure>" not in page
+    assert "3.162" in visible(page)
