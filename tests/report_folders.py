@@ -49,14 +49,19 @@ def metric_rows(*, rounds: int, epsilon: float | None = 2.5, best: float = 0.9) 
             "round": number,
             "seconds": 0.8 + 0.02 * (number % 3),
             "test": {"accuracy": 0.1 + (best - 0.1) * progress, "loss": 2.3 - 1.6 * progress},
-            "epsilon": None if epsilon is None else epsilon * math.sqrt(number / max(rounds, 1)),
-            "contributions": 500 if number else 0,
-            "nonfinite": 0,
-            "norms": [norm * f for f in (0.1, 0.4, 0.7, 1.0, 1.3, 1.7, 3.1)] if number else None,
+            "epsilon": None
+            if epsilon is None and number
+            else (epsilon or 0.0) * math.sqrt(number / max(rounds, 1)),
             "clip": 1.0 if epsilon is not None else None,
-            "clipped": 0.9 - 0.6 * progress if epsilon is not None and number else None,
-            "participants": 100 if number else 0,
         }
+        if number:
+            row |= {
+                "contributions": 500,
+                "participants": 100,
+                "nonfinite": 0,
+                "norms": [norm * f for f in (0.1, 0.4, 0.7, 1.0, 1.3, 1.7, 3.1)],
+                "clipped": 0.9 - 0.6 * progress if epsilon is not None else None,
+            }
         rows.append(row)
     return rows
 
@@ -87,7 +92,9 @@ def write_run(
 ) -> Path:
     """A complete run folder."""
     folder.mkdir(parents=True)
-    folder.joinpath("experiment.toml").write_text(f"name = '{name}'\nseed = {seed}\n\n{settings}")
+    folder.joinpath("experiment.toml").write_text(
+        f"schema_version = 1\nname = '{name}'\nseed = {seed}\n\n{settings}"
+    )
     lines = [json.dumps(row) + "\n" for row in metric_rows(rounds=rounds, epsilon=epsilon, best=best)]
     folder.joinpath("metrics.jsonl").write_text("".join(lines))
     environment = {

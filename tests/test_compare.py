@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import RunFolderError
-from fedveil.report import compare
-from fedveil.report.compare import Comparison, Spread
+from fedveil.report.compare import Comparison, Spread, compare
 from tests.report_folders import write_run
 
 
@@ -61,6 +60,18 @@ def test_runs_that_differ_in_a_setting_are_never_averaged(tmp_path: Path) -> Non
     assert [(row.variant, row.seeds) for row in compare(runs).rows] == [
         ("avg (privacy.noise_multiplier=5.0, no privacy.clip)", 2),
         ("avg (privacy.clip=2.0, privacy.noise_multiplier=1.0)", 1),
+    ]
+
+
+def test_names_of_methods_are_settings_and_seeds_are_not(tmp_path: Path) -> None:
+    def run(folder: str, method: str, seed: int) -> Path:
+        settings = f"[data]\nseed = {seed}\n[privacy]\ninsecure_seed = {seed}\n[method]\nname = '{method}'\n"
+        return write_run(tmp_path / folder, name="one", seed=seed, settings=settings)
+
+    rows = compare([run("a", "uldp-avg", 0), run("b", "uldp-avg", 1), run("c", "uldp-sgd", 0)]).rows
+    assert [(row.variant, row.seeds) for row in rows] == [
+        ("one (method.name=uldp-avg)", 2),
+        ("one (method.name=uldp-sgd)", 1),
     ]
 
 

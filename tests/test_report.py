@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import RunFolderError
-from fedveil.report import load_run, write_report
 from fedveil.report.document import escape, value_html, write_document
-from fedveil.report.page import report_page
+from fedveil.report.page import report_page, write_report
 from fedveil.report.plan import write_plan
 from fedveil.report.plots import show
+from fedveil.report.run_data import load_run
 from tests.report_folders import Tags, diagnostics, metric_rows, statement, write_run
 
 HOSTILE = '</script><script>alert("silo")</script><img src=x onerror=alert(1)>'
@@ -46,7 +46,7 @@ def test_a_run_folder_is_read_back(tmp_path: Path) -> None:
 def test_no_guarantee_is_an_infinite_epsilon(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "run", epsilon=None))
     assert run.statement.epsilon == math.inf
-    assert all(row.epsilon == math.inf for row in run.rounds)
+    assert all(row.epsilon == math.inf for row in run.rounds[1:])
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_run_without_a_round_still_has_a_statement(tmp_path: Path) -> None:
     assert 'id="result"' not in page
 
 
-@pytest.mark.parametrize("file", ["experiment.toml", "metrics.jsonl", "privacy.json"])
+@pytest.mark.parametrize("file", ["experiment.toml", "metrics.jsonl"])
 def test_a_missing_file_is_named(tmp_path: Path, file: str) -> None:
     folder = write_run(tmp_path / "run")
     (folder / file).unlink()
@@ -91,15 +91,33 @@ def test_a_missing_file_is_named(tmp_path: Path, file: str) -> None:
         load_run(folder)
 
 
+def test_there_is_no_report_without_a_statement(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "privacy.json").unlink()
+    with pytest.raises(RunFolderError, match=r"privacy.json is missing.*`fedveil resume"):
+        write_report(folder)
+
+
+def test_rounds_that_were_not_evaluated_are_left_out_of_curves(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rows = [row | {"test": row["test"] if row["round"] in (0, 2) else None} for row in metric_rows(rounds=3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = visible(report_page(load_run(folder)))
+    assert "at round 0 to 0.3268 at round 2" in page
+    assert "0.3268 (round 2)" in page
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no such folder"):
         write_report(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("file", ["metrics.jsonl", "privacy.json", "diagnostics.json", "environment.json"])
+@pytest.mark.parametrize(
+    "file", ["experiment.toml", "metrics.jsonl", "privacy.json", "diagnostics.json", "environment.json"]
+)
 def test_another_schema_version_is_refused(tmp_path: Path, file: str) -> None:
     path = write_run(tmp_path / "run") / file
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    path.write_text(re.sub('(schema_version"?(:| =)) 1', r"\1 2", path.read_text()))
     with pytest.raises(RunFolderError, match=rf"{file}.* has schema_version 2"):
         load_run(path.parent)
 
@@ -199,7 +217,7 @@ def test_diagnostics_are_labelled_as_not_covered(tmp_path: Path) -> None:
 
 def test_lost_contributions_are_told(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    rows = [row | {"nonfinite": 2, "norms": [None] * 7} for row in metric_rows(rounds=3)]
+    rows = [row | {"nonfinite": 2, "norms": None} for row in metric_rows(rounds=3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "8 contributions were not finite numbers" in report_page(load_run(folder))
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.report import compare, write_plan, write_report
+from fedveil.report.compare import compare
+from fedveil.report.page import write_report
+from fedveil.report.plan import write_plan
 from tests.report_folders import Tags, metric_rows, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -16,8 +16,6 @@ from fedveil.report.document import Section, document, figures, notice, table, w
 from fedveil.report.plots import Curve, show, words
 from fedveil.report.run_data import SCHEMA_VERSION, JsonObject, JsonValue, RunData, load_run
 
-_NAMING_KEYS = {"name", "seed"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
@@ -37,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """One variant at the last round that all its seeds have reached.
+    """One variant at the last round that all its seeds have reached and evaluated.
 
     `epsilon` is the largest over the seeds, `math.inf` where any of them guarantees nothing; `seconds` are
     those of the rounds up to `round`.
@@ -99,16 +97,15 @@ class _Variant:
         )
 
     def row(self) -> ComparisonRow:
-        last = self.rounds[-1]
+        measured = {metric: values for metric in self.metrics if (values := self.values(metric))}
+        last = max((max(values) for values in measured.values()), default=self.rounds[-1])
         statements = [run.statement for run in self.runs]
         return ComparisonRow(
             variant=self.label,
             seeds=len(self.runs),
             round=last,
             metrics={
-                metric: Spread.of(values[last])
-                for metric in self.metrics
-                if last in (values := self.values(metric))
+                metric: Spread.of(values[last]) for metric, values in measured.items() if last in values
             },
             seconds=Spread.of(
                 [sum(row.seconds for row in run.rounds if row.round <= last) for run in self.runs]
@@ -263,12 +260,14 @@ def _variants(runs: Sequence[RunData]) -> tuple[_Variant, ...]:
 
 
 def _settings(experiment: JsonObject, path: str = "") -> dict[str, str]:
-    """Every setting by its dotted key, but for names and seeds."""
+    """Every setting by its dotted key, but for the experiment's name and all seeds."""
     settings: dict[str, str] = {}
     for key, value in experiment.items():
-        if key in _NAMING_KEYS:
+        if key == "seed" or f"{path}{key}" == "name":
             continue
-        if isinstance(value, Mapping):
+        if key == "insecure_seed":  # its value is a seed, but its presence changes the guarantee
+            settings[f"{path}{key}"] = "given"
+        elif isinstance(value, Mapping):
             settings |= _settings(value, f"{path}{key}.")
         else:
             settings[f"{path}{key}"] = str(value)

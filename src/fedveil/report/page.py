@@ -84,11 +84,7 @@ def result_section(run: RunData) -> Section | None:
         return None
     first, last = run.rounds[0], run.rounds[-1]
     rows = [
-        [
-            f"Test {words(metric)}",
-            show(first.test.get(metric, math.nan)),
-            show(last.test.get(metric, math.nan)),
-        ]
+        [f"Test {words(metric)}", _first(run.rounds, metric, first), _first(run.rounds[::-1], metric, last)]
         for metric in run.metrics
     ]
     rows.append([f"ε for one {run.statement.unit}", show(first.epsilon), show(last.epsilon)])
@@ -208,6 +204,12 @@ def _headline(statement: StatementData) -> str:
         f"<span>ε = {escape(show(statement.epsilon))}{escape(delta)}</span></p>"
         f"<p>{escape(meaning)}.{escape(method)}</p>"
     )
+
+
+def _first(rows: Sequence[RoundRow], metric: str, expected: RoundRow) -> str:
+    """The metric in the first row that has it, with its round where that is not the expected one."""
+    row = next(row for row in rows if metric in row.test)
+    return show(row.test[metric]) + ("" if row is expected else f" (round {row.round})")
 
 
 def _rounds_table(run: RunData) -> str:

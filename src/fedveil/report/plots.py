@@ -206,7 +206,7 @@ def contribution_norms(run: RunData) -> Plot:
     if positive and max(positive) > 30 * min(positive):
         _log_y(figure, positive)
     bound = next((clip for clip in reversed(clips) if not math.isnan(clip)), None)
-    ending = f"the median is {show(levels[0.5][-1])} at round {rounds[-1]}"
+    ending = f"the median of {show(rows[-1].contributions)} is {show(levels[0.5][-1])} at round {rounds[-1]}"
     if bound is not None:
         _line(figure, 1, name="clip bound C", x=rounds, y=clips, dash="dash")
         ending += f", the clip bound {show(bound)}"

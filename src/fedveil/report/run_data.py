@@ -29,6 +29,7 @@ _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 class RoundRow:
     """One line of metrics.jsonl; round 0 is the initial model.
 
+    `test` is empty where the round's model was not evaluated; a metric that is not defined there is NaN.
     `epsilon` is the privacy spent up to and including this round, `math.inf` where nothing is guaranteed.
     `norms` are the quantiles, at `NORM_LEVELS`, of the contributions' l2 norms before clipping, in the unit
     of an update; `clipped` is the fraction of contributions that met the bound `clip`.
@@ -39,7 +40,6 @@ class RoundRow:
     test: Mapping[str, float]
     epsilon: float
     contributions: int
-    participants: int
     nonfinite: int
     norms: tuple[float, ...] | None
     clip: float | None
@@ -125,12 +125,8 @@ def load_run(folder: Path) -> RunData:
     """
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a run folder: there is no such folder.")
-    toml_path = folder / "experiment.toml"
-    toml = _text(toml_path)
-    try:
-        experiment = tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
-        raise RunFolderError(f"{toml_path} is damaged: it is not valid TOML ({error}).") from error
+    toml = _text(folder / "experiment.toml")
+    experiment = _experiment(toml, folder / "experiment.toml")
     rounds, interrupted = _rounds(folder / "metrics.jsonl")
     diagnostics = folder / "diagnostics.json"
     environment = folder / "environment.json"
@@ -237,13 +233,26 @@ def _parse(text: str, where: str) -> _Object:
         raise RunFolderError(f"{where} is damaged: it is not valid JSON ({error}).") from error
     if not isinstance(value, dict):
         raise RunFolderError(f"{where} is damaged: it should hold a JSON object.")
-    version = value.get("schema_version")
+    _check_version(value, where)
+    return _Object(where, value)
+
+
+def _check_version(fields: JsonObject, where: str) -> None:
+    version = fields.get("schema_version")
     if version != SCHEMA_VERSION:
         raise RunFolderError(
             f"{where} has schema_version {version!r}, but this version of fedveil reads {SCHEMA_VERSION}: "
             "read it with the version of fedveil that wrote it (environment.json names it)."
         )
-    return _Object(where, value)
+
+
+def _experiment(toml: str, path: Path) -> JsonObject:
+    try:
+        experiment = tomllib.loads(toml)
+    except tomllib.TOMLDecodeError as error:
+        raise RunFolderError(f"{path} is damaged: it is not valid TOML ({error}).") from error
+    _check_version(experiment, str(path))
+    return experiment
 
 
 def _document(path: Path) -> _Object:
@@ -267,16 +276,16 @@ def _rounds(path: Path) -> tuple[tuple[RoundRow, ...], bool]:
 
 
 def _round(row: _Object) -> RoundRow:
-    test = row.child("test")
+    """One row; round 0 has no contributions, and a round that was not evaluated has null for `test`."""
+    test = _Object("", {}) if row.fields.get("test") is None else row.child("test")
     epsilon = row.optional_number("epsilon")
     return RoundRow(
         round=row.count("round"),
         seconds=row.number("seconds"),
         test={name: math.nan if test.fields[name] is None else test.number(name) for name in test.fields},
         epsilon=math.inf if epsilon is None else epsilon,
-        contributions=row.count("contributions"),
-        participants=row.count("participants"),
-        nonfinite=row.count("nonfinite"),
+        contributions=row.count("contributions") if "contributions" in row.fields else 0,
+        nonfinite=row.count("nonfinite") if "nonfinite" in row.fields else 0,
         norms=None if row.fields.get("norms") is None else row.numbers("norms", len(NORM_LEVELS)),
         clip=row.optional_number("clip"),
         clipped=row.optional_number("clipped"),
@@ -284,6 +293,11 @@ def _round(row: _Object) -> RoundRow:
 
 
 def _statement(path: Path) -> StatementData:
+    if not path.exists():
+        raise RunFolderError(
+            f"{path} is missing: a run writes its privacy statement when it ends, and there is no report "
+            f"without one; end the run with `fedveil resume {path.parent}`."
+        )
     document = _document(path)
     epsilon = document.optional_number("epsilon")
     sentences = document.fields.get("sentences")
