@@ -1,0 +1,249 @@
+"""The trainer of linear models: contributions learn in the span of their records.
+
+A model that is one linear layer only ever moves along its records: after any number of epochs of SGD, with mini-batches,
+momentum and weight decay, W = c W0 + A^T X. So the steps need the n x n Gram matrix of a contribution's n records, not
+its features, and cost nothing that grows with the number of features; so do norms and clipping; and the clipped sum of
+all contributions is one matrix product. Features are read twice a round, for the first logits and for that product.
+
+    pass 1   Z0 = X W0^T for all records                                    span_features
+    steps    A, c of every contribution from K, Z0                          span_steps
+    bound    norms from K, A, Z0; coefficients                              span_sums
+    pass 2   total of each silo = sum_i coefficient_i (A_i^T X_i + (c_i - 1) W0)
+
+Gram matrices do not change between rounds and are kept as long as they fit the memory. A contribution with far more
+records than features is trained the plain way (:mod:`fedveil.local.span_primal`). docs/theory/span-training.md proves
+the bound and says what differs from the other trainers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Float64, Int64
+from torch import Tensor, nn
+
+from fedveil.errors import ModelError
+from fedveil.local.counters import contribution_seeds
+from fedveil.local.loop import steps_per_member
+from fedveil.local.span_packing import Layout, stack_layouts
+from fedveil.local.span_plan import Plan
+from fedveil.local.span_primal import train_primal
+from fedveil.local.span_steps import Trained, train_batches, train_full_batch
+from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
+from fedveil.local.silo_sums import SiloSums
+from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort, Path, Progress, Sums
+from fedveil.privacy.bounds import Bound
+from fedveil.randomness import ExperimentRandomness
+
+
+def linear_layer(model: nn.Module) -> nn.Linear | None:
+    """Return the layer of a model that is one trainable linear layer on flattened features, else None."""
+    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Sequential)]
+    if not layers or not all(isinstance(layer, nn.Flatten | nn.Identity) for layer in layers[:-1]):
+        return None
+    last = layers[-1]
+    flattens = all(
+        layer.start_dim == 1 and layer.end_dim == -1 for layer in layers if isinstance(layer, nn.Flatten)
+    )
+    if type(last) is not nn.Linear or not flattens or not all(p.requires_grad for p in last.parameters()):
+        return None
+    return last
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanTrainer:
+    """Trains linear models in the span of their records; implements :class:`~fedveil.local.trainer.Trainer`.
+
+    Args:
+        task: a model that :func:`linear_layer` recognises, with any loss.
+        local: what each contribution computes.
+        memory: bytes of Gram matrices that are kept between rounds.
+
+    Raises:
+        ModelError: the model is not one linear layer.
+    """
+
+    task: Task
+    local: LocalStep
+    memory: int = 256 << 20
+    _last: list[Plan] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if linear_layer(self.task.model) is None:
+            raise ModelError('trainer "span" is for models that are one trainable nn.Linear; use "auto"')
+
+    @torch.no_grad()
+    def sums(
+        self,
+        start: Float32[Tensor, "d"],
+        cohort: Cohort,
+        members: Int64[Tensor, "m"],
+        weights: Float64[Tensor, "m"],
+        bound: Bound,
+        randomness: ExperimentRandomness,
+        path: Path,
+        progress: Progress | None = None,
+    ) -> Sums:
+        """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
+        start, weights = start.to(cohort.device), weights.to(cohort.device)
+        ascending = members.cpu().argsort(stable=True)
+        ordered = members.cpu()[ascending]
+        seeds = contribution_seeds(cohort.groups, ordered, randomness, path)
+        plan = self._plan(cohort, ordered.numpy())
+        training = _Training(self.task, as_sgd(self.local), plan, start, seeds)
+        steps = steps_per_member(self.local, cohort, ordered)
+        done, to_do = 0, int(steps.sum())
+        for finished in training.run():
+            done += int(steps[finished].sum())
+            if progress is not None:
+                progress(done, to_do)
+        ordered_weights = weights[ascending]
+        total, norms = training.summed(bound, ordered_weights)
+        for chosen, deltas in train_primal(self.task, as_sgd(self.local), plan, start, seeds):
+            primal = SiloSums(cohort.n_silos, self.task.dimension, bound, cohort.device)
+            norms[chosen] = primal.add_(deltas, ordered_weights[chosen], cohort.silos(ordered[chosen]))
+            total += primal.total()
+            done += int(steps[chosen].sum())
+            if progress is not None:
+                progress(done, to_do)
+        returned = torch.empty_like(norms)
+        returned[ascending] = norms
+        return Sums(total=total, norms=returned, nonfinite=int(norms.isnan().sum()), steps=to_do)
+
+    def _plan(self, cohort: Cohort, members: Int64[np.ndarray, "m"]) -> Plan:
+        """Return the plan of the last round if it is for the same contributions, else a new one."""
+        if not (self._last and self._last[0].fits(cohort, members)):
+            layer = linear_layer(self.task.model)
+            assert layer is not None
+            self._last[:] = [
+                Plan.of(
+                    cohort,
+                    members,
+                    bias=layer.bias is not None,
+                    batch_size=as_sgd(self.local).batch_size,
+                    separable=self.task.loss.separable,
+                    memory=self.memory,
+                )
+            ]
+        return self._last[0]
+
+
+class _Training:
+    """One round of the contributions of a plan: their coefficients, and what is known of their lengths."""
+
+    def __init__(
+        self, task: Task, sgd: LocalSgd, plan: Plan, start: Float32[Tensor, "d"], seeds: Int64[Tensor, "m"]
+    ) -> None:
+        self._loss, self._sgd, self._plan, self._start, self._seeds = task.loss, sgd, plan, start, seeds
+        weight, bias = split_linear(task, start)
+        self._logits: Float[Tensor, "r_plus_1 k"] = plan.rows.logits(
+            weight.double() if sgd.weight_decay else weight, bias
+        )
+        targets = plan.cohort.targets[torch.from_numpy(plan.rows.index).to(plan.cohort.targets.device)]
+        self._targets = torch.cat([targets, targets[:1]]).to(plan.cohort.device)
+        sizes = torch.from_numpy(np.append(plan.sizes, 0)).to(plan.cohort.device)
+        self._rates = torch.where(plan.owner < 0, 0, 1 / sizes[plan.owner]).float()
+        self._coefficients = torch.zeros(self._logits.shape, dtype=torch.float32, device=start.device)
+        self._square = torch.zeros(len(plan.owner), dtype=torch.float64, device=start.device)
+        self._mass = torch.zeros_like(self._square)
+        self._shrink = torch.zeros(len(plan.members), dtype=torch.float64, device=start.device)
+
+    def run(self) -> Iterator[Int64[np.ndarray, "g"]]:
+        """Train every contribution; yield which are finished."""
+        plan = self._plan
+        for layout in plan.blocks:
+            spoilt = self._train_blocks(layout)
+            for alone in self._alone(spoilt):
+                self._train_stack(alone, plan.rows.grams(torch.from_numpy(alone.records), plan.owner))
+            yield layout.members
+        for layout in plan.stacks:
+            self._train_stack(layout, plan.grams(layout))
+            yield layout.members
+
+    def _alone(self, members: Int64[np.ndarray, "g"]) -> Iterator[Layout]:
+        """Yield layouts that keep contributions apart, so that one that overflows spoils no other."""
+        plan = self._plan
+        counted = np.bincount(plan.owner[:-1].cpu().numpy(), minlength=len(plan.sizes))
+        yield from stack_layouts(
+            members, plan.sizes, np.cumsum(counted) - counted, len(plan.rows.index), _REDONE_ENTRIES
+        )
+
+    def _train_blocks(self, layout: Layout) -> Int64[np.ndarray, "g"]:
+        """Train contributions that share blocks; return those of blocks that are not finite."""
+        grams = self._plan.grams(layout)
+        records = torch.from_numpy(layout.records)
+        logits = self._logits[records].mT.float().contiguous()
+        trained = train_full_batch(
+            self._loss, self._sgd, grams.float(), logits, self._targets[records], self._rates[records]
+        )
+        self._store(layout, trained, grams)
+        finite = trained.coefficients.isfinite().flatten(1).all(1).cpu().numpy()
+        return layout.members[~finite[layout.seat]]
+
+    def _train_stack(self, layout: Layout, grams: Float64[Tensor, "g n n"]) -> None:
+        """Train contributions that have a row each."""
+        records = torch.from_numpy(layout.records)
+        logits = self._logits[records].mT.float().contiguous()
+        sizes = torch.from_numpy(self._plan.sizes[layout.members])
+        seeds = self._seeds[torch.from_numpy(layout.members)]
+        trained = train_batches(
+            self._loss, self._sgd, grams.float(), logits, self._targets[records], sizes, seeds
+        )
+        self._store(layout, trained, grams)
+
+    def _store(self, layout: Layout, trained: Trained, grams: Float64[Tensor, "g n n"]) -> None:
+        """Keep the coefficients of each record and its part in the length of the update."""
+        records = torch.from_numpy(layout.records).to(grams.device)
+        exact = trained.coefficients.double()
+        square = (exact * torch.bmm(exact, grams)).sum(1)
+        if self._sgd.weight_decay:
+            square += 2 * trained.shrink.unsqueeze(-1) * (exact * self._logits[records].mT).sum(1)
+        self._coefficients[records] = trained.coefficients.mT
+        self._square[records] = square
+        self._mass[records] = exact.square().sum(1).sqrt() * grams.diagonal(dim1=1, dim2=2).sqrt()
+        self._shrink[torch.from_numpy(layout.members)] = trained.shrink[torch.from_numpy(layout.seat)]
+
+    def _lengths(self) -> Lengths:
+        """Return what is known of the length of every update."""
+        plan, start = self._plan, self._start.double().norm()
+        owner = plan.owner[:-1]
+        square = (self._shrink * start).square().index_add_(0, owner, self._square[:-1])
+        mass = (self._shrink.abs() * start).index_add_(0, owner, self._mass[:-1])
+        outputs = self._logits.shape[1]
+        sizes = torch.from_numpy(plan.sizes).to(start.device).double()
+        return Lengths(square=square, mass=mass, terms=len(self._start) + sizes * (outputs + 1) + 16.0)
+
+    def summed(
+        self, bound: Bound, weights: Float64[Tensor, "m"]
+    ) -> tuple[Float64[Tensor, "silos d"], Float64[Tensor, "m"]]:
+        """Return the bounded sum of each silo and the norm of each update."""
+        plan, lengths = self._plan, self._lengths()
+        factors = coefficients(bound, lengths, weights, len(self._start))
+        owner = plan.owner[:-1]
+        factor = factors[owner].unsqueeze(-1)
+        rows = torch.where(factor > 0, self._coefficients[:-1].double() * factor, 0)
+        dropped = bool(lengths.norms.isnan().any())
+        total = torch.zeros(
+            plan.cohort.n_silos, len(self._start), dtype=torch.float64, device=self._start.device
+        )
+        for silo, first, last in plan.silo_ranges():
+            members = owner[first:last].unique()
+            exact = plan.rows.weighted_sum(rows, first, last, dropped)
+            if self._sgd.weight_decay:
+                exact += (factors * self._shrink)[members].nan_to_num().sum() * self._start
+            total[silo] = round_to_grid(bound, exact, float(weights[members].sum()), last - first)
+        return total, lengths.norms
+
+
+_REDONE_ENTRIES = 1 << 20
+
+
+def split_linear(
+    task: Task, vector: Float32[Tensor, "*batch d"]
+) -> tuple[Float32[Tensor, "*batch k p"], Float32[Tensor, "*batch k"] | None]:
+    """Return the weight and the bias of a linear model as views of its vector."""
+    named = {name.rpartition(".")[2]: value for name, value in task.layout.unflatten(vector).items()}
+    return named["weight"], named.get("bias")

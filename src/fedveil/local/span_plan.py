@@ -1,0 +1,122 @@
+"""What span training prepares once for a set of contributions: where their records lie, and their Gram matrices."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from fedveil.local.span_features import Rows
+from fedveil.local.span_packing import Layout, block_layouts, stack_layouts
+from fedveil.local.trainer import Cohort
+
+_ALWAYS_SPAN = 64
+_CHUNK_ENTRIES = 1 << 21
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """The contributions that take part, numbered 0 .. m-1 in the order of the cohort.
+
+    Args:
+        cohort: the table.
+        members: (m,) their indices in the cohort's groups, ascending.
+        sizes: (m,) how many records each has.
+        rows: the r records of the contributions that are trained in the span.
+        owner: (r + 1,) the contribution of each, -1 for the padding record.
+        blocks: layouts of contributions whose steps take all their records.
+        stacks: layouts of those that take mini-batches.
+        primal: contributions with so many records that plain training is cheaper.
+        memory: bytes of Gram matrices to keep.
+    """
+
+    cohort: Cohort
+    members: Int64[np.ndarray, "m"]
+    sizes: Int64[np.ndarray, "m"]
+    rows: Rows
+    owner: Int64[Tensor, "r_plus_1"]
+    blocks: list[Layout]
+    stacks: list[Layout]
+    primal: Int64[np.ndarray, "q"]
+    memory: int
+    _kept: dict[int, Float64[Tensor, "rows width width"]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        cohort: Cohort,
+        members: Int64[np.ndarray, "m"],
+        *,
+        bias: bool,
+        batch_size: int | None,
+        separable: bool,
+        memory: int,
+    ) -> "Plan":
+        """Lay out contributions.
+
+        Args:
+            cohort: the table.
+            members: indices into its groups, ascending.
+            bias: whether the model has a bias.
+            batch_size: of the local steps.
+            separable: whether the loss couples no records.
+            memory: bytes of Gram matrices to keep.
+        """
+        groups = cohort.groups
+        sizes = groups.size[members]
+        features = cohort.features[0].numel() + bias
+        in_span = sizes <= max(_ALWAYS_SPAN, features)
+        counted = np.where(in_span, sizes, 0)
+        starts = np.cumsum(counted) - counted
+        within = np.arange(int(counted.sum())) - np.repeat(starts, counted)
+        index = groups.order[np.repeat(groups.start[members], counted) + within]
+        numbers = np.arange(len(members))
+        whole = (sizes <= batch_size) if batch_size is not None else np.ones(len(members), dtype=bool)
+        spanned = in_span & (sizes > 0)
+        in_blocks = spanned & whole if separable else np.zeros_like(spanned)
+
+        def layouts(make, chosen):
+            return list(make(numbers[chosen], sizes, starts, len(index), _CHUNK_ENTRIES))
+
+        return cls(
+            cohort=cohort,
+            members=members,
+            sizes=sizes,
+            rows=Rows(cohort=cohort, index=index, bias=bias),
+            owner=torch.from_numpy(np.append(np.repeat(numbers, counted), -1)).to(cohort.device),
+            blocks=layouts(block_layouts, in_blocks),
+            stacks=layouts(stack_layouts, spanned & ~in_blocks),
+            primal=numbers[~in_span],
+            memory=memory,
+        )
+
+    def fits(self, cohort: Cohort, members: Int64[np.ndarray, "m"]) -> bool:
+        """Return whether this plan is for these contributions of this table."""
+        mine = self.cohort
+        return (
+            mine.groups is cohort.groups
+            and mine.features.data_ptr() == cohort.features.data_ptr()
+            and mine.features.shape == cohort.features.shape
+            and mine.scale == cohort.scale
+            and mine.device == cohort.device
+            and np.array_equal(self.members, members)
+        )
+
+    def grams(self, layout: Layout) -> Float64[Tensor, "rows width width"]:
+        """Return the Gram matrices of a layout, kept from the last round where the memory allows."""
+        if id(layout) in self._kept:
+            return self._kept[id(layout)]
+        grams = self.rows.grams(torch.from_numpy(layout.records), self.owner)
+        if sum(kept.nbytes for kept in self._kept.values()) + grams.nbytes <= self.memory:
+            self._kept[id(layout)] = grams
+        return grams
+
+    def silo_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (silo, first record, last record) for each run of records of one silo."""
+        silos = self.cohort.groups.silo[self.members][self.owner[:-1].cpu().numpy()]
+        cuts = np.flatnonzero(np.diff(silos)) + 1
+        for first, last in zip(np.append(0, cuts), np.append(cuts, len(silos)), strict=True):
+            if last > first:
+                yield int(silos[first]), int(first), int(last)
