@@ -301,7 +301,7 @@ class _Reader:
         return numbers, missing
 
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
-        """Text cells as numbers; only where Arrow refuses one is each looked at, to name the first that is none."""
+        """Text cells as numbers; the first that is none is looked for only where Arrow refuses the column."""
         try:
             return pc.cast(cells, pa.float64())
         except pa.ArrowInvalid:
