@@ -138,12 +138,12 @@ def sampled_gaussian_rdp(
 ) -> Float64[np.ndarray, " orders"]:
     """Return the Renyi divergences of one Poisson-sampled Gaussian release, adding or removing one unit.
 
-    rho(alpha) = ln A_alpha / (alpha - 1) with, for sigma = ``noise_multiplier`` and q = ``rate``,
-    A_alpha = E_{z ~ N(0, sigma^2)} [((1-q) + q exp((2z-1) / (2 sigma^2)))^alpha]
-    (Mironov, Talwar and Zhang 2019, section 3.3: this direction is the larger one). Integer orders use the
-    finite binomial sum. The others are integrated by the trapezoidal rule, which converges exponentially for this
-    analytic integrand: steps of min(sigma/16, sigma^2/2) leave a relative error below 1e-12. Below
-    sigma = 0.01 fractional orders are left out (infinite), which keeps the bound valid.
+    rho(alpha) = ln A_alpha / (alpha - 1) with, for sigma = ``noise_multiplier`` and q = ``rate``, A_alpha =
+    E_{z ~ N(0, sigma^2)} [((1-q) + q exp((2z-1) / (2 sigma^2)))^alpha] (Mironov, Talwar and Zhang 2019,
+    section 3.3: this direction is the larger one). Integer orders use the finite binomial sum. The others
+    are integrated by the trapezoidal rule, which converges exponentially for this analytic integrand: steps
+    of min(sigma/16, sigma^2/2) leave a relative error below 1e-12. Below sigma = 0.01 fractional orders are
+    left out (infinite), which keeps the bound valid.
 
     Args:
         rate: sampling probability q in (0, 1].
@@ -288,9 +288,10 @@ _FFT_ERROR_PER_RELEASE = 1e-15
 class PldAccountant:
     """Numerical composition of privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022).
 
-    Each kind of release gets one discretised distribution, dominating the true one ("connect the dots"), which
-    is cached and composed with itself by one FFT, so T equal rounds cost the same as one. Full Gaussian releases
-    are merged into one exactly, and need no discretisation when nothing else was released.
+    Each kind of release gets one discretised distribution, dominating the true one ("connect the dots"),
+    which is cached and composed with itself by one FFT, so T equal rounds cost the same as one. Full
+    Gaussian releases are merged into one exactly, and need no discretisation when nothing else was
+    released.
 
     ``interval`` is the spacing of the loss grid. By default it is a tenth of the standard deviation of the
     narrowest loss, at most 1e-3, unless the widest loss would then need more than 2e5 points. A coarser grid

@@ -1,0 +1,124 @@
+"""How much noise, how many rounds, which sampling rate: accountants run backwards.
+
+Every search keeps a bracket whose good end was checked by the accountant itself, so what is returned meets
+the target exactly as a later run will count it, and the other end of the bracket (``tolerance`` away) was
+seen to miss it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedveil.errors import BudgetError, PrivacyError
+from fedveil.privacy.accounting import Accountant
+from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
+from fedveil.privacy.ledger import Budget
+
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
+_LEAST_RATE = 1e-8
+_MOST_ROUNDS = 10**9
+
+
+def gaussian_rounds(*, noise_multiplier: float, rounds: int, rate: float = 1.0) -> Event:
+    """Return ``rounds`` Gaussian releases over Poisson samples of ``rate``: the event of a ULDP-AVG run."""
+    release: Event = GaussianEvent(noise_multiplier=noise_multiplier)
+    if rate != 1:
+        release = PoissonSampledEvent(rate=rate, event=release)
+    return SelfComposedEvent(event=release, count=rounds)
+
+
+def calibrate_noise(event: Callable[[float], Event], budget: Budget, tolerance: float = 1e-4) -> float:
+    """Return the smallest noise multiplier whose event fits the budget, to a relative ``tolerance``.
+
+    Args:
+        event: the run's event as a function of the noise multiplier; epsilon must fall as it grows.
+        budget: target epsilon, delta and accountant.
+        tolerance: relative; a multiplier smaller by this factor was seen to exceed the budget.
+
+    Raises:
+        BudgetError: even a multiplier of 1e6 does not fit, or one of 0.01 still does (no such budget needs
+            calibration).
+    """
+    high = 1.0
+    while not _fits(event(high), budget):
+        high *= 2
+        if high > _MOST_NOISE:
+            raise BudgetError(
+                f"no noise multiplier up to {_MOST_NOISE:g} meets epsilon {budget.epsilon:g} at delta "
+                f"{budget.delta:g} (accountant {budget.accountant.name}); allow a larger epsilon or fewer "
+                "rounds"
+            )
+    low = high / 2
+    while _fits(event(low), budget):
+        high, low = low, low / 2
+        if low < _LEAST_NOISE:
+            raise BudgetError(
+                f"epsilon {budget.epsilon:g} is met by almost no noise (multiplier {high:g}), which "
+                "protects nobody; "
+                "give the noise multiplier itself, or a smaller epsilon"
+            )
+    while low < high * (1 - tolerance):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if _fits(event(middle), budget) else (middle, high)
+    return high
+
+
+def calibrate_rounds(event: Event, budget: Budget) -> int:
+    """Return the largest number of rounds of ``event`` that fit the budget; one more was seen to exceed it.
+
+    Raises:
+        BudgetError: one round is too much, or 10^9 rounds still fit.
+    """
+
+    def fits(rounds: int) -> bool:
+        return _fits(SelfComposedEvent(event=event, count=rounds), budget)
+
+    if not fits(1):
+        raise BudgetError(
+            f"one round costs epsilon {budget.accountant.epsilon(event, budget.delta):.4g} at delta "
+            f"{budget.delta:g}, more than the budget of {budget.epsilon:g}; use more noise or a smaller "
+            "sampling rate"
+        )
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, high * 2
+        if high > _MOST_ROUNDS:
+            raise BudgetError(f"{low} rounds still fit epsilon {budget.epsilon:g}: the budget does not bind")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def calibrate_rate(event: Callable[[float], Event], budget: Budget, tolerance: float = 1e-4) -> float:
+    """Return the largest sampling rate in (0, 1] whose event fits the budget, to a relative ``tolerance``.
+
+    Args:
+        event: the run's event as a function of the rate; epsilon must grow with it.
+        budget: target epsilon, delta and accountant.
+        tolerance: relative; a rate larger by this factor was seen to exceed the budget (unless it is 1).
+
+    Raises:
+        BudgetError: even a rate of 1e-8 does not fit.
+    """
+    if _fits(event(1.0), budget):
+        return 1.0
+    low, high = 0.5, 1.0
+    while not _fits(event(low), budget):
+        low, high = low / 4, low
+        if low < _LEAST_RATE:
+            raise BudgetError(
+                f"no sampling rate down to {_LEAST_RATE:g} meets epsilon {budget.epsilon:g} at delta "
+                f"{budget.delta:g} (accountant {budget.accountant.name}); use more noise or fewer rounds"
+            )
+    while low < high * (1 - tolerance):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if _fits(event(middle), budget) else (low, middle)
+    return low
+
+
+def _fits(event: Event, budget: Budget) -> bool:
+    accountant: Accountant = budget.accountant
+    if not accountant.supports(event):
+        raise PrivacyError(f"accountant {accountant.name!r} cannot calibrate {event}: it does not support it")
+    return accountant.epsilon(event, budget.delta) <= budget.epsilon

@@ -1,0 +1,106 @@
+"""Calibrated values meet their target, and barely."""
+
+import pytest
+
+from fedveil.errors import BudgetError, PrivacyError
+from fedveil.privacy.accounting import ACCOUNTANTS, PldAccountant, RdpAccountant, make_accountant
+from fedveil.privacy.calibration import calibrate_noise, calibrate_rate, calibrate_rounds, gaussian_rounds
+from fedveil.privacy.events import (
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    MixtureOfGaussiansEvent,
+    NoGuarantee,
+    PoissonSampledEvent,
+    SelfComposedEvent,
+)
+from fedveil.privacy.ledger import Budget
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+@pytest.mark.parametrize(("target", "rounds", "rate"), [(0.5, 10, 1.0), (2.0, 50, 0.2), (8.0, 3, 0.5)])
+def test_noise_meets_the_target_and_less_does_not(name: str, target: float, rounds: int, rate: float) -> None:
+    accountant = make_accountant(name)
+
+    def event(sigma: float) -> Event:
+        return gaussian_rounds(noise_multiplier=sigma, rounds=rounds, rate=rate)
+
+    sigma = calibrate_noise(event, Budget(epsilon=target, delta=DELTA, accountant=accountant))
+    assert accountant.epsilon(event(sigma), DELTA) <= target
+    assert accountant.epsilon(event(sigma * (1 - 2e-4)), DELTA) > target
+
+
+@pytest.mark.parametrize(
+    ("target", "rounds", "published"), [(1.0, 50, 28.605), (1.0, 20, 18.09), (5.0, 200, 13.47)]
+)
+def test_noise_of_the_paraaegis_program(target: float, rounds: int, published: float) -> None:
+    def event(sigma: float) -> Event:
+        return gaussian_rounds(noise_multiplier=sigma, rounds=rounds)
+
+    published_way = Budget(epsilon=target, delta=DELTA, accountant=RdpAccountant()) assert
+    calibrate_noise(event, published_way) == pytest.approx(published, rel=1e-3) assert
+    calibrate_noise(event, Budget(epsilon=target, delta=DELTA)) < published, "tighter accounting, less
+    noise"
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_rounds_meet_the_budget_and_one_more_does_not(name: str) -> None:
+    accountant = make_accountant(name)
+    event = PoissonSampledEvent(rate=0.1, event=GaussianEvent(noise_multiplier=5.0))
+    rounds = calibrate_rounds(event, Budget(epsilon=1.0, delta=DELTA, accountant=accountant))
+    assert accountant.epsilon(SelfComposedEvent(event=event, count=rounds), DELTA) <= 1.0
+    assert accountant.epsilon(SelfComposedEvent(event=event, count=rounds + 1), DELTA) > 1.0
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_rate_meets_the_budget_and_a_larger_one_does_not(name: str) -> None:
+    accountant = make_accountant(name)
+
+    def event(rate: float) -> Event:
+        return gaussian_rounds(noise_multiplier=5.0, rounds=100, rate=rate)
+
+    rate = calibrate_rate(event, Budget(epsilon=2.0, delta=DELTA, accountant=accountant), tolerance=1e-3)
+    assert 0 < rate < 1
+    assert accountant.epsilon(event(rate), DELTA) <= 2.0
+    assert accountant.epsilon(event(rate * (1 + 2e-3)), DELTA) > 2.0
+
+
+def test_everybody_may_take_part_when_the_budget_allows_it() -> None:
+    budget = Budget(epsilon=100.0, delta=DELTA, accountant=RdpAccountant())
+    assert calibrate_rate(lambda q: gaussian_rounds(noise_multiplier=5.0, rounds=10, rate=q), budget) == 1.0
+
+
+def test_any_event_can_be_calibrated() -> None:
+    budget = Budget(epsilon=3.0, delta=1e-9)
+    scale = calibrate_noise(lambda b: LaplaceEvent(noise_multiplier=b), budget)
+    assert scale == pytest.approx(1 / 3, rel=5e-3)
+
+
+def test_impossible_targets_are_refused() -> None:
+    nothing = Budget(epsilon=0.0, delta=1e-9, accountant=RdpAccountant())
+    small = Budget(epsilon=0.5, delta=DELTA, accountant=RdpAccountant())
+    with pytest.raises(BudgetError, match="larger epsilon or fewer rounds"):
+        calibrate_noise(lambda s: gaussian_rounds(noise_multiplier=s, rounds=10), nothing)
+    with pytest.raises(BudgetError, match="one round costs epsilon inf"):
+        calibrate_rounds(NoGuarantee(reason="no noise"), nothing)
+    with pytest.raises(BudgetError, match=r"one round costs epsilon 0\.79"):
+        calibrate_rounds(GaussianEvent(noise_multiplier=5.0), small)
+    with pytest.raises(BudgetError, match="no sampling rate"):
+        calibrate_rate(lambda q: NoGuarantee(reason="no noise"), nothing)
+
+
+def test_a_budget_that_binds_nothing_is_refused() -> None:
+    huge = Budget(epsilon=1e9, delta=DELTA)
+    with pytest.raises(BudgetError, match="protects nobody"):
+        calibrate_noise(lambda s: gaussian_rounds(noise_multiplier=s, rounds=1), huge)
+    with pytest.raises(BudgetError, match="does not bind"):
+        calibrate_rounds(GaussianEvent(noise_multiplier=5.0), huge)
+
+
+def test_an_accountant_is_asked_only_what_it_supports() -> None:
+    mixture = MixtureOfGaussiansEvent(noise_multiplier=1.0, sensitivities=(1.0,), probabilities=(1.0,))
+    assert PldAccountant().supports(mixture)
+    with pytest.raises(PrivacyError, match="does not support"):
+        calibrate_rounds(mixture, Budget(epsilon=1.0, delta=DELTA, accountant=RdpAccountant()))

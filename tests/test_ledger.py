@@ -1,0 +1,264 @@
+"""The ledger under crashes, edits, a full disk and rivals: budget may be wasted, never hidden."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedveil.errors import BudgetError, PrivacyError, RunFolderError
+from fedveil.privacy.accounting import RdpAccountant, epsilon
+from fedveil.privacy.events import (
+    Adjacency,
+    ComposedEvent,
+    GaussianEvent,
+    PoissonSampledEvent,
+    SelfComposedEvent,
+)
+from fedveil.privacy.ledger import Budget, Head, Ledger, read_entries
+
+EVENT = PoissonSampledEvent(rate=0.25, event=GaussianEvent(noise_multiplier=5.0))
+
+
+def charge(ledger: Ledger, round: int, attempt: int = 0) -> None:
+    ledger.charge(run="run", round=round, attempt=attempt, event=EVENT)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def three(path: Path) -> Path:
+    with Ledger(path, unit="user") as ledger:
+        for round in (1, 2, 3):
+            charge(ledger, round)
+    return path
+
+
+def test_charges_are_read_back_in_order(three: Path) -> None:
+    with Ledger(three, unit="user") as ledger:
+        assert [(e.index, e.run, e.round, e.attempt) for e in ledger.entries] == [
+            (0, "run", 1, 0),
+            (1, "run", 2, 0),
+            (2, "run", 3, 0),
+        ]
+        assert ledger.spent() == SelfComposedEvent(event=EVENT, count=3)
+        assert not ledger.recovered
+        charge(ledger, 4)
+    assert len(read_entries(three)) == 4
+
+
+def test_an_empty_ledger_has_spent_nothing(path: Path) -> None:
+    with Ledger(path, unit="user") as ledger:
+        assert ledger.spent() == ComposedEvent(events=())
+    assert read_entries(path) == ()
+
+
+def test_every_line_is_json_with_a_version(three: Path) -> None:
+    for line in three.read_text().splitlines():
+        assert json.loads(line)["schema_version"] == 1
+
+
+def test_a_charge_is_on_disk_when_charge_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda f: (synced.append(os.fstat(f).st_size), fsync(f))[1])
+    with Ledger(path, unit="user") as ledger:
+        charge(ledger, 1)
+        assert synced[-1] == path.stat().st_size > 0
+
+
+# --- crashes ----------------------------------------------------------------------------------------------
+
+
+def test_a_file_cut_at_any_byte_keeps_every_completed_charge(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # durability is not what this test is about
+    content = three.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    cut = tmp_path / "cut.jsonl"
+    for length in range(len(content)):
+        cut.write_bytes(content[:length])
+        completed = sum(end <= length for end in ends)
+        sealed = sum(end - 1 <= length for end in ends)  # complete but for the newline
+        with Ledger(cut, unit="user") as ledger:
+            assert completed <= len(ledger.entries) == sealed
+            assert ledger.recovered == (length not in [0, *ends])
+            charge(ledger, 9)
+        assert [entry.round for entry in read_entries(cut)] == [*[1, 2, 3][:sealed], 9]
+
+
+@given(position=st.integers(0, 10**6), flip=st.integers(1, 255))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_changed_byte_is_found_and_its_line_named(three: Path, position: int, flip: int) -> None:
+    content = bytearray(three.read_bytes())
+    position %= len(content)
+    content[position] ^= flip
+    changed = three.with_name("changed.jsonl")
+    changed.write_bytes(content)
+    line = bytes(content[:position]).count(b"\n") + 1
+    with pytest.raises(RunFolderError, match=rf"changed.jsonl, line ({line}|{line + 1}):.* damaged"):
+        Ledger(changed, unit="user")
+    assert changed.read_bytes() == bytes(content), "a damaged ledger is left as it is"
+
+
+@pytest.mark.parametrize("order", [[1, 2], [0, 2], [1, 0, 2], [0, 0, 1, 2], [0, 1, 1, 2]])
+def test_lost_doubled_and_reordered_lines_are_found(three: Path, order: list[int]) -> None:
+    lines = three.read_bytes().splitlines(keepends=True)
+    three.write_bytes(b"".join(lines[i] for i in order))
+    with pytest.raises(RunFolderError, match="does not continue the line before"):
+        Ledger(three, unit="user")
+
+
+def test_lines_missing_at_the_end_are_found_against_a_checkpoint(three: Path) -> None:
+    with Ledger(three, unit="user") as ledger:
+        head = ledger.head
+        assert head.count == 3
+        charge(ledger, 4)
+        ledger.require_extends(head)
+        ledger.require_extends(Head(count=0, digest="0" * 64))
+    lines = three.read_bytes().splitlines(keepends=True)
+    three.write_bytes(b"".join(lines[:2]))
+    with Ledger(three, unit="user") as ledger, pytest.raises(RunFolderError, match="charges were lost"):
+        ledger.require_extends(head)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import Ledger
+ledger = Ledger(Path(sys.argv[1]), unit="user")
+for round in range(len(ledger.entries), 10**9):
+    ledger.charge(run="run", round=round, attempt=0, event=GaussianEvent(noise_multiplier=5.0))
+    print(round, flush=True)  # the release
+"""
+
+
+def test_killed_processes_never_release_what_is_not_charged(path: Path) -> None:
+    released = -1
+    for kill in range(2):
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        for line in child.stdout:
+            released = int(line)
+            if released >= 7 * (kill + 1):
+                break
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split()
+        child.stdout.close()
+        child.wait()
+        released = int(rest[-1]) if rest else released
+        entries = read_entries(path)
+        assert [entry.round for entry in entries] == list(range(len(entries)))
+        assert len(entries) >= released + 1
+        with Ledger(path, unit="user"):
+            pass  # repairs a torn line and is free again: the kernel gave the dead process's lock back
+
+
+# --- rivals, full disks, other versions -------------------------------------------------------------------
+
+
+def test_two_writers_are_refused(path: Path) -> None:
+    with Ledger(path, unit="user"):
+        with pytest.raises(RunFolderError, match="another process"):
+            Ledger(path, unit="user")
+        code = "import sys; from pathlib import Path; from fedveil.privacy.ledger import Ledger\n"
+        code += "Ledger(Path(sys.argv[1]), unit='user')"
+        other = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+        )
+        assert "another process is writing" in other.stderr
+    Ledger(path, unit="user").close()
+
+
+@pytest.mark.parametrize("step", ["write", "fsync"])
+def test_a_full_disk_is_a_typed_error_and_the_charge_is_not_made(
+    three: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    ledger = Ledger(three, unit="user")
+    write = os.write
+
+    def full(descriptor: int, *data: bytes) -> int:
+        if step == "write" and len(data[0]) > 40:
+            return write(descriptor, bytes(data[0])[:40])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(RunFolderError, match=r"round 4 could not be charged \(No space left"):
+        charge(ledger, 4)
+    monkeypatch.undo()
+    with pytest.raises(RunFolderError, match="closed"):
+        charge(ledger, 4)
+    with Ledger(three, unit="user") as again:
+        assert len(again.entries) == (3 if step == "write" else 4)
+
+
+def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="No such file"):
+        Ledger(tmp_path / "nowhere" / "ledger.jsonl", unit="user")
+    with pytest.raises(RunFolderError, match="No such file"):
+        read_entries(tmp_path / "ledger.jsonl")
+
+
+def test_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedveil.privacy.ledger.SCHEMA_VERSION", 2)
+    with Ledger(path, unit="user") as ledger:
+        charge(ledger, 1)
+    monkeypatch.undo()
+    with pytest.raises(RunFolderError, match="line 1: schema version 2; this fedveil reads version 1"):
+        Ledger(path, unit="user")
+
+
+def test_a_ledger_is_about_one_unit_and_adjacency(three: Path) -> None:
+    with pytest.raises(RunFolderError, match="line 1: charges one user"):
+        Ledger(three, unit="record")
+    with pytest.raises(RunFolderError, match="under replace-one"):
+        Ledger(three, unit="user", adjacency=Adjacency.REPLACE_ONE)
+    Ledger(three, unit="user").close()
+
+
+def test_one_attempt_is_charged_once(three: Path) -> None:
+    with Ledger(three, unit="user") as ledger:
+        with pytest.raises(PrivacyError, match="attempt 0 is charged already"):
+            charge(ledger, 3)
+        charge(ledger, 3, attempt=1)
+        assert ledger.spent() == SelfComposedEvent(event=EVENT, count=4)
+
+
+# --- budget -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_stops_before_the_round_that_would_exceed_its_budget(path: Path) -> None:
+    budget = Budget(epsilon=1.0, delta=1e-5, accountant=RdpAccountant())
+
+    def run(ledger: Ledger) -> None:
+        for round in range(1, 10_000):
+            ledger.charge(run="run", round=round, attempt=0, event=EVENT, budget=budget)
+
+    with Ledger(path, unit="user") as ledger, pytest.raises(BudgetError, match="epsilon 1 at delta 1e-05"):
+        run(ledger)
+    size = path.stat().st_size
+    with Ledger(path, unit="user") as ledger:
+        rounds = len(ledger.entries)
+        assert ledger.would_exceed(EVENT, budget)
+        assert not ledger.would_exceed(ComposedEvent(events=()), budget)
+    assert path.stat().st_size == size
+    spent = SelfComposedEvent(event=EVENT, count=rounds)
+    assert epsilon(spent, 1e-5, "rdp") <= 1.0 < epsilon(SelfComposedEvent(event=spent, count=2), 1e-5, "rdp")
+    assert epsilon(SelfComposedEvent(event=EVENT, count=rounds + 1), 1e-5, "rdp") > 1.0
+
+
+@pytest.mark.parametrize(("eps", "delta"), [(-1.0, 1e-5), (float("nan"), 1e-5), (1.0, 0.0), (1.0, 1.0)])
+def test_a_budget_must_be_one(eps: float, delta: float) -> None:
+    with pytest.raises(PrivacyError, match="budget"):
+        Budget(epsilon=eps, delta=delta)
