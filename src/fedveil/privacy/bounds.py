@@ -3,13 +3,13 @@
 A contribution is a row Delta_i of a float32 matrix, with a weight w_i in [0, 1]. Under :class:`Clip` what is
 stored of it is a vector of whole numbers
 
-    y_i = trunc(w_i · min(1, C' / ||Delta_i||) · Delta_i / g),  C' = C (1 - 2^-20),  g = 2^(ceil(log2 C) - 18),
+    y_i = trunc(w_i · min(1, C' / ||Delta_i||) · Delta_i / g),  C' = C (1 - 2^-20),  g = 2^(ceil log2 C - 18),
 
 and what enters the sum is g · y_i. Three facts follow, for every float32 input:
 
 * ``||g · y_i||_2 <= w_i · C``. Truncation moves every coordinate towards zero, so it cannot lengthen a
-  vector, whatever the dimension and the number of silos; the slack of 2^-20 outweighs the rounding of the norm and of
-  the products. A user whose weights over all silos sum to at most 1 therefore moves the sum by at most C.
+  vector, whatever the dimension and the number of silos; the slack of 2^-20 outweighs the rounding of the
+  norm and of the products. A user whose weights over all silos sum to at most 1 moves the sum by at most C.
 * Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i; so 64 rows (or any rows
   whose weights sum to 64) add up exactly in float32, and 2^35 rows in float64. The sum does not depend on
   order, chunks, threads or processes, and taking a user away changes it by exactly what she had put in.

@@ -1,0 +1,110 @@
+"""What a noise law is: a distribution on a grid, with an exact sampler and its own distribution function.
+
+Noise lives on ``grid · Z`` with a grid that is a power of two. A value is then a whole number of grid units,
+held exactly by int64 and by float64, so no bit of a released sum depends on how a floating-point sampler
+rounds (Mironov 2012 recovers data from exactly those bits).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Protocol
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from fedveil.errors import PrivacyError
+from fedveil.randomness import BitSource
+
+_FINEST_BITS: Final = 20
+_SMALLEST_RATIO, _LARGEST_RATIO = 2.0**-10, 2.0**30
+
+
+class NoiseLaw(Protocol):
+    """A distribution on ``grid · Z``, symmetric about zero."""
+
+    @property
+    def name(self) -> str:
+        """The law's name in the privacy statement."""
+        ...
+
+    @property
+    def grid(self) -> float:
+        """Spacing of the values: a power of two."""
+        ...
+
+    @property
+    def variance(self) -> float:
+        """Exact variance of one value (not of its continuous namesake), in squared units of the update."""
+        ...
+
+    def sample_units(self, shape: tuple[int, ...], source: BitSource) -> Int64[np.ndarray, " ..."]:
+        """Return independent samples as whole numbers of grid units."""
+        ...
+
+    def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:
+        """Return independent samples in the unit of the update: ``grid`` times :meth:`sample_units`."""
+        ...
+
+    def pmf(self, units: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """Return the probability of every number of grid units."""
+        ...
+
+    def cdf(self, values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """Return P(noise <= value) for every value, in the unit of the update."""
+        ...
+
+
+def grid_for(std: float, at_most: float | None = None) -> float:
+    """Return the grid for noise of standard deviation ``std``: a power of two with std / grid >= 2^20.
+
+    Args:
+        std: standard deviation (or scale) of the noise, in the unit of the update.
+        at_most: the grid of the contributions that the noise is added to. Both are powers of two, so a finer
+            noise grid divides it, and noisy sums stay on the noise grid.
+
+    Raises:
+        PrivacyError: std is not positive and finite, or ``at_most`` is no power of two.
+
+    >>> grid_for(1.0) == 2.0**-20, grid_for(5.0, at_most=2.0**-18) == 2.0**-18
+    (True, True)
+    """
+    if not (math.isfinite(std) and std > 0.0):
+        raise PrivacyError(f"standard deviation of the noise is {std}; it must be positive and finite")
+    grid = math.ldexp(1.0, math.frexp(std)[1] - 1 - _FINEST_BITS)
+    if at_most is None:
+        return grid
+    _check_grid(at_most)
+    return min(grid, at_most)
+
+
+def scale_in_units(name: str, scale: float, grid: float) -> float:
+    """Return scale / grid, which is exact, after checking that an exact sampler can use it.
+
+    Args:
+        name: what the scale is, for the message.
+        scale: standard deviation or scale of a law, in the unit of the update.
+        grid: spacing of its values, same unit.
+
+    Raises:
+        PrivacyError: a scale that is not positive and finite, a grid that is no power of two, or a ratio
+        outside
+            2^-10 .. 2^30.
+    """
+    if not (math.isfinite(scale) and scale > 0.0):
+        raise PrivacyError(f"{name} is {scale}; it must be positive and finite")
+    _check_grid(grid)
+    ratio = scale / grid
+    if not _SMALLEST_RATIO <= ratio <= _LARGEST_RATIO:
+        raise PrivacyError(
+            f"{name} is {ratio:g} times the grid; it must be between 2^-10 (below, the noise is all but "
+            "surely zero) and 2^30 (above, choose a coarser grid)"
+        )
+    return ratio
+
+
+def _check_grid(grid: float) -> None:
+    if not (math.isfinite(grid) and grid > 0.0 and math.frexp(grid)[0] == 0.5):
+        raise PrivacyError(
+            f"the grid is {grid}; it must be a power of two, so that multiples of it are exact"
+        )

@@ -1,0 +1,130 @@
+"""Who takes part in a round: independent draws of users with an exactly known probability.
+
+A sampler is a frozen value. It draws a mask over the PUBLIC list of users, from privacy randomness: the
+amplification that sampling gives holds only while nobody can predict the draw.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from jaxtyping import Bool
+
+from fedveil.errors import PrivacyError
+from fedveil.privacy.events import Adjacency, Event, PoissonSampledEvent
+from fedveil.randomness import BitSource
+
+_WORD_BITS: Final = 64
+
+
+class Sampler(Protocol):
+    """Chooses the users of one round and says what that choice does to a release."""
+
+    @property
+    def rate(self) -> float:
+        """Probability that a given user takes part; the server divides by it."""
+        ...
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbouring populations for which :meth:`event` is valid."""
+        ...
+
+    def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
+        """Return who of ``n`` users takes part this round."""
+        ...
+
+    def event(self, base: Event) -> Event:
+        """Return the event of a release over the drawn users, given the event ``base`` over all of them."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everyone:
+    """Every user takes part in every round: no amplification, and nothing is drawn.
+
+    >>> from fedveil.randomness import PrivacyRandomness
+    >>> Everyone().draw(3, PrivacyRandomness.system().stream("participants")).tolist()
+    [True, True, True]
+    """
+
+    @property
+    def rate(self) -> float:
+        """Probability that a given user takes part: 1."""
+        return 1.0
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Add or remove one user (a user who is away contributes zero, and the number of users is public)."""
+        return Adjacency.ADD_OR_REMOVE_ONE
+
+    def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
+        """Return True for each of ``n`` users; the source is left untouched."""
+        _check_count(n)
+        return np.ones(n, dtype=np.bool_)
+
+    def event(self, base: Event) -> Event:
+        """Return ``base``: a release over everyone is the release itself."""
+        return base
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonUsers:
+    """Every user takes part with probability q, independently of all others and of all other rounds.
+
+    One 64-bit word w per user decides: she takes part iff w < floor(q · 2^64). The probability is therefore
+    exactly floor(q · 2^64) / 2^64, which is q itself for every float q >= 2^-12 and never above q. The
+    privacy loss grows with the probability, so an account for q covers the smaller one (Mironov, Talwar and
+    Zhang 2019 for RDP of the sampled Gaussian; Algorithm 4 of ULDP-FL draws users so, once for all silos).
+
+    =====================  ===========================================================================
+    input                  result
+    =====================  ===========================================================================
+    q = 1                  everyone, with no draw; the event is the unsampled one
+    0 < q < 2^-64          nobody, ever: a probability of 0 is not above q
+    q = 0                  refused: no round would use any data
+    q < 0, q > 1, NaN      refused
+    n = 0                  empty mask
+    nobody drawn           an all-False mask; the release is then noise alone, and must still be made
+    =====================  ===========================================================================
+
+    Args:
+        rate: the sampling rate q in (0, 1].
+
+    Raises:
+        PrivacyError: a rate outside (0, 1].
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that is no probability, or that would never draw anybody."""
+        if not 0.0 < self.rate <= 1.0:
+            raise PrivacyError(
+                f"sampling rate is {self.rate}; it must be above 0 and at most 1 (1: every user takes part)"
+            )
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Add or remove one user: the adjacency of the amplification theorems used for Poisson sampling."""
+        return Adjacency.ADD_OR_REMOVE_ONE
+
+    def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
+        """Return who of ``n`` users takes part; uses ``n`` words of the source unless the rate is 1."""
+        _check_count(n)
+        if self.rate == 1.0:
+            return np.ones(n, dtype=np.bool_)
+        threshold = np.uint64(math.floor(math.ldexp(self.rate, _WORD_BITS)))
+        return source.uint64(n) < threshold
+
+    def event(self, base: Event) -> Event:
+        """Return ``base`` amplified by Poisson sampling at the rate; ``base`` itself at rate 1."""
+        return base if self.rate == 1.0 else PoissonSampledEvent(rate=self.rate, event=base)
+
+
+def _check_count(n: int) -> None:
+    if n < 0:
+        raise PrivacyError(f"cannot draw participants among {n} users; the number of users is 0 or more")
