@@ -39,10 +39,10 @@ def test_noise_of_the_paraaegis_program(target: float, rounds: int, published: f
     def event(sigma: float) -> Event:
         return gaussian_rounds(noise_multiplier=sigma, rounds=rounds)
 
-    published_way = Budget(epsilon=target, delta=DELTA, accountant=RdpAccountant()) assert
-    calibrate_noise(event, published_way) == pytest.approx(published, rel=1e-3) assert
-    calibrate_noise(event, Budget(epsilon=target, delta=DELTA)) < published, "tighter accounting, less
-    noise"
+    published_way = Budget(epsilon=target, delta=DELTA, accountant=RdpAccountant())
+    assert calibrate_noise(event, published_way) == pytest.approx(published, rel=1e-3)
+    tighter = Budget(epsilon=target, delta=DELTA)
+    assert calibrate_noise(event, tighter) < published
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
