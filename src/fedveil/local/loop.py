@@ -49,19 +49,25 @@ class LoopTrainer:
         sums = SiloSums(cohort.n_silos, self.task.dimension, bound, cohort.device)
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
         weights = weights.to(cohort.device)
+        gradient = BatchGradient(self.task, cohort.device)
         done, to_do = 0, int(steps.sum())
         for i, member in enumerate(members.tolist()):
             if steps[i] == 0:
                 continue
-            delta = self.update(start, cohort, member, seeds[i : i + 1])
+            delta = self._update(gradient, start, cohort, member, seeds[i : i + 1])
             norms[i] = sums.add_(delta[None], weights[i : i + 1], silos[i : i + 1])[0]
             done += int(steps[i])
             if progress is not None:
                 progress(done, to_do)
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
-    def update(
-        self, start: Float32[Tensor, " d"], cohort: Cohort, member: int, seed: Int64[Tensor, " 1"]
+    def _update(
+        self,
+        gradient: BatchGradient,
+        start: Float32[Tensor, " d"],
+        cohort: Cohort,
+        member: int,
+        seed: Int64[Tensor, " 1"],
     ) -> Float32[Tensor, " d"]:
         """Return the update Delta = w_end - w_start of one contribution that has records."""
         sgd = as_sgd(self.local)
@@ -73,22 +79,29 @@ class LoopTrainer:
             order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
             for batch in torch.split(records[order], batch_size):
                 model = start + delta
-                gradient = self._gradient(model, *cohort.batch(batch), step_seeds(seed, step)[0])
-                velocity = sgd.momentum * velocity + gradient + sgd.weight_decay * model
+                slope = gradient.at(model, *cohort.batch(batch), step_seeds(seed, step)[0])
+                velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
                 delta = delta - sgd.learning_rate * velocity
                 step += 1
         return delta
 
-    def _gradient(
-        self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Tensor
+
+class BatchGradient:
+    """The gradient of a task's mean loss over one batch of records."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task
+        self._constants = task.constants(device)
+        self._seeds = seed_names(task.model)
+
+    def at(
+        self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
     ) -> Float32[Tensor, " d"]:
-        """Return the gradient of the mean loss of one batch at the model."""
-        task = self.task
-        parameters = {
-            name: view.detach().requires_grad_() for name, view in task.layout.unflatten(model).items()
-        }
-        dropout = dict.fromkeys(seed_names(task.model), seed.to(model.device))
-        constants = task.constants(model.device) | dropout
+        """Return the gradient at a model; ``seed`` draws the dropout masks of this step."""
+        task = self._task
+        named = task.layout.unflatten(model)
+        parameters = {name: view.detach().requires_grad_() for name, view in named.items()}
+        constants = self._constants | dict.fromkeys(self._seeds, seed.to(model.device))
         outputs = functional_call(task.model, (parameters, constants), (features,))
         everyone = torch.ones(len(features), dtype=torch.bool, device=model.device)
         loss = task.loss(outputs, targets, everyone)

@@ -84,7 +84,7 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
     with torch.random.fork_rng(devices=[]):
         try:
             first, again = probe(features), probe(features)
-            others = probe(torch.cat([features[:1], features[1:].flip(0)]))
+            others = probe(torch.cat([features[:1], 1 - 2 * features[1:]]))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             shape = tuple(features.shape[1:])
             raise ModelError(f"the model fails on records of shape {shape}: {error}") from error
@@ -94,12 +94,13 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
     if changed:
         raise ModelError(
             f"the model writes to its buffer {changed[0]} while it trains; state outside the parameters "
-            "would carry private records past the bound: use a layer without running statistics, such as torch.nn.GroupNorm"
+            "would carry private records past the bound: use a layer without running statistics, such as "
+            "torch.nn.GroupNorm"
         )
     if not torch.equal(first, again):
         raise ModelError(
-            "two passes over the same records differ: the model draws random numbers itself; use torch.nn.Dropout "
-            "layers, whose masks are drawn per contribution"
+            "two passes over the same records differ: the model draws random numbers itself; use "
+            "torch.nn.Dropout layers, whose masks are drawn per contribution"
         )
     if not torch.allclose(first[0], others[0], rtol=1e-4, atol=1e-5):
         raise ModelError(
