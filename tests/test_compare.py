@@ -5,6 +5,7 @@ import math
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def seeds(
     ]
 
 
-def plotted(comparison: Comparison, title: str) -> list[dict[str, object]]:
+def plotted(comparison: Comparison, title: str) -> list[dict[str, Any]]:
     """The traces of the figure with this title."""
     found = re.search(
         rf"<h3>{re.escape(title)}</h3>.*?<script type=\"application/json\">(.*?)</script>",
@@ -30,7 +31,7 @@ def plotted(comparison: Comparison, title: str) -> list[dict[str, object]]:
         re.DOTALL,
     )
     assert found is not None
-    traces: list[dict[str, object]] = json.loads(found[1])["data"]
+    traces: list[dict[str, Any]] = json.loads(found[1])["data"]
     return traces
 
 
@@ -111,7 +112,7 @@ def test_no_guarantee_is_drawn_at_infinity(tmp_path: Path) -> None:
     labels = [trace["name"] for trace in lines]
     assert labels == ["avg", "fedavg (ε = ∞)"]
     dashed = lines[1]
-    assert dashed["line"]["dash"] == "dash"  # type: ignore[index]
+    assert dashed["line"]["dash"] == "dash"
     assert dashed["y"] == [comparison.rows[0].metrics["accuracy"].mean] * 3
     assert comparison.warnings == ("No privacy guarantee at all: fedavg.",)
     assert "∞ (no guarantee)" in comparison.page()
@@ -121,9 +122,6 @@ def test_bands_are_one_deviation_around_the_mean(tmp_path: Path) -> None:
     comparison = compare(seeds(tmp_path, "avg", [0.7, 0.9]))
     band, line = plotted(comparison, "Test accuracy by round")
     x, y, mean = band["x"], band["y"], line["y"]
-    assert isinstance(x, list)
-    assert isinstance(y, list)
-    assert isinstance(mean, list)
     assert x == [*range(31), *reversed(range(31))]
     std = comparison.rows[0].metrics["accuracy"].std
     assert std is not None
@@ -137,8 +135,18 @@ def test_a_variant_keeps_its_colour_in_every_plot(tmp_path: Path) -> None:
     by_epsilon = plotted(comparison, "Privacy and utility: test accuracy against ε")
     colours = [
         {str(t["name"]).split(" (")[0]: t["line"]["color"] for t in plot} for plot in (by_round, by_epsilon)
-    ]  # type: ignore[index]
+    ]
     assert colours[0] == colours[1]
+
+
+@pytest.mark.parametrize(("large", "pressed"), [(40.0, 0), (60.0, 2)])
+def test_a_huge_epsilon_beside_a_small_one_needs_a_logarithmic_axis(
+    tmp_path: Path, large: float, pressed: int
+) -> None:
+    runs = [write_run(tmp_path / "0", name="avg"), write_run(tmp_path / "1", name="group", epsilon=large)]
+    page = compare(runs).page()
+    assert page.count('class="log-x" aria-pressed="true"') == pressed
+    assert len(re.findall(r'"xaxis":\{"title":\{[^}]*\},"type":"log","dtick":"D2"', page)) == pressed
 
 
 def test_unlike_guarantees_are_not_compared_unsaid(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fedveil.errors import RunFolderError
 from fedveil.report import plots
 from fedveil.report.document import Section, document, figures, notice, table, write_document
 from fedveil.report.plots import Curve, show, words
-from fedveil.report.run_data import SCHEMA_VERSION, JsonObject, JsonValue, RunData, load_run
+from fedveil.report.run_data import SCHEMA_VERSION, JsonObject, JsonValue, RoundRow, RunData, load_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +62,12 @@ class _Variant:
     runs: tuple[RunData, ...]
     colour: int
 
-    @property
-    def rounds(self) -> list[int]:
-        return sorted(set.intersection(*({row.round for row in run.rounds} for run in self.runs)))
+    @cached_property
+    def rounds(self) -> dict[int, list[RoundRow]]:
+        """The rows of every seed, by the rounds that all of them have, in order."""
+        by_number = [{row.round: row for row in run.rounds} for run in self.runs]
+        common = sorted(set.intersection(*map(set, by_number)))
+        return {number: [rows[number] for rows in by_number] for number in common}
 
     @property
     def metrics(self) -> list[str]:
@@ -71,34 +75,37 @@ class _Variant:
 
     def values(self, metric: str) -> dict[int, list[float]]:
         """The metric of every seed, for the common rounds in which every seed measured it."""
-        tests = [{row.round: row.test for row in run.rounds} for run in self.runs]
         return {
-            number: [test[number][metric] for test in tests]
-            for number in self.rounds
-            if all(metric in test[number] for test in tests)
+            number: [row.test[metric] for row in rows]
+            for number, rows in self.rounds.items()
+            if all(metric in row.test for row in rows)
         }
 
     def epsilon(self, number: int) -> float:
         """The largest epsilon over seeds up to a round: what holds for every one of them."""
-        return max(row.epsilon for run in self.runs for row in run.rounds if row.round == number)
+        return max(row.epsilon for row in self.rounds[number])
 
     def curve(self, metric: str, *, over_epsilon: bool) -> Curve | None:
-        """The metric over rounds, or over the epsilon of those rounds."""
-        points = [(number, Spread.of(values)) for number, values in self.values(metric).items()]
+        """The metric over rounds, or over the epsilon of those rounds that have spent any."""
+        points = [
+            (self.epsilon(number) if over_epsilon else number, Spread.of(values))
+            for number, values in self.values(metric).items()
+            if not over_epsilon or self.epsilon(number) > 0
+        ]
         if not points:
             return None
         stds = [spread.std for _, spread in points if spread.std is not None]
         return Curve(
             label=self.label,
             colour=self.colour,
-            x=[self.epsilon(number) if over_epsilon else number for number, _ in points],
+            x=[x for x, _ in points],
             mean=[spread.mean for _, spread in points],
             std=stds or None,
         )
 
     def row(self) -> ComparisonRow:
         measured = {metric: values for metric in self.metrics if (values := self.values(metric))}
-        last = max((max(values) for values in measured.values()), default=self.rounds[-1])
+        last = max((max(values) for values in measured.values()), default=max(self.rounds))
         statements = [run.statement for run in self.runs]
         return ComparisonRow(
             variant=self.label,

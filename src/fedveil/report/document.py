@@ -166,7 +166,8 @@ def _section(section: Section) -> str:
 def _figure(plot: Plot) -> str:
     """A plot's data stand beside it as JSON, with no "<" that could end the element."""
     data = plot.figure.to_json().replace("<", "\\u003c")
-    button = '<button type="button" class="log-x" aria-pressed="false">logarithmic axis</button>'
+    pressed = "true" if plot.figure.layout.xaxis.type == "log" else "false"
+    button = f'<button type="button" class="log-x" aria-pressed="{pressed}">logarithmic axis</button>'
     return (
         f'<figure><div class="figure-head"><h3>{escape(plot.title)}</h3>{button if plot.log_x else ""}</div>'
         f'<div class="plot" role="img" aria-label="{escape(plot.alt)}"></div>'

@@ -12,7 +12,8 @@ for (const figure of document.querySelectorAll("figure")) {
     button.addEventListener("click", () => {
       const log = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", String(log));
-      Plotly.relayout(plot, { "xaxis.type": log ? "log" : "linear", "xaxis.autorange": true });
+      const axis = { "xaxis.type": log ? "log" : "linear", "xaxis.dtick": log ? "D2" : null };
+      Plotly.relayout(plot, { ...axis, "xaxis.autorange": true });
     });
   }
 }

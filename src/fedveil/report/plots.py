@@ -250,16 +250,21 @@ def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
 def compared_by_epsilon(
     private: Sequence[Curve], unprotected: Sequence[Curve], metric: str, *, measured_by: str
 ) -> Plot:
-    """Privacy-utility curves; a variant without a guarantee lies at infinite epsilon, drawn as a dashed line.
+    """Privacy-utility curves: a test metric against epsilon, for at least one private variant.
 
-    `measured_by` says whose epsilon is on the axis. Only the last mean of an unprotected curve is drawn.
+    A variant without a guarantee lies at infinite epsilon: a dashed line at its last mean. `measured_by` says
+    whose epsilon is on the axis, which starts out logarithmic where one variant ends at 20 times the
+    epsilon of another.
     """
     figure = _figure(x=f"ε spent ({measured_by})", y=f"test {words(metric)}")
     figure.update_layout(hovermode="closest")
     for curve in private:
         _band(figure, curve)
+    ends = [curve.x[-1] for curve in private]
+    if max(ends) > 20 * min(ends):
+        figure.update_xaxes(type="log", dtick="D2")
     spent = [x for curve in private for x in curve.x]
-    span = [0.0, min((x for x in spent if x > 0), default=1.0), max(spent, default=1.0)]
+    span = [0.0, min((x for x in spent if x > 0), default=1.0), max(spent)]  # zero is off a logarithmic axis
     for curve in unprotected:
         level = [curve.mean[-1]] * len(span)
         _line(figure, curve.colour, name=f"{curve.label} (ε = ∞)", x=span, y=level, dash="dash")
@@ -277,7 +282,7 @@ def planned(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log
     """Epsilon against one planned quantity, one curve for every setting of the others."""
     figure = _figure(x=axis, y="ε")
     figure.update_layout(hovermode="closest")
-    figure.update_xaxes(type=scale)
+    figure.update_xaxes(type=scale, dtick="D2" if scale == "log" else None)
     _log_y(figure, [mean for curve in curves for mean in curve.mean if mean > 0])
     for curve in curves:
         _band(figure, curve)
