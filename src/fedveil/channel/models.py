@@ -25,7 +25,7 @@ from functools import cache
 
 import constriction
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 from scipy.special import ndtr
 
 from fedveil.channel.errors import ChannelError
@@ -136,12 +136,12 @@ class Contexts:
 
     Attributes:
         context: (m,) table of each integer.
-        mirrored: (m,) whether the sign is turned, so that the mean is never above its centre.
+        mirror: (m,) -1 where the sign is turned, so that the mean is never above its centre, 0 elsewhere.
         shift: (m,) low bits that are sent as they are; None where there are none at all.
     """
 
     context: Int64[np.ndarray, " m"]
-    mirrored: Bool[np.ndarray, " m"]
+    mirror: Int64[np.ndarray, " m"]
     shift: Int64[np.ndarray, " m"] | None
 
     @classmethod
@@ -161,20 +161,22 @@ class Contexts:
         steps *= distance
         context = _FIRST[row]
         context += steps.astype(np.int64)
-        mirrored = np.signbit(offset)
+        mirror = offset.view(np.int64) >> 63
         if lowest < 0:
             small = np.flatnonzero(eighth < 0)
             margin = (0.5 - distance[small]) / deviation[small]
             context[small] = np.minimum(margin * 8, _MARGIN_STEPS).astype(np.int64)
         if highest < len(_STEPS):
-            return cls(context=context, mirrored=mirrored, shift=None)
+            return cls(context=context, mirror=mirror, shift=None)
         large = np.flatnonzero(eighth >= len(_STEPS))
         shift = np.zeros(len(offset), dtype=np.int64)
         context[large] = _FIRST[-1] + (eighth[large] & 7)
         shift[large] = (eighth[large] >> 3) - (_HIGH - _LOW) // _EIGHTHS + 1
-        mirrored[large] = False
-        return cls(context=context, mirrored=mirrored, shift=shift)
+        mirror[large] = 0
+        return cls(context=context, mirror=mirror, shift=shift)
 
-    def mirror(self, symbols: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
-        """Turn the sign of the mirrored ones, in place."""
-        return np.negative(symbols, out=symbols, where=self.mirrored)
+    def turned(self, symbols: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
+        """Turn the sign of the mirrored ones; its own inverse."""
+        turned = symbols ^ self.mirror
+        turned -= self.mirror
+        return turned

@@ -18,9 +18,9 @@ from jaxtyping import Bool, Float64, UInt64
 from fedveil.randomness import BitSource
 
 _LN2 = 0.6931471805599453
-_ATANH_SERIES = tuple(2.0 / (2 * k + 1) for k in range(10, -1, -1))
+_ATANH_SERIES = tuple(2.0 / (2 * k + 1) for k in range(8, -1, -1))
 _SINE_SERIES = tuple(
-    (-1) ** k * (math.pi / 2) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11, -1, -1)
+    (-1) ** k * (math.pi / 2) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(9, -1, -1)
 )
 
 CHUNK = 8192

@@ -116,6 +116,8 @@ class LayeredQuantizer:
         """Return the accepted dithers of the sender, from its numbers of rejected attempts."""
         n = self.lattice.dimension
         source = streams.source("dither", block)
+        if not self.rejects:
+            return self._dithers(uniforms(source, len(attempts) * n))
         chosen = np.empty((len(attempts), n))
         left = np.arange(len(attempts))
         for attempt in range(int(attempts.max(initial=0)) + 1):

@@ -21,6 +21,7 @@ from fedveil.channel.models import Contexts, tables
 _PIECE = 16
 _WORD = np.dtype("<u4")
 _ATTEMPT_UNITS = 2**22
+_DAMAGED = "the message's symbols are damaged: no sender writes such a code word"
 
 
 @cache
@@ -94,7 +95,7 @@ class SymbolWriter:
 
     def integers(self, distances: Int64[np.ndarray, " m"], contexts: Contexts) -> None:
         """Write integers less their centres; whatever a table does not reach follows as 64 bits."""
-        symbols = contexts.mirror(distances.copy())
+        symbols = contexts.turned(distances)
         high = symbols if contexts.shift is None else symbols >> contexts.shift
         reach = _reaches()[contexts.context]
         index = high + reach
@@ -185,9 +186,12 @@ class SymbolReader:
         """
         order, groups = _groups(contexts.context)
         ordered = np.empty(len(order), dtype=np.int32)
-        decode, all_tables = self._decode, tables()
-        for context, start, end in groups:
-            ordered[start:end] = decode(all_tables[context].model, end - start)
+        decode, all_tables = self._coder.decode, tables()
+        try:
+            for context, start, end in groups:
+                ordered[start:end] = decode(all_tables[context].model, end - start)
+        except AssertionError as error:
+            raise MessageError(_DAMAGED) from error
         high = np.empty(len(order), dtype=np.int64)
         high[order] = ordered
         reach = _reaches()[contexts.context]
@@ -200,7 +204,7 @@ class SymbolReader:
         if contexts.shift is not None:
             high <<= contexts.shift
             high |= self._low_bits(contexts.shift)
-        return contexts.mirror(high)
+        return contexts.turned(high)
 
     def _long(self, count: int) -> Int64[np.ndarray, " count"]:
         folded = np.zeros(count, dtype=np.uint64)
