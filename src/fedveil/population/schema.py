@@ -11,7 +11,7 @@ declared order.
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -37,7 +37,7 @@ class Number(_Part):
     missing: Literal["error", "middle", "indicator"] = "error"
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _ordered(self) -> "Number":
         if not self.lower < self.upper:
             raise ValueError("lower must be below upper")
         return self
@@ -61,7 +61,7 @@ class Category(_Part):
     missing: Literal["error", "zero", "indicator"] = "error"
 
     @model_validator(mode="after")
-    def _distinct(self) -> Self:
+    def _distinct(self) -> "Category":
         if len(set(self.categories)) != len(self.categories):
             raise ValueError("a category is declared twice")
         return self
@@ -80,7 +80,7 @@ class Label(_Part):
     classes: Annotated[tuple[str, ...], Field(strict=False, min_length=2)]
 
     @model_validator(mode="after")
-    def _distinct(self) -> Self:
+    def _distinct(self) -> "Label":
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("a class is declared twice")
         return self
@@ -124,7 +124,7 @@ class Schema(_Part):
     features: Annotated[dict[str, Feature], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _one_role_per_column(self) -> Self:
+    def _one_role_per_column(self) -> "Schema":
         columns = [*self.roles, *self.features]
         for column in columns:
             if columns.count(column) > 1:

@@ -1,0 +1,150 @@
+"""A schema is read strictly, and a draft of one can be read back."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pa_parquet
+import pytest
+
+from fedveil.errors import DataError
+from fedveil.population.draft import draft_schema
+from fedveil.population.schema import Category, Number, Schema, read_schema
+
+SCHEMA = """
+n_users = 40
+user = "patient"
+silo = "hospital"
+
+[target]
+kind = "label"
+column = "sick"
+classes = ["no", "yes"]
+
+[features.age]
+kind = "number"
+lower = 0
+upper = 120
+
+[features.sex]
+kind = "category"
+categories = ["f", "m"]
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "schema.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
+    schema = read_schema(written(tmp_path, SCHEMA))
+    assert schema.columns == ("patient", "hospital", "sick", "age", "sex")
+    assert schema.width == 3
+    assert Number(kind="number", lower=0, upper=1, missing="indicator").width == 2
+    assert Category(kind="category", categories=("a", "b"), missing="indicator").width == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("n_users = 40", "n_users = 0", "n_users"),
+        ("n_users = 40", "", "n_users: Field required"),
+        ("n_users = 40", 'n_users = "40"', "n_users: Input should be a valid integer"),
+        ('user = "patient"', 'user = "patient"\nuzer = "x"', "uzer: Extra inputs"),
+        ("upper = 120", "upper = 0", "features.age.number: lower must be below upper"),
+        ("upper = 120", "upper = inf", "features.age.number.upper"),
+        ("upper = 120", "upper = 120\nunit = 'a'", "features.age.number.unit: Extra inputs"),
+        ("upper = 120", "", "features.age.number.upper: Field required"),
+        ('kind = "number"', 'kind = "amount"', "features.age"),
+        ('["f", "m"]', '["f", "f"]', "a category is declared twice"),
+        ('["f", "m"]', "[]", "features.sex.category.categories"),
+        ('["no", "yes"]', '["no"]', "target.label.classes"),
+        ('["no", "yes"]', '["no", "no"]', "a class is declared twice"),
+        ('"hospital"', '"patient"', "column 'patient' has two roles"),
+        ('column = "sick"', 'column = "age"', "column 'age' has two roles"),
+        ("[features.age]", "[features.age", "not valid TOML"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused_by_key(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    assert old in SCHEMA
+    with pytest.raises(DataError) as caught:
+        read_schema(written(tmp_path, SCHEMA.replace(old, new, 1)))
+    assert message in str(caught.value)
+    assert "schema.toml" in str(caught.value)
+
+
+def test_a_missing_schema_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.toml cannot be read"):
+        read_schema(tmp_path / "none.toml")
+
+
+SAMPLE = """patient,hospital,age,sex,flag,pressure,name,sick
+p1,north,23,f,0,101.5,ann,no
+p2,north,45,m,1,,bob,yes
+p1,south,67,m,1,143.2,cid,no
+p3,south,-5,,0,99.9,dee,yes
+"""
+
+
+def sample(folder: Path, rows: int = 90) -> Path:
+    header, *lines = SAMPLE.splitlines()
+    body = [lines[i % len(lines)].replace("ann", f"ann {i}") for i in range(rows)]
+    path = folder / "sample.csv"
+    path.write_text("\n".join([header, *body]) + "\n")
+    return path
+
+
+def test_a_draft_warns_and_can_be_read_back(tmp_path: Path) -> None:
+    text = draft_schema(sample(tmp_path))
+    assert text.startswith("# Drafted from a sample.")
+    assert "PUBLIC data only" in text
+    schema = read_schema(written(tmp_path, text))
+    assert (schema.user, schema.silo, schema.n_users) == ("patient", "hospital", 3)
+    assert schema.target_columns == ("sick",)
+    assert schema.features["age"] == Number(kind="number", lower=-5, upper=67)
+    assert schema.features["pressure"] == Number(kind="number", lower=99, upper=150, missing="middle")
+    assert schema.features["sex"] == Category(kind="category", categories=("f", "m"), missing="zero")
+    assert schema.features["flag"] == Category(kind="category", categories=("0", "1"))
+
+
+def test_a_column_of_many_texts_is_left_out_with_a_comment(tmp_path: Path) -> None:
+    path = tmp_path / "many.csv"
+    path.write_text("user,note,x,label\n" + "".join(f"{i},note {i},{i},{i % 2}\n" for i in range(25)))
+    text = draft_schema(path)
+    assert "# note: left out" in text
+    assert list(read_schema(written(tmp_path, text)).features) == ["x"]
+
+
+def test_a_draft_takes_columns_by_name_and_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "sample.parquet"
+    table = pa.table({"who": [1, 2, 3], "x": [0.5, 1.5, 2.5], "b": [True, False, True], "y": [3.0, 4.0, 5.5]})
+    pa_parquet.write_table(table, path)
+    schema = read_schema(written(tmp_path, draft_schema(path, user="who", label="b")))
+    assert schema.user == "who"
+    assert schema.target.kind == "label"
+    assert schema.features["y"] == Number(kind="number", lower=3, upper=5.5)
+
+
+def test_a_draft_names_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"no column looks like a user's; name it\. The columns are: a, b"):
+        draft_schema(path)
+    with pytest.raises(DataError, match="no column 'c'; it has: a, b"):
+        draft_schema(path, user="c")
+    with pytest.raises(DataError, match="no column is left for the label"):
+        draft_schema(path, user="b")
+    path.write_text("user,b\n")
+    with pytest.raises(DataError, match="has no record"):
+        draft_schema(path)
+    with pytest.raises(DataError, match=r"a table is a \.csv or a \.parquet file"):
+        draft_schema(tmp_path / "x.xlsx")
+
+
+def test_a_schema_does_not_change(tmp_path: Path) -> None:
+    schema: Schema = read_schema(written(tmp_path, SCHEMA))
+    with pytest.raises(ValueError, match="frozen"):
+        schema.n_users = 3
