@@ -174,6 +174,12 @@ def test_a_full_silo_passes_records_on() -> None:
     assert np.bincount(user, minlength=5).sum() == 100
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_one_silo_holds_everything_whatever_the_main_share(share: float) -> None:
+    user = fixed_zipf(np.zeros(30, dtype=np.int32), 3, 1, 0.5, share, 1, generator())
+    assert np.bincount(user, minlength=3).sum() == 30
+
+
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=30), st.integers(0, 5))
 def test_paired_records_keep_at_most_one_alone(silos: list[int], seed: int) -> None:
     wished = np.array(silos, dtype=np.int64)

@@ -253,7 +253,7 @@ def fixed_zipf(
     other_share = (1 - main_share) / max(1, n_silos - 1)
     for user, count in enumerate((least + extra).tolist()):
         law = np.full(n_silos, other_share)
-        law[generator.integers(n_silos)] = main_share
+        law[generator.integers(n_silos)] = main_share if n_silos > 1 else 1.0
         wished = generator.choice(n_silos, size=count, p=law / law.sum())
         if least > 1:
             wished = pair_up(wished, generator)
