@@ -1,0 +1,237 @@
+"""The privacy statement: what a run guarantees, to whom, under which assumptions, and what it does not cover.
+
+A statement is derived from the method that ran and the ledger it wrote; nothing in it is typed in beside
+them. It is kept as ``privacy.json`` and told in plain sentences by :meth:`Statement.sentences`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from typing import Literal, get_args
+
+from fedveil.errors import PrivacyError, RunFolderError
+from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
+from fedveil.privacy.events import Adjacency, Event, Json, event_from_json
+
+SCHEMA_VERSION = 1
+
+Unit = Literal["record", "client", "user", "silo"]
+
+_UNIT_WORDS: dict[str, str] = {
+    "record": "one record",
+    "client": "one client (all the records it holds)",
+    "user": "one user (all her records in every silo)",
+    "silo": "one silo (all the records it holds)",
+}
+_ADJACENCY_WORDS = {
+    Adjacency.ADD_OR_REMOVE_ONE: "Adding or removing {unit}",
+    Adjacency.REPLACE_ONE: "Replacing the data of {unit} by any other",
+}
+_LARGE_EPSILON = 10.0
+_NOTHING = "infinite: nothing is guaranteed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disclosure:
+    """One party or coalition, what it sees, and the epsilon against it (None: nothing is guaranteed)."""
+
+    party: str
+    sees: str
+    epsilon: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsPublished:
+    """A published figure that was reproduced, its value (None: infinite), and the gap in its theory."""
+
+    name: str
+    value: float | None
+    gap: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """Everything a reader must know about the privacy of one run.
+
+    Attributes:
+        unit: what is protected as a whole.
+        adjacency: which neighbouring populations are compared.
+        epsilon: the reported bound; None where nothing is guaranteed, and then ``reasons`` says why.
+        delta: probability mass for which epsilon may not hold.
+        accountant: who bounded epsilon.
+        epsilons: (accountant, epsilon) of every accountant that supports the event; None for infinity.
+        event: everything that was released, as the ledger charged it; recomputing from it gives ``epsilons``.
+        units: public number of units; a delta of 1/units or more is warned about. None if it is not public.
+        mechanisms: every mechanism with its noise law, noise multiplier, sampling and count, in words.
+        trust: parties and coalitions, with what they see and what is guaranteed against them.
+        randomness: where the noise and the samples came from, in words.
+        secure_randomness: whether it was unpredictable.
+        uncovered: choices that depended on private data and that epsilon does not cover.
+        as_published: figures reproduced although their theory has a gap.
+        reasons: why nothing is guaranteed; empty exactly when ``epsilon`` is a number.
+
+    Raises:
+        PrivacyError: an epsilon without or with contradicting reasons, or a value outside its domain.
+    """
+
+    unit: Unit
+    adjacency: Adjacency
+    epsilon: float | None
+    delta: float
+    accountant: str
+    epsilons: tuple[tuple[str, float | None], ...]
+    event: Event
+    units: int | None
+    mechanisms: tuple[str, ...]
+    trust: tuple[Disclosure, ...]
+    randomness: str
+    secure_randomness: bool
+    uncovered: tuple[str, ...] = ()
+    as_published: tuple[AsPublished, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a statement that contradicts itself."""
+        if self.unit not in get_args(Unit):
+            raise PrivacyError(f"statement unit {self.unit!r}: must be one of {', '.join(get_args(Unit))}")
+        if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise PrivacyError(
+                f"statement epsilon = {self.epsilon}: must be finite and not negative, or None"
+            )
+        if not 0 < self.delta < 1:
+            raise PrivacyError(f"statement delta = {self.delta}: must be above 0 and below 1")
+        if (self.epsilon is None) != bool(self.reasons):
+            raise PrivacyError("a statement gives reasons exactly when it guarantees nothing")
+        if self.epsilon is not None and not self.secure_randomness:
+            raise PrivacyError(
+                "noise from a known seed guarantees nothing: epsilon must be None, with that reason"
+            )
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the statement in plain English, the claim first. Figures are rounded up, never down."""
+        return (
+            self._claim(),
+            *self._warnings(),
+            *(f"Mechanism: {text}." for text in self.mechanisms),
+            *(
+                f"What {d.party} sees: {d.sees}; epsilon against it is {show_epsilon(d.epsilon)}."
+                for d in self.trust
+            ),
+            f"Randomness: {self.randomness}.",
+            *(f"Not covered: {text}." for text in self.uncovered),
+            *(
+                f"As published, {p.name}: {show_epsilon(p.value)}. Its theory has a gap: {p.gap}."
+                for p in self.as_published
+            ),
+        )
+
+    def _claim(self) -> str:
+        unit = _UNIT_WORDS[self.unit]
+        if self.epsilon is None:
+            return f"Nothing is guaranteed for {unit}: {'; '.join(self.reasons)}."
+        change = _ADJACENCY_WORDS[self.adjacency].format(unit=unit)
+        return (
+            f"{change} changes the probability of any outcome by at most a factor "
+            f"e^{show_epsilon(self.epsilon)}, except with probability {self.delta:g} (accountant: "
+            f"{self.accountant})."
+        )
+
+    def _warnings(self) -> tuple[str, ...]:
+        found = []
+        if self.epsilon is not None and self.epsilon > _LARGE_EPSILON:
+            found.append("An epsilon this large promises little against a determined attacker.")
+        if self.units is not None and self.delta >= 1 / self.units:
+            found.append(
+                f"Warning: delta = {self.delta:g} is not below 1 / {self.units}; with such a delta a mechanism "
+                f"may publish one {self.unit}'s data outright and still meet the claim."
+            )
+        return tuple(found)
+
+    def to_json(self) -> Json:
+        """Return the JSON form, without infinities: an infinite epsilon is null, and the sentences say so."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "sentences": list(self.sentences()),
+            "unit": self.unit,
+            "adjacency": self.adjacency.value,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accountant": self.accountant,
+            "epsilons": dict(self.epsilons),
+            "units": self.units,
+            "mechanisms": list(self.mechanisms),
+            "trust": [{"party": d.party, "sees": d.sees, "epsilon": d.epsilon} for d in self.trust],
+            "randomness": self.randomness,
+            "secure_randomness": self.secure_randomness,
+            "uncovered": list(self.uncovered),
+            "as_published": [{"name": p.name, "value": p.value, "gap": p.gap} for p in self.as_published],
+            "reasons": list(self.reasons),
+            "event": self.event.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Statement:
+        """Read a statement from its JSON form; its sentences must be the ones that its values give.
+
+        Raises:
+            RunFolderError: another version, or no statement.
+        """
+        if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION:
+            found = data.get("schema_version") if isinstance(data, Mapping) else type(data).__name__
+            raise RunFolderError(
+                f"privacy statement of schema version {found!r}; this fedveil reads version {SCHEMA_VERSION}"
+            )
+        try:
+            statement = cls(
+                unit=data["unit"],
+                adjacency=Adjacency(data["adjacency"]),
+                epsilon=data["epsilon"],
+                delta=data["delta"],
+                accountant=data["accountant"],
+                epsilons=tuple(data["epsilons"].items()),
+                event=event_from_json(data["event"]),
+                units=data["units"],
+                mechanisms=tuple(data["mechanisms"]),
+                trust=tuple(Disclosure(**item) for item in data["trust"]),
+                randomness=data["randomness"],
+                secure_randomness=data["secure_randomness"],
+                uncovered=tuple(data["uncovered"]),
+                as_published=tuple(AsPublished(**item) for item in data["as_published"]),
+                reasons=tuple(data["reasons"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, PrivacyError) as error:
+            raise RunFolderError(f"privacy statement is damaged: {error}") from error
+        if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(dict(data), sort_keys=True):
+            raise RunFolderError(
+                "privacy statement is damaged: its sentences or fields do not fit its values"
+            )
+        return statement
+
+
+def show_epsilon(epsilon: float | None) -> str:
+    """Return epsilon with two decimals (four below 0.1), rounded up.
+
+    >>> show_epsilon(2.8013), show_epsilon(0.01234), show_epsilon(None)
+    ('2.81', '0.0124', 'infinite: nothing is guaranteed')
+    """
+    if epsilon is None or epsilon == math.inf:
+        return _NOTHING
+    step = Decimal("0.01") if epsilon >= 0.1 or epsilon == 0 else Decimal("0.0001")
+    return str(Decimal(epsilon).quantize(step, rounding=ROUND_CEILING))
+
+
+def epsilons_by_accountant(
+    event: Event, delta: float, adjacency: Adjacency
+) -> tuple[tuple[str, float | None], ...]:
+    """Return (accountant, epsilon) for every accountant that supports the event; None for infinity."""
+    found: list[tuple[str, float | None]] = []
+    for name in ACCOUNTANTS:
+        accountant = make_accountant(name, adjacency)
+        if accountant.supports(event):
+            epsilon = accountant.epsilon(event, delta)
+            found.append((name, epsilon if math.isfinite(epsilon) else None))
+    return tuple(found)

@@ -1,0 +1,154 @@
+"""Statements say what they must, refuse contradictions, and survive JSON."""
+
+import dataclasses
+import json
+import math
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.errors import PrivacyError, RunFolderError
+from fedveil.privacy.accounting import epsilon
+from fedveil.privacy.events import (
+    Adjacency,
+    GaussianEvent,
+    NoGuarantee,
+    PoissonSampledEvent,
+    SelfComposedEvent,
+)
+from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant, show_epsilon
+
+EVENT = SelfComposedEvent(event=GaussianEvent(noise_multiplier=5.0), count=10)
+GOOD = Statement(
+    unit="user",
+    adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+    epsilon=2.8013,
+    delta=1e-5,
+    accountant="pld",
+    epsilons=(("pld", 2.6), ("rdp", 2.8013)),
+    event=EVENT,
+    units=100,
+    mechanisms=("discrete Gaussian noise, multiplier 5, on 10 rounds over everyone",),
+    trust=(
+        Disclosure(party="the server", sees="the sum of all silos", epsilon=2.8013),
+        Disclosure(party="one silo", sees="its own share of the noise", epsilon=None),
+    ),
+    randomness="the operating system's generator",
+    secure_randomness=True,
+    uncovered=("the clip bound was tuned on this data",),
+    as_published=(AsPublished(name="Theorem 1", value=1.4, gap="counts C|S| instead of 2C|S|"),),
+)
+NONE = dataclasses.replace(
+    GOOD,
+    unit="client",
+    epsilon=None,
+    epsilons=(("pld", None),),
+    event=NoGuarantee(reason="no noise"),
+    reasons=("no noise is added", "contributions are not bounded"),
+)
+
+
+def test_the_claim_is_one_plain_sentence() -> None:
+    assert GOOD.sentences()[0] == (
+        "Adding or removing one user (all her records in every silo) changes the probability of any outcome "
+        "by at most a factor e^2.81, except with probability 1e-05 (accountant: pld)."
+    )
+    replaced = dataclasses.replace(GOOD, unit="record", adjacency=Adjacency.REPLACE_ONE)
+    assert replaced.sentences()[0].startswith("Replacing the data of one record by any other changes")
+
+
+def test_no_guarantee_is_said_with_its_reasons() -> None:
+    assert NONE.sentences()[0] == (
+        "Nothing is guaranteed for one client (all the records it holds): no noise is added; contributions "
+        "are not bounded."
+    )
+
+
+def test_every_field_of_the_design_is_told() -> None:
+    told = "\n".join(GOOD.sentences())
+    for words in (
+        "multiplier 5",
+        "the server sees",
+        "one silo sees",
+        "infinite",
+        "operating system",
+        "tuned on",
+    ):
+        assert words in told
+    assert "As published, Theorem 1: 1.40. Its theory has a gap: counts C|S|" in told
+
+
+@pytest.mark.parametrize(
+    ("delta", "units", "warned"), [(1e-5, 100, False), (0.01, 100, True), (0.5, None, False)]
+)
+def test_a_delta_that_allows_outright_publication_is_warned_about(
+    delta: float, units: int | None, warned: bool
+) -> None:
+    statement = dataclasses.replace(GOOD, delta=delta, units=units)
+    assert any("Warning: delta" in sentence for sentence in statement.sentences()) == warned
+
+
+def test_a_large_epsilon_is_called_large() -> None:
+    assert any("promises little" in s for s in dataclasses.replace(GOOD, epsilon=34.2).sentences())
+    assert not any("promises little" in s for s in GOOD.sentences())
+
+
+@given(st.floats(0, 1e6))
+def test_epsilon_is_shown_rounded_up(value: float) -> None:
+    shown = Decimal(show_epsilon(value))
+    assert Decimal(value) <= shown < Decimal(value) + (Decimal("0.01") if value >= 0.1 else Decimal("0.0001"))
+
+
+@pytest.mark.parametrize("statement", [GOOD, NONE])
+def test_json_round_trip(statement: Statement) -> None:
+    text = json.dumps(statement.to_json(), allow_nan=False)
+    assert json.loads(text)["schema_version"] == 1
+    assert json.loads(text)["sentences"][0] == statement.sentences()[0]
+    assert Statement.from_json(json.loads(text)) == statement
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": -1.0}, "not negative"),
+        ({"epsilon": math.inf}, "finite"),
+        ({"epsilon": math.nan}, "finite"),
+        ({"epsilon": None}, "reasons exactly when"),
+        ({"reasons": ("no noise",)}, "reasons exactly when"),
+        ({"delta": 0.0}, "delta"),
+        ({"secure_randomness": False}, "known seed"),
+    ],
+)
+def test_a_statement_that_contradicts_itself_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        dataclasses.replace(GOOD, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema version 2"),
+        ({"epsilon": 0.1}, "do not fit"),
+        ({"sentences": []}, "do not fit"),
+        ({"extra": 1}, "do not fit"),
+        ({"unit": "family"}, "damaged"),
+        ({"event": {"type": "unknown"}}, "unknown event"),
+        ({"trust": [{"who": "server"}]}, "damaged"),
+    ],
+)
+def test_a_damaged_statement_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(RunFolderError, match=message):
+        Statement.from_json({**GOOD.to_json(), **change})
+    with pytest.raises(RunFolderError, match="'list'"):
+        Statement.from_json([])
+
+
+def test_epsilons_of_every_supporting_accountant() -> None:
+    sampled = PoissonSampledEvent(rate=0.1, event=GaussianEvent(noise_multiplier=2.0))
+    found = dict(epsilons_by_accountant(sampled, 1e-5, Adjacency.ADD_OR_REMOVE_ONE))
+    assert found == {name: epsilon(sampled, 1e-5, name) for name in ("pld", "rdp", "rdp-2017")}
+    assert [name for name, _ in epsilons_by_accountant(sampled, 1e-5, Adjacency.REPLACE_ONE)] == ["pld"]
+    nothing = dict(epsilons_by_accountant(NoGuarantee(reason="x"), 1e-5, Adjacency.REPLACE_ONE))
+    assert set(nothing.values()) == {None}
