@@ -112,7 +112,7 @@ class DiscreteGaussian:
 
     def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:
         """Return independent samples in the unit of the update: exact multiples of the grid."""
-        return self.sample_units(shape, source) * self.grid
+        return np.asarray(self.sample_units(shape, source) * self.grid)
 
     def pmf(self, units: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
         """Return the probability of every number k of grid units."""
