@@ -8,34 +8,39 @@ import math
 from html.parser import HTMLParser
 from pathlib import Path
 
+from fedveil.privacy.events import Adjacency, GaussianEvent, NoGuarantee
+from fedveil.privacy.statement import AsPublished, Disclosure, Statement, Unit
+
 JsonFields = dict[str, object]
 
 
-def statement(*, epsilon: float | None = 2.5, unit: str = "user") -> JsonFields:
-    return {
-        "schema_version": 1,
-        "unit": unit,
-        "adjacency": f"add or remove one {unit} with all records in all silos",
-        "epsilon": epsilon,
-        "delta": 1e-5 if epsilon is not None else None,
-        "accountant": "pld" if epsilon is not None else None,
-        "epsilons": {"pld": epsilon, "rdp": None if epsilon is None else 1.12 * epsilon},
-        "mechanisms": [
-            {
-                "name": "Gaussian",
-                "noise_multiplier": 5.0,
-                "sampling": "every user, every round",
-                "rounds": 30,
-            },
-        ]
-        if epsilon is not None
-        else [],
-        "trust": ["the server sees each silo's sum before noise", "silos see the model of every round"],
-        "randomness": "privacy noise from the operating system's cryptographic source",
-        "uncovered": ["the learning rate was chosen by hand"],
-        "as_published": [],
-        "reasons": [] if epsilon is not None else ["contributions are not clipped", "no noise is added"],
-    }
+def statement(*, epsilon: float | None = 2.5, unit: Unit = "user") -> JsonFields:
+    """A statement as the privacy room writes it."""
+    none = epsilon is None
+    return dict(
+        Statement(
+            unit=unit,
+            adjacency=Adjacency.REPLACE_ONE if unit == "record" else Adjacency.ADD_OR_REMOVE_ONE,
+            epsilon=epsilon,
+            delta=1e-5,
+            accountant="pld",
+            epsilons=(("pld", epsilon), ("rdp", None if epsilon is None else 1.12 * epsilon)),
+            event=NoGuarantee(reason="no noise is added") if none else GaussianEvent(noise_multiplier=5.0),
+            units=100,
+            mechanisms=()
+            if none
+            else ("Gaussian noise, noise multiplier 5, every user in each of 30 rounds",),
+            trust=(
+                Disclosure(party="the server", sees="every silo's sum before noise", epsilon=None),
+                Disclosure(party="a reader of the models", sees="the model of every round", epsilon=epsilon),
+            ),
+            randomness="the operating system's cryptographic source",
+            secure_randomness=True,
+            uncovered=("the learning rate was chosen by hand",),
+            as_published=(AsPublished(name="one-round epsilon", value=1.25, gap="rounds are not composed"),),
+            reasons=("contributions are not clipped", "no noise is added") if none else (),
+        ).to_json()
+    )
 
 
 def metric_rows(*, rounds: int, epsilon: float | None = 2.5, best: float = 0.9) -> list[JsonFields]:
@@ -86,7 +91,7 @@ def write_run(
     seed: int = 0,
     rounds: int = 30,
     epsilon: float | None = 2.5,
-    unit: str = "user",
+    unit: Unit = "user",
     best: float = 0.9,
     settings: str = "[method]\nname = 'uldp-avg-w'\n",
 ) -> Path:

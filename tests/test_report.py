@@ -14,7 +14,7 @@ from fedveil.errors import RunFolderError
 from fedveil.report.document import escape, value_html, write_document
 from fedveil.report.page import report_page, write_report
 from fedveil.report.plan import write_plan
-from fedveil.report.plots import show
+from fedveil.report.plots import show, show_epsilon
 from fedveil.report.run_data import load_run
 from tests.report_folders import Tags, diagnostics, metric_rows, statement, write_run
 
@@ -79,7 +79,7 @@ def test_a_run_without_a_round_still_has_a_statement(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("")
     page = visible(report_page(load_run(folder)))
     assert "no round yet" in page
-    assert "ε = 2.5" in page
+    assert "ε = 2.50" in page
     assert 'id="result"' not in page
 
 
@@ -130,6 +130,14 @@ def without_unit() -> str:
     return json.dumps({key: value for key, value in statement().items() if key != "unit"})
 
 
+def nameless_party() -> str:
+    return json.dumps(statement() | {"trust": [{"sees": "all"}]})
+
+
+def negative_epsilon() -> str:
+    return json.dumps(statement() | {"epsilon": -1.0})
+
+
 def repeated_round() -> str:
     return "".join(json.dumps(metric_rows(rounds=2)[number]) + "\n" for number in (0, 1, 1))
 
@@ -144,6 +152,8 @@ def six_norms() -> str:
         ("experiment.toml", lambda: "name = ", "experiment.toml is damaged: it is not valid TOML"),
         ("privacy.json", lambda: "{", "privacy.json is damaged: it is not valid JSON"),
         ("privacy.json", lambda: "[]", "privacy.json is damaged: it should hold a JSON object"),
+        ("privacy.json", nameless_party, "privacy.json, trust, is damaged: 'party' is missing"),
+        ("privacy.json", negative_epsilon, "privacy.json is damaged: 'epsilon'.*a non-negative number"),
         ("privacy.json", without_unit, "privacy.json is damaged: 'unit' is missing"),
         ("metrics.jsonl", lambda: "{}}\n", r"metrics.jsonl, line 1, is damaged"),
         ("metrics.jsonl", repeated_round, r"metrics.jsonl, line 3, is damaged: round 1 follows round 1"),
@@ -177,31 +187,31 @@ def test_the_statement_comes_first_in_words(tmp_path: Path) -> None:
     ]
     claim = re.search(r'<div class="claim guaranteed">(.*?)</div>', page)
     assert claim is not None
-    assert "ε = 1, δ = 1e-5" in claim[1]
-    assert "at most 2.72 times as likely" in claim[1]
-    assert "up to a probability of 1e-5" in claim[1]
+    assert "ε = 1.00, δ = 1e-5" in claim[1]
+    assert "Adding or removing one user (all her records in every silo) changes" in claim[1]
+    assert "Not covered: the learning rate was chosen by hand." in claim[1]
 
 
 def test_no_guarantee_is_said_with_its_reasons(tmp_path: Path) -> None:
     page = visible(report_page(load_run(write_run(tmp_path / "run", epsilon=None))))
-    assert "No privacy guarantee." in page
+    assert '<p class="headline">No privacy guarantee</p>' in page
     assert "<li>contributions are not clipped</li>" in page
     assert "Privacy spent" not in page
     assert "is protected with" not in page
 
 
-def test_a_large_epsilon_is_called_what_it_is(tmp_path: Path) -> None:
-    page = report_page(load_run(write_run(tmp_path / "run", epsilon=400.0)))
-    assert "hardly a promise" in page
-    assert "times as likely" not in page
+def test_each_party_has_its_own_epsilon(tmp_path: Path) -> None:
+    page = visible(report_page(load_run(write_run(tmp_path / "run", epsilon=2.5))))
+    row = '<th scope="row">{}</th><td>{}</td><td class="number">{}</td>'
+    assert row.format("the server", "every silo&#x27;s sum before noise", "∞") in page
+    assert row.format("a reader of the models", "the model of every round", "2.50") in page
 
 
 def test_every_field_of_the_statement_is_shown_even_an_unknown_one(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    lines = [{"against": "the server", "epsilon": None}, {"against": "readers of the model", "epsilon": 1.5}]
-    rewrite(folder / "privacy.json", parties=lines, sentences=["Own words of the statement."])
+    rewrite(folder / "privacy.json", spectrum={"first_half": 0.25})
     page = visible(report_page(load_run(folder)))
-    for text in ("Own words of the statement.", "parties", "readers of the model", "noise multiplier"):
+    for text in ("spectrum", "first half", "0.25", "rounds are not composed", "&quot;gaussian&quot;", "2.80"):
         assert text in page
 
 
@@ -230,10 +240,20 @@ def test_a_metric_that_diverged_is_shown_as_such(tmp_path: Path) -> None:
 
 
 def test_hostile_names_inject_nothing(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", rounds=2, unit=HOSTILE, settings=f"text = '''{HOSTILE}'''\n")
+    folder = write_run(tmp_path / "run", rounds=2, settings=f"text = '''{HOSTILE}'''\n")
     rewrite(folder / "diagnostics.json", silo_names=[HOSTILE] * 5)
     rewrite(folder / "environment.json", **{HOSTILE: HOSTILE})
-    rewrite(folder / "privacy.json", reasons=[HOSTILE], sentences=[HOSTILE], trust={HOSTILE: [HOSTILE]})
+    trust = [{"party": HOSTILE, "sees": HOSTILE, "epsilon": None}]
+    hostile = {"unit": HOSTILE, "accountant": HOSTILE, "randomness": HOSTILE, HOSTILE: [HOSTILE]}
+    lists = {key: [HOSTILE] * 2 for key in ("reasons", "sentences", "mechanisms", "uncovered")}
+    rewrite(
+        folder / "privacy.json",
+        trust=trust,
+        epsilons={HOSTILE: 1.0},
+        event={HOSTILE: HOSTILE},
+        **hostile,
+        **lists,
+    )
     rows = [row | {"test": {HOSTILE: 0.5}} for row in metric_rows(rounds=2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = report_page(load_run(folder))
@@ -300,6 +320,26 @@ def test_numbers_are_shown_for_readers(value: float, text: str) -> None:
     assert show(value) == text
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (0.0, "0"),
+        (2.8013, "2.81"),
+        (2.5, "2.50"),
+        (0.012341, "0.0124"),
+        (12345.678, "12,345.68"),
+        (math.inf, "∞"),
+    ],
+)
+def test_epsilons_are_rounded_up(epsilon: float, text: str) -> None:
+    assert show_epsilon(epsilon) == text
+
+
+@given(st.floats(1e-6, 1e6))
+def test_no_epsilon_is_shown_as_a_better_promise(epsilon: float) -> None:
+    assert float(show_epsilon(epsilon).replace(",", "")) >= epsilon * (1 - 1e-7)
+
+
 def test_a_failed_write_keeps_the_old_page(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"absent/report.html cannot be written"):
         write_document(tmp_path / "absent" / "report.html", "new")
@@ -339,4 +379,4 @@ def test_a_plan_has_a_plot_for_each_quantity_it_varies(tmp_path: Path) -> None:
 def test_a_plan_of_one_row_is_a_table_alone(tmp_path: Path) -> None:
     page = write_plan(plan_rows()[:1], tmp_path / "plan.html").read_text()  # type: ignore[arg-type]
     assert "<figure>" not in page
-    assert "3.162" in visible(page)
+    assert "3.17" in visible(page)

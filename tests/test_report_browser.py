@@ -81,11 +81,15 @@ def test_a_plan_is_drawn(tmp_path: Path) -> None:
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     """Names that try to be script, in every place where plotly or the page shows one."""
     hostile = '</script><img src=x onerror="document.title=\'taken\'"><a href="javascript:alert(1)">silo</a>'
-    folder = write_run(tmp_path / "run", rounds=3, unit=hostile)
+    folder = write_run(tmp_path / "run", rounds=3)
     rows = [row | {"test": {hostile: row["round"]}} for row in metric_rows(rounds=3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = folder / "diagnostics.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"silo_names": [hostile] * 5}))
+    for file, change in (
+        ("diagnostics.json", {"silo_names": [hostile] * 5}),
+        ("privacy.json", {"unit": hostile}),
+    ):
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
     dom, console = opened(write_report(folder), tmp_path / "profile")
     assert console == []
     assert drawn(dom) == (7, 7)

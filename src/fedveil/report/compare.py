@@ -14,7 +14,7 @@ from pathlib import Path
 from fedveil.errors import RunFolderError
 from fedveil.report import plots
 from fedveil.report.document import Section, document, figures, notice, table, write_document
-from fedveil.report.plots import Curve, show, words
+from fedveil.report.plots import Curve, show, show_epsilon, words
 from fedveil.report.run_data import SCHEMA_VERSION, JsonObject, JsonValue, RoundRow, RunData, load_run
 
 
@@ -48,10 +48,10 @@ class ComparisonRow:
     metrics: Mapping[str, Spread]
     seconds: Spread
     epsilon: float
-    delta: float | None
+    delta: float
     unit: str
     adjacency: str
-    accountant: str | None
+    accountant: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +172,11 @@ class Comparison:
         rows = [
             [
                 row.variant,
-                show(row.epsilon) if math.isfinite(row.epsilon) else "∞ (no guarantee)",
-                "none" if row.delta is None else show(row.delta),
+                show_epsilon(row.epsilon) if math.isfinite(row.epsilon) else "∞ (no guarantee)",
+                show(row.delta),
                 row.unit,
-                row.adjacency,
-                row.accountant or "none",
+                words(row.adjacency).replace("-", " "),
+                row.accountant,
             ]
             for row in self.rows
         ]

@@ -42,6 +42,11 @@ def paragraphs(texts: Sequence[str]) -> str:
     return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
+def bullets(texts: Sequence[str]) -> str:
+    """A list with one item for each text; nothing for none."""
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>" if texts else ""
+
+
 def notice(text: str, *, kind: str) -> str:
     """A highlighted remark; `kind` is "warning" or "note"."""
     return f'<p class="notice {kind}" role="note">{escape(text)}</p>'

@@ -1,5 +1,6 @@
 """The report of one run: a list of sections, each shown only where the run folder holds what it needs."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from fedveil.report import plots
 from fedveil.report.document import (
     Section,
+    bullets,
     document,
     escape,
     fields,
@@ -18,26 +20,8 @@ from fedveil.report.document import (
     table,
     write_document,
 )
-from fedveil.report.plots import Plot, show, words
+from fedveil.report.plots import Plot, show, show_epsilon, words
 from fedveil.report.run_data import JsonValue, RoundRow, RunData, StatementData, load_run
-
-LARGE_EPSILON = 10.0
-"""From here on the factor e^epsilon says little, and the report says so instead of printing it."""
-
-_STATEMENT_FIELDS = (
-    ("unit", "Unit of privacy"),
-    ("adjacency", "Neighbouring data sets"),
-    ("epsilon", "ε"),
-    ("delta", "δ"),
-    ("accountant", "Accountant"),
-    ("epsilons", "ε by accountant"),
-    ("mechanisms", "Mechanisms"),
-    ("trust", "Who is trusted with what"),
-    ("randomness", "Where randomness came from"),
-    ("uncovered", "Choices not covered"),
-    ("as_published", "Reproduced as published, with a gap"),
-)
-_TOLD_ELSEWHERE = {"schema_version", "sentences", "reasons"}
 
 
 def write_report(run_folder: Path) -> Path:
@@ -64,18 +48,26 @@ def report_page(run: RunData) -> str:
 
 
 def statement_section(run: RunData) -> Section | None:
-    """The privacy statement: in words, then in full."""
+    """The privacy statement: in its own words, then field by field."""
     statement = run.statement
-    reasons = statement.fields.get("reasons")
-    listed = [str(reason) for reason in reasons] if isinstance(reasons, list) else []
-    why = "<ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in listed) + "</ul>" if listed else ""
-    kind = "guaranteed" if statement.guaranteed else "none"
-    words_of_its_own = paragraphs(statement.sentences)
-    claim = f'<div class="claim {kind}">{_headline(statement)}{why}{words_of_its_own}</div>'
-    known = [(label, statement.fields[key]) for key, label in _STATEMENT_FIELDS if key in statement.fields]
-    named = {key for key, _ in _STATEMENT_FIELDS} | _TOLD_ELSEWHERE
-    others = [(words(key), value) for key, value in statement.fields.items() if key not in named]
-    return Section(identifier="statement", title="Privacy statement", body=claim + fields([*known, *others]))
+    sentences = statement.sentences
+    claim = (
+        f'<div class="claim {"guaranteed" if statement.guaranteed else "none"}">{_headline(statement)}'
+        f"{paragraphs(sentences[:1])}{bullets(sentences[1:])}</div>"
+    )
+    return Section(
+        identifier="statement",
+        title="Privacy statement",
+        body="".join(
+            (
+                claim,
+                _parties(statement),
+                fields(_statement_fields(statement)),
+                _published(statement),
+                _event(statement),
+            )
+        ),
+    )
 
 
 def result_section(run: RunData) -> Section | None:
@@ -87,7 +79,7 @@ def result_section(run: RunData) -> Section | None:
         [f"Test {words(metric)}", _first(run.rounds, metric, first), _first(run.rounds[::-1], metric, last)]
         for metric in run.metrics
     ]
-    rows.append([f"ε for one {run.statement.unit}", show(first.epsilon), show(last.epsilon)])
+    rows.append([f"ε for one {run.statement.unit}", show_epsilon(first.epsilon), show_epsilon(last.epsilon)])
     rows.append(["Seconds, in all", show(first.seconds), show(sum(row.seconds for row in run.rounds))])
     body = table(
         ["", f"round {first.round}", f"round {last.round}"],
@@ -183,27 +175,46 @@ SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
 
 
 def _headline(statement: StatementData) -> str:
-    """The claim in one line, and what its size means."""
+    """The claim in one line."""
     if not statement.guaranteed:
-        return (
-            '<p class="headline">No privacy guarantee.</p>'
-            "<p>This run claims nothing about what its models and messages reveal: ε is infinite.</p>"
-        )
-    delta = "" if statement.delta is None else f", δ = {show(statement.delta)}"
-    method = "" if statement.accountant is None else f" Bounded by the {statement.accountant} accountant."
-    if statement.epsilon < LARGE_EPSILON:
-        slack = "" if statement.delta is None else f", up to a probability of {show(statement.delta)}"
-        meaning = (
-            f"Any result of this run is at most {math.exp(statement.epsilon):.3g} times as likely on one of "
-            f"two neighbouring data sets as on the other{slack}"
-        )
-    else:
-        meaning = "At this size ε bounds very little in the worst case: read it as hardly a promise"
-    return (
-        f'<p class="headline">Each {escape(statement.unit)} is protected with '
-        f"<span>ε = {escape(show(statement.epsilon))}{escape(delta)}</span></p>"
-        f"<p>{escape(meaning)}.{escape(method)}</p>"
-    )
+        return '<p class="headline">No privacy guarantee</p>'
+    bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show(statement.delta)}"
+    unit = escape(statement.unit)
+    return f'<p class="headline">Each {unit} is protected with <span>{escape(bound)}</span></p>'
+
+
+def _statement_fields(statement: StatementData) -> list[tuple[str, JsonValue]]:
+    return [
+        ("Unit of privacy", statement.unit),
+        ("Neighbouring data sets", words(statement.adjacency).replace("-", " ")),
+        ("ε", show_epsilon(statement.epsilon)),
+        ("δ", statement.delta),
+        ("Accountant", statement.accountant),
+        ("ε by accountant", {name: show_epsilon(value) for name, value in statement.epsilons}),
+        *([("Why nothing is guaranteed", list(statement.reasons))] if statement.reasons else []),
+        ("Mechanisms", list(statement.mechanisms)),
+        ("Where randomness came from", statement.randomness),
+        ("Choices not covered", list(statement.uncovered)),
+        *((words(key), value) for key, value in statement.others.items() if key != "event"),
+    ]
+
+
+def _parties(statement: StatementData) -> str:
+    """What each party sees, each with its own epsilon."""
+    rows = [[party.party, party.sees, show_epsilon(party.epsilon)] for party in statement.trust]
+    return table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else ""
+
+
+def _published(statement: StatementData) -> str:
+    rows = [[figure.name, show(figure.value), figure.gap] for figure in statement.as_published]
+    caption = "Reproduced as published, although the theory has a gap"
+    return table(["figure", "value", "gap"], rows, caption=caption) if rows else ""
+
+
+def _event(statement: StatementData) -> str:
+    """What the ledger was charged with; epsilon can be computed again from it."""
+    event = json.dumps(statement.others.get("event"), indent=2)
+    return folded("The event that epsilon was computed from", source(event)) if event != "null" else ""
 
 
 def _first(rows: Sequence[RoundRow], metric: str, expected: RoundRow) -> str:
@@ -215,7 +226,7 @@ def _first(rows: Sequence[RoundRow], metric: str, expected: RoundRow) -> str:
 def _rounds_table(run: RunData) -> str:
     def cells(row: RoundRow) -> list[str]:
         metrics = [show(row.test[metric]) if metric in row.test else "" for metric in run.metrics]
-        return [str(row.round), *metrics, show(row.epsilon), f"{row.seconds:.3g}"]
+        return [str(row.round), *metrics, show_epsilon(row.epsilon), f"{row.seconds:.3g}"]
 
     header = ["round", *(f"test {words(metric)}" for metric in run.metrics), "ε", "seconds"]
     return table(header, [cells(row) for row in run.rounds], caption="All rounds on record")

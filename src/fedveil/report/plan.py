@@ -7,7 +7,7 @@ from typing import Literal
 
 from fedveil.report import plots
 from fedveil.report.document import Section, document, figures, table, write_document
-from fedveil.report.plots import Curve, Plot, show
+from fedveil.report.plots import Curve, Plot, show, show_epsilon
 from fedveil.report.run_data import JsonValue
 
 PlanRow = Mapping[str, JsonValue]
@@ -52,7 +52,7 @@ def write_plan(rows: Sequence[PlanRow], path: Path) -> Path:
 
 def _table(rows: Sequence[PlanRow]) -> str:
     used = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows) or key == "epsilon"]
-    cells = [[_text(row.get(key), missing="∞" if key == "epsilon" else "") for key in used] for row in rows]
+    cells = [[_epsilon(row) if key == "epsilon" else _text(row.get(key)) for key in used] for row in rows]
     return table([_COLUMNS[key] for key in used], cells, caption="One row a combination")
 
 
@@ -63,7 +63,7 @@ def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -
     for row in rows:
         x, epsilon = row.get(axis), row.get("epsilon")
         if isinstance(x, int | float) and isinstance(epsilon, int | float) and math.isfinite(epsilon):
-            setting = tuple(_text(row.get(key), missing="") for key in others)
+            setting = tuple(_text(row.get(key)) for key in others)
             lines.setdefault(setting, {})[float(x)] = float(epsilon)
     merged = _merged({setting: points for setting, points in lines.items() if len(points) > 1})
     if not merged:
@@ -92,7 +92,12 @@ def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[s
     }
 
 
-def _text(value: JsonValue, *, missing: str) -> str:
+def _epsilon(row: PlanRow) -> str:
+    epsilon = row.get("epsilon")
+    return show_epsilon(float(epsilon)) if isinstance(epsilon, int | float) else "∞"
+
+
+def _text(value: JsonValue) -> str:
     if value is None:
-        return missing
+        return ""
     return show(value) if isinstance(value, int | float) else str(value)

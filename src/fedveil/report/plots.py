@@ -95,6 +95,14 @@ def show(value: float) -> str:
     return re.sub(r"e([+-])0*", r"e\1", f"{value:.4g}")
 
 
+def show_epsilon(epsilon: float) -> str:
+    """An epsilon with two decimals (three significant digits below 0.1), rounded up, never down."""
+    if not math.isfinite(epsilon) or epsilon == 0:
+        return show(epsilon)
+    digits = 2 if epsilon >= 0.1 else 2 - math.floor(math.log10(epsilon))
+    return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:,.{digits}f}"
+
+
 def metric_curve(run: RunData, metric: str) -> Plot:
     """A test metric over rounds."""
     points = [(row.round, row.test[metric]) for row in run.rounds if metric in row.test]
@@ -116,7 +124,7 @@ def epsilon_curve(run: RunData) -> Plot:
     figure = _figure(x="round", y="ε spent")
     figure.update_yaxes(rangemode="tozero")
     _line(figure, 1, name="ε", x=[row.round for row in rows], y=[row.epsilon for row in rows])
-    end = f"ε = {show(rows[-1].epsilon)}{_delta(run)} after {rows[-1].round} rounds"
+    end = f"ε = {show_epsilon(rows[-1].epsilon)}{_delta(run)} after {rows[-1].round} rounds"
     return Plot(
         figure=figure,
         title="Privacy spent",
@@ -138,7 +146,8 @@ def privacy_utility(run: RunData, metric: str) -> Plot:
         y=[row.test[metric] for row in rows],
         text=[f"round {row.round}" for row in rows],
     )
-    end = f"test {words(metric)} {show(rows[-1].test[metric])} for ε = {show(rows[-1].epsilon)}{_delta(run)}"
+    price = f"ε = {show_epsilon(rows[-1].epsilon)}{_delta(run)}"
+    end = f"test {words(metric)} {show(rows[-1].test[metric])} for {price}"
     return Plot(
         figure=figure,
         title=f"What privacy bought: {words(metric)} against ε",
@@ -383,7 +392,7 @@ def _endings(curves: Sequence[Curve]) -> str:
 
 
 def _delta(run: RunData) -> str:
-    return "" if run.statement.delta is None else f" at δ = {show(run.statement.delta)}"
+    return f" at δ = {show(run.statement.delta)}"
 
 
 def _short(name: str, length: int = 18) -> str:

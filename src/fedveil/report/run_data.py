@@ -4,6 +4,7 @@ Nothing here imports the engine: a report can be made on another machine, long a
 alone.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -47,19 +48,45 @@ class RoundRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatementData:
-    """privacy.json: the claim's numbers by name, and every field in the order of the file.
+class Disclosure:
+    """A party or coalition, what it sees, and the epsilon against it (`math.inf`: nothing is guaranteed)."""
 
-    `epsilon` is `math.inf` where nothing is guaranteed; `sentences` are the statement's own words, if any.
+    party: str
+    sees: str
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFigure:
+    """A published figure that was reproduced, its value (`math.inf` for infinity), and its theory's gap."""
+
+    name: str
+    value: float
+    gap: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatementData:
+    """privacy.json: the statement's own words and what it is made of.
+
+    `epsilon` and the values of `epsilons` (by accountant) are `math.inf` where nothing is guaranteed.
+    `others` are the fields that have no place of their own here, so that a report never hides one.
     """
 
+    sentences: tuple[str, ...]
     unit: str
     adjacency: str
     epsilon: float
-    delta: float | None
-    accountant: str | None
-    sentences: tuple[str, ...]
-    fields: JsonObject
+    delta: float
+    accountant: str
+    epsilons: tuple[tuple[str, float], ...]
+    mechanisms: tuple[str, ...]
+    trust: tuple[Disclosure, ...]
+    randomness: str
+    uncovered: tuple[str, ...]
+    as_published: tuple[PublishedFigure, ...]
+    reasons: tuple[str, ...]
+    others: JsonObject
 
     @property
     def guaranteed(self) -> bool:
@@ -162,6 +189,15 @@ class _Object:
     def optional_number(self, key: str) -> float | None:
         return None if self.fields.get(key) is None else self.number(key)
 
+    def bound(self, key: str) -> float:
+        """A non-negative number for which null stands for infinity."""
+        if key in self.fields and self.fields[key] is None:
+            return math.inf
+        number = self.number(key)
+        if not number >= 0:
+            raise self.fail(key, "a non-negative number, or null for infinity")
+        return number
+
     def count(self, key: str) -> int:
         value = self.fields.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -179,6 +215,13 @@ class _Object:
         if not isinstance(value, Mapping):
             raise self.fail(key, "an object")
         return _Object(f"{self.where}, {key}", value)
+
+    def children(self, key: str) -> list["_Object"]:
+        items = self.items(key)
+        objects = [_Object(f"{self.where}, {key},", item) for item in items if isinstance(item, Mapping)]
+        if len(objects) != len(items):
+            raise self.fail(key, "a list of objects")
+        return objects
 
     def items(self, key: str) -> Sequence[JsonValue]:
         value = self.fields.get(key)
@@ -278,12 +321,11 @@ def _rounds(path: Path) -> tuple[tuple[RoundRow, ...], bool]:
 def _round(row: _Object) -> RoundRow:
     """One row; round 0 has no contributions, and a round that was not evaluated has null for `test`."""
     test = _Object("", {}) if row.fields.get("test") is None else row.child("test")
-    epsilon = row.optional_number("epsilon")
     return RoundRow(
         round=row.count("round"),
         seconds=row.number("seconds"),
         test={name: math.nan if test.fields[name] is None else test.number(name) for name in test.fields},
-        epsilon=math.inf if epsilon is None else epsilon,
+        epsilon=row.bound("epsilon"),
         contributions=row.count("contributions") if "contributions" in row.fields else 0,
         nonfinite=row.count("nonfinite") if "nonfinite" in row.fields else 0,
         norms=None if row.fields.get("norms") is None else row.numbers("norms", len(NORM_LEVELS)),
@@ -299,17 +341,29 @@ def _statement(path: Path) -> StatementData:
             f"without one; end the run with `fedveil resume {path.parent}`."
         )
     document = _document(path)
-    epsilon = document.optional_number("epsilon")
-    sentences = document.fields.get("sentences")
-    accountant = document.fields.get("accountant")
+    epsilons = document.child("epsilons")
+    known = {field.name for field in dataclasses.fields(StatementData)} | {"schema_version"}
     return StatementData(
+        sentences=document.texts("sentences"),
         unit=document.text("unit"),
         adjacency=document.text("adjacency"),
-        epsilon=math.inf if epsilon is None else epsilon,
-        delta=document.optional_number("delta"),
-        accountant=None if accountant is None else document.text("accountant"),
-        sentences=() if sentences is None else document.texts("sentences"),
-        fields=document.fields,
+        epsilon=document.bound("epsilon"),
+        delta=document.number("delta"),
+        accountant=document.text("accountant"),
+        epsilons=tuple((name, epsilons.bound(name)) for name in epsilons.fields),
+        mechanisms=document.texts("mechanisms"),
+        trust=tuple(
+            Disclosure(party=item.text("party"), sees=item.text("sees"), epsilon=item.bound("epsilon"))
+            for item in document.children("trust")
+        ),
+        randomness=document.text("randomness"),
+        uncovered=document.texts("uncovered"),
+        as_published=tuple(
+            PublishedFigure(name=item.text("name"), value=item.bound("value"), gap=item.text("gap"))
+            for item in document.children("as_published")
+        ),
+        reasons=document.texts("reasons"),
+        others={key: value for key, value in document.fields.items() if key not in known},
     )
 
 
