@@ -211,7 +211,7 @@ def test_every_field_of_the_statement_is_shown_even_an_unknown_one(tmp_path: Pat
     folder = write_run(tmp_path / "run")
     rewrite(folder / "privacy.json", spectrum={"first_half": 0.25})
     page = visible(report_page(load_run(folder)))
-    for text in ("spectrum", "first half", "0.25", "rounds are not composed", "&quot;gaussian&quot;", "2.80"):
+    for text in ("Spectrum", "first half", "0.25", "rounds are not composed", "&quot;gaussian&quot;", "2.80"):
         assert text in page
 
 

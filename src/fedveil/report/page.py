@@ -195,7 +195,7 @@ def _statement_fields(statement: StatementData) -> list[tuple[str, JsonValue]]:
         ("Mechanisms", list(statement.mechanisms)),
         ("Where randomness came from", statement.randomness),
         ("Choices not covered", list(statement.uncovered)),
-        *((words(key), value) for key, value in statement.others.items() if key != "event"),
+        *((words(key).capitalize(), value) for key, value in statement.others.items() if key != "event"),
     ]
 
 
