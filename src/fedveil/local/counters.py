@@ -81,6 +81,10 @@ def batch_order(
     return words.argsort(dim=1, stable=True)
 
 
-def step_seeds(seeds: Int64[Tensor, " b"], step: int) -> Int64[Tensor, " b"]:
-    """Return the dropout seed of every contribution at one of its steps; batches use other words."""
-    return derive(derive(seeds, -1), step)
+def step_seeds(seeds: Int64[Tensor, " b"], epoch: int, batch: int) -> Int64[Tensor, " b"]:
+    """Return the dropout seed of every contribution at one of its own steps; batches use other words.
+
+    A step is named by its epoch and its batch within the epoch, because contributions that are trained together
+    need not have equally many batches in an epoch.
+    """
+    return derive(derive(derive(seeds, -1), epoch), batch)

@@ -74,15 +74,13 @@ class LoopTrainer:
         records = torch.from_numpy(cohort.groups.members(member))
         batch_size = sgd.batch_size or len(records)
         delta, velocity = torch.zeros_like(start), torch.zeros_like(start)
-        step = 0
         for epoch in range(sgd.epochs):
             order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
-            for batch in torch.split(records[order], batch_size):
+            for step, batch in enumerate(torch.split(records[order], batch_size)):
                 model = start + delta
-                slope = gradient.at(model, *cohort.batch(batch), step_seeds(seed, step)[0])
+                slope = gradient.at(model, *cohort.batch(batch), step_seeds(seed, epoch, step)[0])
                 velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
                 delta = delta - sgd.learning_rate * velocity
-                step += 1
         return delta
 
 

@@ -33,7 +33,7 @@ class SiloSums:
         for rows, owners in zip(
             torch.split(units, EXACT_FLOAT32_ROWS), torch.split(silos, EXACT_FLOAT32_ROWS), strict=True
         ):
-            present, local = owners.unique(return_inverse=True)
+            present, local = torch.unique(owners, return_inverse=True)
             belongs = torch.zeros(len(present), len(rows), dtype=torch.float32, device=rows.device)
             belongs[local, torch.arange(len(rows), device=rows.device)] = 1.0
             self._units[present] += belongs @ rows

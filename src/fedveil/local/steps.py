@@ -89,7 +89,8 @@ class LocalDpSgd:
     With C the bound of the method and n the records of the silo, one step is (Abadi et al. 2016, Algorithm 1,
     with Opacus's divisor, the expected batch size):
 
-        w <- w - learning_rate (sum over the batch of clip(grad_i, C) + N(0, noise_multiplier^2 C^2 I)) / (rate n)
+        w <- w - learning_rate (sum over the batch of clip(grad_i, C) + N(0, noise_multiplier^2 C^2 I)) /
+        (rate n)
 
     Args:
         learning_rate: local rate eta_l > 0.

@@ -53,7 +53,7 @@ class Layout:
         Writing to a view writes to the vectors.
         """
         return {
-            name: vectors[..., offset : offset + math.prod(shape)].view(*vectors.shape[:-1], *shape)
+            name: vectors[..., offset : offset + math.prod(shape)].view((*vectors.shape[:-1], *shape))
             for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True)
         }
 

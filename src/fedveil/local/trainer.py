@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -112,6 +112,7 @@ class Sums:
     steps: int
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """Computes the bounded sums of a cohort; see the module's text for the contract."""
 

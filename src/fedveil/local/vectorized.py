@@ -1,16 +1,16 @@
 """The fast trainer: thousands of contributions at once, by ``torch.func.vmap`` over stacked parameters.
 
-Contributions are sorted by size and cut into chunks. In a chunk, b models are the rows of one (b, d) matrix; a
-step computes all b gradients in one batched call and updates the rows in place. Three observations make it fast
-and small:
+Contributions are sorted by size and cut into chunks. In a chunk, b models are the rows of one (b, d) matrix;
+a step computes all b gradients in one batched call and updates the rows in place. Three observations make it
+fast and small:
 
 * the first step of every contribution starts from the same model, so its parameters are not batched;
 * with sizes descending, those that still have batches left are a prefix of the rows: no work is masked away;
-* finished rows are bounded and added to their silo's sum at once, so memory is O(chunk · d) whatever the number
-  of contributions.
+* finished rows are bounded and added to their silo's sum at once, so memory is O(chunk · d) whatever the
+  number of contributions.
 
-Padding within a batch carries mask 0 and repeats a record of the same contribution: no contribution ever reads
-another's records. docs/theory/vectorised-training.md has the argument.
+Padding within a batch carries mask 0 and repeats a record of the same contribution: no contribution ever
+reads another's records. docs/theory/vectorised-training.md has the argument.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class VmapTrainer:
     Args:
         task: model and loss; the model must be one that vmap can batch.
         local: what each contribution computes.
-        memory: bytes that a chunk may take, beyond the model and the sums; None takes 48 MiB on a CPU, where larger
-            chunks leave its caches and are slower, and 2 GiB on a CUDA device.
+        memory: bytes that a chunk may take, beyond the model and the sums; None takes 48 MiB on a CPU, where
+            larger chunks leave its caches and are slower, and 2 GiB on a CUDA device.
         compile: compile the batched gradient with ``torch.compile`` (needs a C++ compiler). It takes tens of
             seconds once, pays for affine layers only, and changes results by float32 rounding.
     """
@@ -153,15 +153,13 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the steps in order; contributions without records left are a suffix, and left out."""
-        step = 0
         for epoch in range(self._sgd.epochs):
             order = batch_order(self._seeds, self._sizes, epoch, self._sgd.batch_size)
-            for first in range(0, self._longest, self._width):
-                if step == 0 or self._width < self._longest:
+            for batch, first in enumerate(range(0, self._longest, self._width)):
+                if epoch == 0 or self._width < self._longest:
                     features, targets, mask = self._gather(order, first)
-                seeds = step_seeds(self._seeds[: len(mask)], step).to(self._cohort.device)
+                seeds = step_seeds(self._seeds[: len(mask)], epoch, batch).to(self._cohort.device)
                 yield Batch(features=features, targets=targets, mask=mask, seeds=seeds)
-                step += 1
 
     def _gather(self, order: Int64[Tensor, "b longest"], first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Read the records at positions first, first + 1, ... of the order, padded to the longest batch."""
@@ -201,10 +199,16 @@ def train(
     return models if batches.steps == 1 else models.sub_(start)
 
 
+def rows_in_memory(task: Task, cohort: Cohort, memory: int) -> int:
+    """Return how many contributions of one record each fit into this many bytes, at least 1."""
+    return max(1, memory // (4 * (4 * task.dimension + floats_per_record(task, cohort))))
+
+
 def floats_per_record(task: Task, cohort: Cohort) -> int:
     """Return about how many numbers one record of a batch takes while its gradient is computed.
 
-    Counts its features and, twice, the outputs of the layers: once for the forward pass, once for the backward.
+    Counts its features and, twice, the outputs of the layers: once for the forward pass, once for the
+    backward.
     """
     counted = 0
 

@@ -1,0 +1,150 @@
+"""DP-SGD inside each silo (Abadi et al. 2016): what ULDP-GROUP trains, private for single records.
+
+One step on a silo's n records, with the bound C, the noise multiplier sigma and the sampling rate gamma:
+
+    batch    every record joins independently with probability gamma
+    sum      G = sum over the batch of clip(gradient of its own loss, C)
+    release  w <- w - eta (G + N) / (gamma n),      N of scale sigma C in every coordinate
+
+The divisor is the expected batch size, as in Opacus; the number of records drawn is not revealed. Adding or
+removing one record changes G by at most C in l2 norm, as stored (the grid of
+:class:`~fedveil.privacy.bounds.Clip`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.errors import CompositionError
+from fedveil.local.counters import contribution_seeds, derive, step_seeds
+from fedveil.local.silo_sums import SiloSums
+from fedveil.local.steps import LocalDpSgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort, Path, Progress, Sums
+from fedveil.local.vectorized import BatchedGradients, rows_in_memory
+from fedveil.privacy.bounds import Bound, Clip, contribution_norms
+from fedveil.randomness import BitSource, ExperimentRandomness, PrivacyRandomness
+
+NoiseSampler: TypeAlias = Callable[[int, float, float, BitSource], Float64[np.ndarray, " d"]]
+"""``noise(d, std, grid, source)``: d independent values of this standard deviation, multiples of ``grid``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpSgdTrainer:
+    """Runs DP-SGD in every silo; implements :class:`~fedveil.local.trainer.Trainer` with a silo as a member.
+
+    The bound of :meth:`sums` clips each record's gradient, not the silo's update: the update is private
+    already, so it is weighted and summed as it is, and ``Sums.norms`` are norms of noisy updates.
+
+    Args:
+        task: model and loss; the loss must be a mean of terms of single records.
+        local: rates, epochs and noise.
+        noise: samples the noise law; called with standard deviation ``noise_multiplier * C``.
+        privacy: where batches and noise come from.
+        memory: bytes that the per-record gradients of a chunk may take.
+
+    Raises:
+        CompositionError: a loss whose terms depend on several records (Cox): one record then has no gradient
+            of its own.
+    """
+
+    task: Task
+    local: LocalDpSgd
+    noise: NoiseSampler
+    privacy: PrivacyRandomness
+    memory: int = 48 << 20
+
+    def __post_init__(self) -> None:
+        if not self.task.loss.separable:
+            raise CompositionError(
+                f"DP-SGD clips the gradient of each record, but the loss {self.task.loss.name} has no "
+                "terms of single records; use a method that bounds contributions (uldp-avg, uldp-sgd)"
+            )
+
+    def sums(
+        self,
+        start: Float32[Tensor, " d"],
+        cohort: Cohort,
+        members: Int64[Tensor, " m"],
+        weights: Float64[Tensor, " m"],
+        bound: Bound,
+        randomness: ExperimentRandomness,
+        path: Path,
+        progress: Progress | None = None,
+    ) -> Sums:
+        """Return each silo's weighted DP-SGD update; ``bound`` is the clip of single records.
+
+        Raises:
+            CompositionError: the bound clips nothing.
+        """
+        if not isinstance(bound, Clip):
+            raise CompositionError("DP-SGD needs a clip bound for the gradients of single records")
+        start, weights = start.to(cohort.device), weights.to(cohort.device)
+        seeds = contribution_seeds(cohort.groups, members, randomness, path)
+        silos = cohort.silos(members)
+        plans = [self.local.plan(size) for size in cohort.sizes(members).tolist()]
+        records = RecordSums(self.task, bound, cohort, self.memory)
+        total = torch.zeros(cohort.n_silos, self.task.dimension, dtype=torch.float64, device=cohort.device)
+        norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
+        done, to_do = 0, sum(plan.steps for plan in plans)
+        for i, (member, plan) in enumerate(zip(members.tolist(), plans, strict=True)):
+            held = torch.from_numpy(cohort.groups.members(member))
+            model = start
+            for step in range(plan.steps):
+                stream = (*path, int(silos[i]), step)
+                batch = held[poisson(len(held), plan.rate, self.privacy.stream("dp-sgd batch", *stream))]
+                gradient = records.gradient_sum(model, batch, step_seeds(seeds[i : i + 1], 0, step)[0])
+                if self.local.noise_multiplier > 0:
+                    std = self.local.noise_multiplier * bound.norm
+                    source = self.privacy.stream("dp-sgd noise", *stream)
+                    noise = self.noise(self.task.dimension, std, bound.grid, source)
+                    gradient = gradient + torch.from_numpy(noise).to(cohort.device)
+                model = model - (self.local.learning_rate / (plan.rate * len(held)) * gradient).float()
+                done += 1
+                if progress is not None:
+                    progress(done, to_do)
+            delta = (model - start)[None]
+            norms[i] = contribution_norms(delta)[0]
+            if not norms[i].isnan():
+                total[silos[i]] += weights[i] * delta[0]
+        return Sums(total=total, norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
+
+
+class RecordSums:
+    """Sums of clipped gradients of single records, in O(chunk · d) memory."""
+
+    def __init__(self, task: Task, bound: Clip, cohort: Cohort, memory: int) -> None:
+        self._gradients = BatchedGradients(task, cohort.device, compile=False)
+        self._bound, self._cohort = bound, cohort
+        self._rows = rows_in_memory(task, cohort, memory)
+
+    def gradient_sum(
+        self, model: Float32[Tensor, " d"], batch: Int64[Tensor, " n"], seed: Int64[Tensor, ""]
+    ) -> Float64[Tensor, " d"]:
+        """Return sum_i clip(grad loss_i(model)) over the records of a batch, exact on the bound's grid."""
+        layout, device = self._gradients.layout, self._cohort.device
+        sums = SiloSums(1, layout.dimension, self._bound, device)
+        for rows in torch.split(batch, self._rows):
+            features, targets = self._cohort.batch(rows[:, None])
+            mask = torch.ones(len(rows), 1, dtype=torch.bool, device=device)
+            seeds = derive(seed, rows).to(device)
+            slopes = self._gradients.at_one(layout.unflatten(model), features, targets, mask, seeds)
+            flat = torch.cat([slope.reshape(len(rows), -1) for slope in slopes.values()], dim=1)
+            ones = torch.ones(len(rows), dtype=torch.float64, device=device)
+            sums.add_(flat, ones, torch.zeros(len(rows), dtype=torch.int64, device=device))
+        return sums.total()[0]
+
+
+def poisson(n: int, rate: float, source: BitSource) -> Bool[Tensor, " n"]:
+    """Draw which of n records join a batch: independently with probability ``rate``, to within 2^-64."""
+    words = source.uint64(n)
+    threshold = round(rate * 2**64)
+    joined = np.ones(n, dtype=bool) if threshold >= 2**64 else words < np.uint64(threshold)
+    return torch.from_numpy(joined)
