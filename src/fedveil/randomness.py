@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -55,6 +55,7 @@ class ExperimentRandomness:
         return np.random.Generator(np.random.Philox(key=key))
 
 
+@runtime_checkable
 class BitSource(Protocol):
     """What an exact sampler needs: independent uniform 64-bit words."""
 

@@ -1,0 +1,46 @@
+# make run: the first run.   make test: the whole fast suite.   Everything lives in .venv; nothing else is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup run test test-all lint format clean
+
+help:
+	@echo "make run       train on an embedded data set and print table and report"
+	@echo "make test      the test suite          make test-all  with the slow tests"
+	@echo "make lint      ruff and mypy           make format    format and fix"
+	@echo "make setup     build .venv if it is missing or stale"
+
+setup: $(VENV)/.ready
+
+# Stale when what must be installed has changed, or when the interpreter behind .venv is gone.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "fedveil needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@test -x $(BIN)/python && $(BIN)/python -c '' 2>/dev/null \
+	  || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); } \
+	  || { rm -rf $(VENV); echo "cannot make .venv: on Debian or Ubuntu, apt-get install python3-venv"; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: setup
+	@$(BIN)/fedveil run digits
+
+test: setup
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-all: setup
+	@$(BIN)/python -m pytest -q -n 2
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

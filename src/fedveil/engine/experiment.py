@@ -1,0 +1,279 @@
+"""An experiment: everything that is needed to repeat a run, as one validated TOML document.
+
+The document is checked by pydantic (an unknown key, a wrong type or an impossible value is refused with the key's
+path) and written back complete, defaults included, into the run folder.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedveil.errors import ConfigError
+from fedveil.methods import METHODS
+from fedveil.population.allocation import Law
+
+SCHEMA_VERSION = 1
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+
+
+class TableSection(_Section):
+    """Your own tables: one file per silo (named by the file), or files with a silo column; the schema says which."""
+
+    schema_file: Path = Field(description="public schema (`fedveil schema` drafts one)")
+    files: Annotated[tuple[Path, ...], Field(min_length=1)]
+    test_file: Path | None = Field(
+        None, description="test table; default: a share of the records is held out"
+    )
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+
+    def anchored(self, folder: Path) -> TableSection:
+        """Return the section with its paths taken relative to a folder."""
+        return self.model_copy(
+            update={
+                "schema_file": (folder / self.schema_file).absolute(),
+                "files": tuple((folder / path).absolute() for path in self.files),
+                "test_file": None if self.test_file is None else (folder / self.test_file).absolute(),
+            }
+        )
+
+
+class AllocationSection(_Section):
+    """The law by which a catalogue's records are handed to users and silos (docs/reference/data-sets.md)."""
+
+    law: Law = "zipf"
+    user_exponent: NonNegative = 0.5
+    silo_exponent: NonNegative = 2.0
+    main_share: Annotated[float, Field(ge=0, le=1)] = 0.8
+    labels_per_user: Count = 2
+
+
+class DataSection(_Section):
+    """Which records are trained on, and how they are allotted to silos and users."""
+
+    name: str | None = Field(None, description="a data set of the catalogue (`fedveil data`)")
+    table: TableSection | None = Field(None, description="your own tables, instead of name")
+    folder: Path | None = Field(None, description="folder of the canonical files; default: FEDVEIL_DATA")
+    n_users: Count | None = Field(None, description="|U|, the public number of users")
+    n_silos: Count | None = Field(
+        None, description="|S|; fixed by the medical data sets and by your own tables"
+    )
+    allocation: AllocationSection | None = Field(None, description="of a catalogue data set; default: zipf")
+    seed: int | None = Field(None, description="seed of split and allocation; default: the experiment's")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataSection:
+        if (self.name is None) == (self.table is None):
+            raise ValueError("give either name (a data set of the catalogue) or table (your own files)")
+        if self.name is not None and self.n_users is None:
+            raise ValueError("n_users: the public number of users is required")
+        if self.table is not None and (self.allocation is not None or self.n_silos is not None):
+            raise ValueError(
+                "allocation and n_silos belong to catalogue data; your tables say who holds what"
+            )
+        if self.table is not None and self.n_users is not None:
+            raise ValueError("n_users: the schema of your tables declares it")
+        return self
+
+
+class ModelSection(_Section):
+    """The model, what it minimises and how it is judged; None takes the data set's own choice."""
+
+    name: str | None = Field(None, description="a shipped model, or package.module:factory")
+    loss: str | None = Field(None, description="a shipped loss, or package.module:function")
+    metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
+
+
+class LocalSection(_Section):
+    """What one contribution computes: local stochastic gradient descent."""
+
+    learning_rate: Positive = Field(0.1, description="eta_l")
+    epochs: Count = Field(1, description="Q, passes over the contribution's own records")
+    batch_size: Count | None = Field(None, description="records per step; default: all of the contribution")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NonNegative = 0.0
+
+
+class TrainerSection(_Section):
+    """How the local training is executed; changes the speed, not the result."""
+
+    name: Literal["auto", "loop", "vmap", "span"] = "auto"
+    compile: bool = Field(
+        False, description="compile the vectorised step (pays for long runs of small networks)"
+    )
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    memory_mb: Count = Field(256, description="memory the vectorised trainer may add")
+
+
+class MethodSection(_Section):
+    """The method and its stages' parameters; a parameter that the method does not have is refused."""
+
+    name: str
+    learning_rate: Positive = Field(1.0, description="eta_g, the server's learning rate")
+    clip: Positive | None = Field(None, description="C, l2 bound of a contribution")
+    noise_multiplier: NonNegative | Literal["calibrated"] | None = Field(
+        None, description="sigma; 'calibrated' finds the least noise for privacy.epsilon"
+    )
+    user_sampling_rate: Fraction | None = Field(None, description="q, Poisson rate of users per round")
+    group_size: Count | Literal["median", "max"] | None = Field(None, description="k, records kept per user")
+
+    @model_validator(mode="after")
+    def _known(self) -> MethodSection:
+        if self.name not in METHODS:
+            raise ValueError(f"no method '{self.name}'; there are: {', '.join(METHODS)}")
+        try:
+            METHODS[self.name].check(self.parameters())
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the method's own parameters: those that were given."""
+        given = self.model_dump(exclude={"name", "learning_rate"})
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class PrivacySection(_Section):
+    """What is claimed, by which accountant, and when to stop."""
+
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    accountant: Literal["pld", "rdp"] = "pld"
+    epsilon: Positive | None = Field(None, description="target of method.noise_multiplier = 'calibrated'")
+    budget: Positive | None = Field(None, description="the run stops before the round that would exceed it")
+    colluding_silos: Annotated[int, Field(ge=0)] = Field(
+        0, description="the stated epsilon holds against any so many silos that pool their knowledge"
+    )
+    insecure_seed: int | None = Field(
+        None, description="repeatable noise that protects nobody: for tests; the statement says so"
+    )
+
+
+class Experiment(_Section):
+    """One training run, complete."""
+
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
+    seed: int = Field(0, description="initial model, split, allocation, batches, dropout")
+    rounds: Count
+    evaluate_every: Count = Field(1, description="rounds between evaluations on the test set")
+    data: DataSection
+    model: ModelSection = ModelSection()
+    local: LocalSection | None = None
+    trainer: TrainerSection = TrainerSection()
+    method: MethodSection
+    privacy: PrivacySection = PrivacySection()
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Experiment:
+        recipe = METHODS[self.method.name]
+        if recipe.uses_local and self.local is None:
+            raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
+        if not recipe.uses_local and self.local is not None:
+            raise ValueError(f"local: {self.method.name} sends one gradient per contribution; remove [local]")
+        calibrated = self.method.noise_multiplier == "calibrated"
+        if calibrated and self.privacy.epsilon is None:
+            raise ValueError("privacy.epsilon: needed where method.noise_multiplier is 'calibrated'")
+        if not calibrated and self.privacy.epsilon is not None:
+            raise ValueError(
+                "privacy.epsilon: the target of a calibrated noise_multiplier; to stop at a budget use privacy.budget"
+            )
+        return self
+
+    def anchored(self, folder: Path) -> Experiment:
+        """Return the experiment with the paths of its tables taken relative to a folder."""
+        if self.data.table is None:
+            return self
+        data = self.data.model_copy(update={"table": self.data.table.anchored(folder)})
+        return self.model_copy(update={"data": data})
+
+    def to_toml(self) -> str:
+        """Return the complete document; :func:`parse` reads it back to an equal experiment."""
+        return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return base with changes laid over it, table by table."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        merged[key] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """Read ``a.b=value`` (a TOML value; a bare word counts as a string) into nested tables."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: expected KEY=VALUE, for instance --set method.clip=0.5")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    return dict(parsed)
+
+
+def parse(document: dict[str, Any], origin: str) -> Experiment:
+    """Validate a document; raise :class:`ConfigError` with each offending key's path.
+
+    Args:
+        document: the nested tables.
+        origin: what to call the document in an error (a file or a preset).
+    """
+    try:
+        return Experiment.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {_explain(error)}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = ".".join(str(part) for part in problem["loc"] if not _is_union_tag(part))
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = f"no such key; known here: {', '.join(_known_keys(problem['loc'][:-1]))}"
+        elif problem["type"] == "missing":
+            message = "is required"
+        lines.append(f"{path}: {message}" if path else message)
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _is_union_tag(part: object) -> bool:
+    return isinstance(part, str) and (
+        part.startswith(("constrained-", "literal[")) or part in {"float", "int"}
+    )
+
+
+def _known_keys(path: tuple[int | str, ...]) -> list[str]:
+    model: Any = Experiment
+    for part in path:
+        field = model.model_fields.get(part)
+        inner = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        model = next(
+            (one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), Experiment
+        )
+    return sorted(model.model_fields)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; an unreadable one is a :class:`ConfigError` that names file and line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML document: {error}") from None

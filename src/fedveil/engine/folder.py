@@ -1,0 +1,197 @@
+"""The run folder: what a run leaves behind, written so that a kill at any moment loses nothing.
+
+====================  ==================================================================================
+file                  content
+====================  ==================================================================================
+experiment.toml       the resolved experiment, enough to repeat the run
+metrics.jsonl         one line a round; round 0 is the initial model
+ledger.jsonl          one line a round, written before the round's noise is drawn
+privacy.json          the statement
+diagnostics.json      records per user and silo: simulation only
+model.safetensors     the last model
+checkpoint/           the model after the last complete round, and that round's line of metrics
+environment.json      versions, machine, trainer
+report.html           the self-contained report
+====================  ==================================================================================
+
+A file is replaced by writing a temporary neighbour, flushing it to the disk and renaming it: readers see the old or the
+new content, never half of one. A round counts as released when its checkpoint has been renamed into place; until then
+nothing of it has left the process, so a resumed run may draw it again under the charge that is already in the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float32
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedveil.engine.experiment import SCHEMA_VERSION, Experiment, parse, read_toml
+from fedveil.errors import RunFolderError
+from fedveil.privacy.ledger import Head
+
+Row = dict[str, Any]
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or None where JSON has no number for it."""
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """The global model after a complete round, that round's line of metrics, and where the ledger stood."""
+
+    round: int
+    model: Float32[Tensor, " d"]
+    row: Row
+    ledger: Head
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and atomic writes of one run folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, parent: Path, experiment: Experiment) -> RunFolder:
+        """Make a new folder for the experiment; an existing one is never touched, the new one is numbered."""
+        number = 1
+        while True:
+            path = parent / (experiment.name if number == 1 else f"{experiment.name}-{number}")
+            try:
+                path.mkdir(parents=True)
+                (path / "checkpoint").mkdir()
+                break
+            except FileExistsError:
+                number += 1
+            except OSError as error:
+                raise RunFolderError(f"{path}: cannot make the run folder: {error.strerror}") from None
+        folder = cls(path)
+        folder.write("experiment.toml", experiment.to_toml().encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[RunFolder, Experiment]:
+        """Open an existing folder and read its experiment; another version's folder is refused."""
+        if not (path / "experiment.toml").is_file():
+            raise RunFolderError(f"{path}: not a run folder: it has no experiment.toml")
+        document = read_toml(path / "experiment.toml")
+        version = document.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise RunFolderError(
+                f"{path}: written under schema version {version}, this program reads version {SCHEMA_VERSION}; "
+                "use the version of fedveil that environment.json names"
+            )
+        return cls(path), parse(document, str(path / "experiment.toml"))
+
+    def __truediv__(self, name: str) -> Path:
+        """Return the path of one of its files."""
+        return self.path / name
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file atomically and durably."""
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.tmp")
+        try:
+            with open(temporary, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+            _sync_folder(target.parent)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise RunFolderError(
+                f"{target}: cannot be written: {error.strerror}; nothing was released, "
+                f"`fedveil resume {self.path}` goes on from the last complete round"
+            ) from None
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Replace a JSON file; the object gets the schema version."""
+        document = {"schema_version": SCHEMA_VERSION, **content}
+        self.write(name, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Release a round: after this call it counts as complete."""
+        metadata = {
+            "schema_version": str(SCHEMA_VERSION),
+            "round": str(checkpoint.round),
+            "row": json.dumps(checkpoint.row, allow_nan=False),
+            "ledger_count": str(checkpoint.ledger.count),
+            "ledger_digest": checkpoint.ledger.digest,
+        }
+        self.write(
+            "checkpoint/state.safetensors", save({"model": checkpoint.model.cpu().contiguous()}, metadata)
+        )
+
+    def read_checkpoint(self) -> Checkpoint | None:
+        """Return the last complete round, or None if not even round 0 was reached."""
+        path = self.path / "checkpoint" / "state.safetensors"
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as stored:
+                metadata = stored.metadata()
+                model = stored.get_tensor("model")
+            if metadata["schema_version"] != str(SCHEMA_VERSION):
+                raise RunFolderError(
+                    f"{path}: schema version {metadata['schema_version']} is not readable here"
+                )
+            return Checkpoint(
+                round=int(metadata["round"]),
+                model=model,
+                row=json.loads(metadata["row"]),
+                ledger=Head(count=int(metadata["ledger_count"]), digest=metadata["ledger_digest"]),
+            )
+        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise RunFolderError(f"{path}: damaged checkpoint ({type(error).__name__})") from None
+
+    def write_model(self, tensors: dict[str, Tensor]) -> None:
+        """Write the named tensors of the last model."""
+        self.write(
+            "model.safetensors", save({name: value.cpu().contiguous() for name, value in tensors.items()})
+        )
+
+    def append_metrics(self, row: Row) -> None:
+        """Add one line to metrics.jsonl, durably."""
+        path = self.path / "metrics.jsonl"
+        try:
+            with open(path, "ab") as stream:
+                stream.write((json.dumps(row, allow_nan=False) + "\n").encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def mend_metrics(self, checkpoint: Checkpoint) -> None:
+        """Make metrics.jsonl end with the checkpoint's line, whatever the crash left."""
+        path = self.path / "metrics.jsonl"
+        kept = []
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                break
+            if row["round"] >= checkpoint.round:
+                break
+            kept.append(line)
+        kept.append(json.dumps(checkpoint.row, allow_nan=False).encode())
+        self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,139 @@
+"""What a federation would guarantee, before any data exists: rows of sigma, rounds, rate and epsilon per method.
+
+The rows come from the same derivation as a run's statement: a method is composed for the planned federation, its
+guarantee derived, and the event composed over the rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.engine.folder import Row, finite
+from fedveil.errors import ConfigError
+from fedveil.local.steps import LocalSgd
+from fedveil.methods.guarantee import Federation, derive
+from fedveil.methods.method import Method
+from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.events import Event, SelfComposedEvent
+from fedveil.privacy.ledger import Budget
+
+_POINTS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A federation as it is planned; every number is public.
+
+    Attributes:
+        n_users, n_silos: |U| and |S|.
+        rounds: T, at most.
+        noise_multipliers: values of sigma; with ``epsilon`` they are found instead.
+        sampling_rates: values of q, the Poisson rate of users.
+        delta: of the guarantee.
+        epsilon: a target; None to take the noise multipliers as given.
+        group_sizes: values of k of uldp-group.
+        records_per_silo, batch_size, epochs: of DP-SGD in uldp-group.
+        colluding_silos: the guarantee holds against so many silos together.
+        accountant: its name.
+    """
+
+    n_users: int
+    n_silos: int
+    rounds: int
+    noise_multipliers: tuple[float, ...]
+    sampling_rates: tuple[float, ...]
+    delta: float
+    epsilon: float | None
+    group_sizes: tuple[int, ...]
+    records_per_silo: int
+    batch_size: int
+    epochs: int
+    colluding_silos: int
+    accountant: str
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ConfigError(f"epsilon = {self.epsilon}: a target must be above 0")
+
+
+def plan_rows(plan: Plan) -> list[Row]:
+    """Return one row per method, setting and number of rounds, for the table and the plot.
+
+    With a target epsilon the noise multiplier is the least one that keeps all T rounds within it.
+    """
+    rows = []
+    for label, rate, compose in _methods(plan):
+        for sigma in _noise_multipliers(plan, compose):
+            event = _event(plan, compose(sigma))
+            for rounds in _ladder(plan.rounds):
+                spent = SelfComposedEvent(event=event, count=rounds)
+                rows.append(
+                    {
+                        "method": label,
+                        "noise_multiplier": sigma,
+                        "rounds": rounds,
+                        "users": plan.n_users,
+                        "sampling_rate": rate,
+                        "epsilon": finite(make_accountant(plan.accountant).epsilon(spent, plan.delta)),
+                        "accountant": plan.accountant,
+                    }
+                )
+    return rows
+
+
+def _methods(plan: Plan) -> Iterator[tuple[str, float, Callable[[float], Method]]]:
+    """Yield the methods to plan: name, user sampling rate, and the composition as a function of sigma."""
+    local = LocalSgd(learning_rate=1.0, epochs=plan.epochs, batch_size=plan.batch_size)
+    colluding = plan.colluding_silos
+    for rate in plan.sampling_rates:
+
+        def pairs(sigma: float, rate: float = rate) -> Method:
+            return uldp_avg_w(
+                local=local,
+                clip=1.0,
+                noise_multiplier=sigma,
+                user_sampling_rate=rate,
+                colluding_silos=colluding,
+            )
+
+        yield "uldp-sgd, uldp-avg, uldp-avg-w", rate, pairs
+
+    def naive(sigma: float) -> Method:
+        return uldp_naive(
+            local=local, n_silos=plan.n_silos, clip=1.0, noise_multiplier=sigma, colluding_silos=colluding
+        )
+
+    yield "uldp-naive", 1.0, naive
+    for size in plan.group_sizes:
+
+        def group(sigma: float, size: int = size) -> Method:
+            return uldp_group(local=local, clip=1.0, noise_multiplier=sigma, group_size=size)
+
+        yield f"uldp-group-{size}", 1.0, group
+
+
+def _noise_multipliers(plan: Plan, compose: Callable[[float], Method]) -> tuple[float, ...]:
+    if plan.epsilon is None:
+        return plan.noise_multipliers
+
+    def event(sigma: float) -> Event:
+        return SelfComposedEvent(event=_event(plan, compose(sigma)), count=plan.rounds)
+
+    budget = Budget(epsilon=plan.epsilon, delta=plan.delta, accountant=make_accountant(plan.accountant))
+    return (calibrate_noise(event, budget, tolerance=1e-3),)
+
+
+def _event(plan: Plan, method: Method) -> Event:
+    silo_records = (plan.records_per_silo,) * plan.n_silos
+    federation = Federation(n_silos=plan.n_silos, n_users=plan.n_users, silo_records=silo_records)
+    return derive(method, federation).event
+
+
+def _ladder(rounds: int) -> list[int]:
+    """Return at most twelve numbers of rounds from 1 to T, evenly spaced on a logarithmic scale."""
+    return sorted({round(float(value)) for value in np.geomspace(1, rounds, _POINTS)})

@@ -1,0 +1,107 @@
+"""One round, as the data sees it: sampler, local training, bound, sum per silo, channel, server.
+
+    population -> local -> bound -> sum per silo -> channel -> server -> model t+1
+
+The privacy event of the round is charged to the ledger by the run, before :func:`play_round` is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+from fedveil.local.trainer import Cohort, Progress, Sums, Trainer
+from fedveil.methods.method import Method
+from fedveil.methods.stages import GaussianShares, SiloUserContribution
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+
+_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundDiagnostics:
+    """What a simulation may show of a round; computed from private data and covered by no guarantee.
+
+    Attributes:
+        participants: users who took part (silos where a contribution is a silo).
+        contributions: contributions that were trained.
+        nonfinite: contributions whose update was not finite and counted as zero.
+        norms: quantiles 0, .1, .25, .5, .75, .9, 1 of the finite updates' l2 norms before clipping.
+        clipped: the fraction of finite updates that the bound shortened.
+    """
+
+    participants: int
+    contributions: int
+    nonfinite: int
+    norms: tuple[float, ...] | None
+    clipped: float | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seat:
+    """A method at work on a population: what stays the same from round to round."""
+
+    method: Method
+    trainer: Trainer
+    cohort: Cohort
+    weights: Float64[Tensor, " m"]
+    n_users: int
+
+
+def play_round(
+    seat: Seat,
+    model: Float32[Tensor, " d"],
+    round_number: int,
+    experiment: ExperimentRandomness,
+    privacy: PrivacyRandomness,
+    progress: Progress | None = None,
+) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
+    """Play one round from the global model; return the next one and what a simulation may show of the round."""
+    method, cohort = seat.method, seat.cohort
+    taking_part = _taking_part(seat, privacy, round_number)
+    members = torch.from_numpy(np.flatnonzero(taking_part))
+    sums = seat.trainer.sums(
+        model,
+        cohort,
+        members,
+        seat.weights[members],
+        method.bound,
+        experiment,
+        ("round", round_number),
+        progress,
+    )
+    aggregate = np.zeros(len(model))
+    for silo in range(cohort.n_silos):
+        total = sums.total[silo].cpu().numpy()
+        if isinstance(method.channel, GaussianShares):
+            source = privacy.stream("noise", round_number, silo)
+            total = method.channel.transmit(total, method.bound.grid, cohort.n_silos, source)
+        aggregate += total
+    mean = torch.from_numpy(aggregate / method.divisor(cohort.n_silos, seat.n_users))
+    return method.server.step(model, mean), _diagnose(seat, taking_part, sums)
+
+
+def _taking_part(seat: Seat, privacy: PrivacyRandomness, round_number: int) -> np.ndarray:
+    """Return which contributions take part: those of the sampled users."""
+    groups = seat.cohort.groups
+    if not isinstance(seat.method.contribution, SiloUserContribution):
+        return np.ones(len(groups), dtype=bool)
+    drawn = seat.method.sampler.draw(seat.n_users, privacy.stream("participants", round_number))
+    return np.asarray(drawn[groups.user])
+
+
+def _diagnose(seat: Seat, taking_part: np.ndarray, sums: Sums) -> RoundDiagnostics:
+    users = seat.cohort.groups.user[taking_part]
+    norms = sums.norms[torch.isfinite(sums.norms)].cpu()
+    clipped = seat.method.bound.clipped(norms)
+    return RoundDiagnostics(
+        participants=len(np.unique(users)) if (users >= 0).all() else len(users),
+        contributions=len(users),
+        nonfinite=sums.nonfinite,
+        norms=tuple(np.quantile(norms.numpy(), _QUANTILES).tolist()) if len(norms) else None,
+        clipped=float(clipped.double().mean()) if len(norms) else None,
+    )

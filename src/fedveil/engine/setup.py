@@ -1,0 +1,252 @@
+"""From an experiment to what a run needs: population, task, method, trainer, guarantee.
+
+Everything that can be wrong with data, model, composition or budget is found here, before any training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedveil.engine.experiment import DataSection, Experiment
+from fedveil.engine.round import Seat
+from fedveil.errors import ConfigError
+from fedveil.local.choice import choose_trainer
+from fedveil.local.dpsgd import DpSgdTrainer
+from fedveil.local.losses import load_loss
+from fedveil.local.metrics import load_metric
+from fedveil.local.models import build_model
+from fedveil.local.steps import LocalDpSgd, LocalSgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort, Trainer
+from fedveil.methods import METHODS
+from fedveil.methods.guarantee import Federation, Guarantee, derive
+from fedveil.methods.method import Method
+from fedveil.methods.stages import RecordContribution, SiloUserContribution, grid_gaussian
+from fedveil.population.allocation import Allocation
+from fedveil.population.catalogue import load
+from fedveil.population.flags import keep_at_most
+from fedveil.population.records import Population, Records
+from fedveil.population.schema import read_schema
+from fedveil.population.tables import read_tables
+from fedveil.privacy.accounting import Accountant, make_accountant
+from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.events import SelfComposedEvent
+from fedveil.privacy.ledger import Budget
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """An experiment, ready to run."""
+
+    experiment: Experiment
+    population: Population
+    task: Task
+    guarantee: Guarantee
+    accountant: Accountant
+    seat: Seat
+    uncovered: tuple[str, ...]
+
+    @property
+    def secure(self) -> bool:
+        """Whether noise and sampling cannot be predicted."""
+        return self.experiment.privacy.insecure_seed is None
+
+    def epsilon_after(self, rounds: int) -> float:
+        """Return the epsilon that so many rounds spend against readers of the models, were the noise secret."""
+        if rounds == 0:
+            return 0.0
+        spent = SelfComposedEvent(event=self.guarantee.event, count=rounds)
+        return self.accountant.epsilon(spent, self.experiment.privacy.delta)
+
+    @property
+    def method(self) -> Method:
+        """The composition that runs."""
+        return self.seat.method
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Defaults:
+    """What a data set's publications train on it."""
+
+    model: str
+    loss: str
+    metrics: tuple[str, ...]
+
+
+_BY_DATA_SET = {
+    "digits": _Defaults(model="mlp", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "mnist": _Defaults(model="cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "creditcard": _Defaults(
+        model="mlp_groupnorm", loss="cross_entropy", metrics=("balanced_accuracy", "loss")
+    ),
+    "heart_disease": _Defaults(
+        model="linear", loss="binary_cross_entropy", metrics=("accuracy", "auc", "loss")
+    ),
+    "tcga_brca": _Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
+}
+_BY_TASK = {
+    "classification": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "regression": _Defaults(model="linear", loss="squared_error", metrics=("loss",)),
+    "survival": _Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
+}
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Load the data, build the model, compose the method and derive its guarantee.
+
+    Raises:
+        FedveilError: whatever is wrong, named by file, key, silo or row.
+    """
+    randomness = ExperimentRandomness(experiment.seed)
+    population = load_population(experiment.data, experiment.seed)
+    task = _task(experiment, population, randomness)
+    method, uncovered = _compose(experiment, population)
+    records = population.train
+    if isinstance(method.contribution, RecordContribution):
+        records = records.select(keep_at_most(records, method.contribution.per_user))
+    federation = _federation(population, records)
+    numerics = make_accountant(experiment.privacy.accountant)
+    if experiment.method.noise_multiplier == "calibrated":
+        method = _calibrate(experiment, population, federation)
+    guarantee = derive(method, federation)
+    pairs = isinstance(method.contribution, SiloUserContribution)
+    groups = records.by_silo_user() if pairs else records.by_silo(population.n_silos)
+    cohort = Cohort.of(
+        records, groups=groups, n_silos=population.n_silos, scale=population.scale, device=_device(experiment)
+    )
+    seat = Seat(
+        method=method,
+        trainer=_trainer(experiment, task, method, cohort),
+        cohort=cohort,
+        weights=method.weights.of(groups, population.n_silos, population.n_users),
+        n_users=population.n_users,
+    )
+    return Prepared(
+        experiment=experiment,
+        population=population,
+        task=task,
+        guarantee=guarantee,
+        accountant=numerics,
+        seat=seat,
+        uncovered=(*guarantee.uncovered, *uncovered, *population.notes),
+    )
+
+
+def load_population(data: DataSection, seed: int) -> Population:
+    """Load the records an experiment trains on."""
+    if data.table is not None:
+        return read_tables(
+            read_schema(data.table.schema_file),
+            data.table.files,
+            test=data.table.test_file,
+            test_share=data.table.test_share,
+            seed=seed if data.seed is None else data.seed,
+        )
+    assert data.name is not None
+    assert data.n_users is not None
+    law = {} if data.allocation is None else data.allocation.model_dump()
+    return load(
+        data.name,
+        allocation=Allocation(**law),
+        n_users=data.n_users,
+        n_silos=data.n_silos,
+        seed=seed if data.seed is None else data.seed,
+        folder=data.folder,
+    )
+
+
+def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
+    asked, defaults = experiment.model, _BY_DATA_SET.get(population.name, _BY_TASK[population.task])
+    loss = load_loss(asked.loss or defaults.loss)
+    loss.check_task(population.task)
+    one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
+    outputs = 1 if one_output else population.n_classes
+    assert outputs is not None
+    model = build_model(
+        asked.name or defaults.model,
+        input_shape=population.feature_shape,
+        n_outputs=outputs,
+        randomness=randomness,
+    )
+    loss.check_targets(torch.from_numpy(population.train.targets), outputs)
+    loss.check_targets(torch.from_numpy(population.test_targets), outputs)
+    metrics = {name: load_metric(name, loss) for name in asked.metrics or defaults.metrics}
+    return Task(model=model, loss=loss, metrics=metrics)
+
+
+def _compose(
+    experiment: Experiment, population: Population, noise_multiplier: float | None = None
+) -> tuple[Method, tuple[str, ...]]:
+    """Build the method for this population; return it with the private choices that its parameters rest on."""
+    given = experiment.method.parameters()
+    uncovered: tuple[str, ...] = ()
+    if given.get("noise_multiplier") == "calibrated":
+        given["noise_multiplier"] = noise_multiplier or 1.0
+    if given.get("group_size") in ("median", "max"):
+        rule, per_user = given["group_size"], population.records_per_user()
+        present = per_user[per_user > 0]
+        given["group_size"] = int(present.max() if rule == "max" else sorted(present)[len(present) // 2])
+        uncovered = (f"the group size is the {rule} of the users' record counts, which are private",)
+    method = METHODS[experiment.method.name].compose(
+        given,
+        local=None if experiment.local is None else LocalSgd(**experiment.local.model_dump()),
+        n_silos=population.n_silos,
+        colluding_silos=experiment.privacy.colluding_silos,
+        learning_rate=experiment.method.learning_rate,
+    )
+    return method, uncovered
+
+
+def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort) -> Trainer:
+    if isinstance(method.local, LocalDpSgd):
+        return DpSgdTrainer(
+            task=task, local=method.local, noise=grid_gaussian, privacy=privacy_randomness(experiment)
+        )
+    return choose_trainer(
+        task,
+        method.local,
+        name=experiment.trainer.name,
+        memory=experiment.trainer.memory_mb << 20,
+        compile=experiment.trainer.compile,
+        cohort=cohort,
+    )
+
+
+def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
+    """Return the randomness of noise and sampling: the operating system's, unless a seed was asked for by name."""
+    seed = experiment.privacy.insecure_seed
+    return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
+
+
+def _federation(population: Population, records: Records) -> Federation:
+    counts = records.by_silo(population.n_silos).size
+    return Federation(
+        n_silos=population.n_silos, n_users=population.n_users, silo_records=tuple(int(n) for n in counts)
+    )
+
+
+def _calibrate(experiment: Experiment, population: Population, federation: Federation) -> Method:
+    """Return the method with the least noise whose whole run stays within the target epsilon."""
+
+    def event(noise_multiplier: float) -> SelfComposedEvent:
+        method, _ = _compose(experiment, population, noise_multiplier)
+        return SelfComposedEvent(event=derive(method, federation).event, count=experiment.rounds)
+
+    assert experiment.privacy.epsilon is not None
+    budget = Budget(
+        epsilon=experiment.privacy.epsilon,
+        delta=experiment.privacy.delta,
+        accountant=make_accountant(experiment.privacy.accountant),
+    )
+    found = calibrate_noise(event, budget)
+    return _compose(experiment, population, found)[0]
+
+
+def _device(experiment: Experiment) -> torch.device:
+    wanted = experiment.trainer.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device = cuda: no CUDA device is available here; use auto or cpu")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")

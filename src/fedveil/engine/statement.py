@@ -1,0 +1,62 @@
+"""The privacy statement of a run, from the guarantee that was derived and the events that the ledger charged."""
+
+from __future__ import annotations
+
+from fedveil.engine.folder import finite
+from fedveil.engine.setup import Prepared
+from fedveil.privacy.events import ComposedEvent, Event, NoGuarantee, SelfComposedEvent, atoms
+from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
+
+_TEST_METRICS = "metrics on the test records, which are shown after every evaluated round"
+
+
+def state(prepared: Prepared, rounds: int, spent: Event) -> Statement:
+    """Return what a run of so many complete rounds guarantees.
+
+    Args:
+        prepared: the experiment that ran.
+        rounds: complete rounds.
+        spent: everything the ledger charged (a crash may have charged a round more).
+    """
+    guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
+    delta = privacy.delta
+    reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
+    if not prepared.secure:
+        reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
+    epsilon = None if reasons else prepared.accountant.epsilon(spent, delta)
+    return Statement(
+        unit="user",
+        adjacency=guarantee.adjacency,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=prepared.accountant.name,
+        epsilons=epsilons_by_accountant(spent, delta, guarantee.adjacency),
+        event=spent,
+        units=prepared.population.n_users,
+        mechanisms=(*guarantee.mechanisms, f"{rounds} rounds, composed adaptively"),
+        trust=tuple(
+            Disclosure(party=view.party, sees=view.sees, epsilon=_against(prepared, view.event, rounds))
+            for view in guarantee.views
+        ),
+        randomness=(
+            "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
+            if prepared.secure
+            else "noise and sampling derived from a seed, for repetition only"
+        ),
+        secure_randomness=prepared.secure,
+        uncovered=(*prepared.uncovered, _TEST_METRICS),
+        as_published=tuple(
+            AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
+            for claim in guarantee.published
+            if rounds > 0
+        ),
+        reasons=tuple(reasons),
+    )
+
+
+def _against(prepared: Prepared, event: Event, rounds: int) -> float | None:
+    """Return the epsilon of all rounds against one party; None if nothing is guaranteed."""
+    if not prepared.secure:
+        return None
+    spent: Event = SelfComposedEvent(event=event, count=rounds) if rounds else ComposedEvent(events=())
+    return finite(prepared.accountant.epsilon(spent, prepared.experiment.privacy.delta))

@@ -1,0 +1,27 @@
+"""Federated averaging with two learning rates (the DEFAULT of ULDP-FL): the baseline without privacy.
+
+McMahan et al., AISTATS 2017; the server's learning rate after Yang et al., ICLR 2021.
+"""
+
+from __future__ import annotations
+
+from fedveil.local.steps import LocalSgd
+from fedveil.methods.method import Method
+from fedveil.methods.stages import Identity, SiloContribution, Weights
+from fedveil.privacy.bounds import Unbounded
+from fedveil.privacy.sampling import Everyone
+from fedveil.server.optimizers import ServerSgd
+
+
+def fedavg(*, local: LocalSgd, learning_rate: float = 1.0) -> Method:
+    """Each silo trains on its whole table; x <- x + eta_g (1/|S|) sum_s Delta_s. No guarantee."""
+    return Method(
+        name="fedavg",
+        contribution=SiloContribution(),
+        sampler=Everyone(),
+        local=local,
+        bound=Unbounded(),
+        weights=Weights.ONE,
+        channel=Identity(),
+        server=ServerSgd(learning_rate),
+    )

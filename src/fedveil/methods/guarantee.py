@@ -1,0 +1,220 @@
+"""What a composition guarantees, derived stage by stage from the method itself.
+
+=====================  ===========================================================================================
+stage                  what it contributes
+=====================  ===========================================================================================
+contribution, bound    the l2 sensitivity of the sum to one user
+weights                how a user's influence is spread over the silos
+sampler                adjacency, and amplification by sub-sampling
+channel                the noise law, its share per silo, who knows which share
+local (DP-SGD only)    the noise of every local step, and the group conversion from records to users
+protection             what the server sees of a single silo (until a protocol hides it: every silo's own message)
+=====================  ===========================================================================================
+
+The unit is always the user, with all her records in all silos; adjacency is adding or removing one user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedveil.local.steps import LocalDpSgd
+from fedveil.methods.method import Method
+from fedveil.methods.stages import GaussianShares, RecordContribution, SiloContribution, Weights
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.bounds import Unbounded
+from fedveil.privacy.events import Adjacency, Event, GaussianEvent, NoGuarantee, SelfComposedEvent
+from fedveil.privacy.group import published, worst_split
+from fedveil.privacy.sampling import PoissonUsers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """The public facts of a federation that a guarantee depends on.
+
+    Attributes:
+        n_silos: |S|.
+        n_users: |U|.
+        silo_records: records each silo trains on; only DP-SGD inside the silos depends on it.
+    """
+
+    n_silos: int
+    n_users: int
+    silo_records: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One party, what it sees, and the privacy event of one round against it."""
+
+    party: str
+    sees: str
+    event: Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A figure in the literature that the derivation does not support.
+
+    Attributes:
+        name: where it stands.
+        gap: what its theory misses.
+        epsilon: the figure as a function of (rounds, delta).
+    """
+
+    name: str
+    gap: str
+    epsilon: Callable[[int, float], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """What one round of a method guarantees, and against whom.
+
+    Attributes:
+        adjacency: which neighbouring data the guarantee compares.
+        event: the privacy event of one round against whoever reads the models: this is what the ledger is charged.
+        mechanisms: every mechanism in words, with its parameters.
+        views: the parties other than readers of the models.
+        uncovered: choices that depend on private data and that the event does not account for.
+        published: figures in the literature that the derivation does not support.
+    """
+
+    adjacency: Adjacency
+    event: Event
+    mechanisms: tuple[str, ...] = ()
+    views: tuple[View, ...] = ()
+    uncovered: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
+
+
+def derive(method: Method, federation: Federation) -> Guarantee:
+    """Return what one round of the method guarantees in this federation."""
+    if isinstance(method.contribution, RecordContribution):
+        return _dp_sgd(method, federation)
+    if isinstance(method.bound, Unbounded):
+        return _none("contributions are not bounded and no noise is added")
+    if not isinstance(method.channel, GaussianShares) or method.channel.noise_multiplier == 0:
+        return _none("no noise is added to the sums")
+    return _gaussian_shares(method, method.channel, method.bound.norm, federation)
+
+
+def sensitivity(method: Method, clip: float, federation: Federation) -> float:
+    """Return the l2 sensitivity of the sum over all silos to adding or removing one user.
+
+    Pairs: the user's weighted, clipped updates come or go; their weights sum to at most 1: C.
+    Silos: every silo's update may move from anywhere to anywhere in the ball of radius C: 2 C |S|. (Theorem 1 of the
+    paper counts C |S|, as if a silo's update were absent without the user.)
+    """
+    if isinstance(method.contribution, SiloContribution):
+        return 2.0 * clip * federation.n_silos
+    return clip
+
+
+def _none(reason: str) -> Guarantee:
+    event = NoGuarantee(reason=reason)
+    everyone = View(party="server", sees="every silo's message, without noise", event=event)
+    return Guarantee(adjacency=Adjacency.ADD_OR_REMOVE_ONE, event=event, views=(everyone,))
+
+
+def _gaussian_shares(
+    method: Method, channel: GaussianShares, clip: float, federation: Federation
+) -> Guarantee:
+    n_silos = federation.n_silos
+    moved = sensitivity(method, clip, federation)
+    share = channel.share_std(n_silos)
+    nominal = channel.noise_multiplier * channel.scale / moved
+
+    def against(silos_known: int) -> Event:
+        """The sum's event against silos that know their shares of the noise, and which of their users take part."""
+        unknown = n_silos - silos_known
+        if unknown == 0:
+            return NoGuarantee(reason="no share of the noise is left")
+        return GaussianEvent(noise_multiplier=share * math.sqrt(unknown) / moved)
+
+    whole_sum = f"the sum over {n_silos} silos moves by at most {moved:g} (l2) with one user"
+    noise = f"discrete Gaussian shares of std {share:g} per silo, noise multiplier {nominal:g} of the sum"
+    mechanisms = [f"every round: {whole_sum}; {noise}"]
+    if isinstance(method.sampler, PoissonUsers):
+        mechanisms.append(
+            f"each user takes part in a round with probability {method.sampler.rate:g} (Poisson)"
+        )
+    views = (
+        View(
+            party="server",
+            sees="every silo's own noisy sum (no protocol hides it in this run), and who was sampled",
+            event=GaussianEvent(noise_multiplier=share / _single_message_move(method, clip, n_silos)),
+        ),
+        View(
+            party="one silo",
+            sees="the models, its own records and its own share of the noise",
+            event=against(1 if channel.colluding_silos == 0 else channel.colluding_silos),
+        ),
+    )
+    return Guarantee(
+        adjacency=method.sampler.adjacency,
+        event=method.sampler.event(GaussianEvent(noise_multiplier=nominal)),
+        mechanisms=tuple(mechanisms),
+        views=views,
+        published=_published(method, channel),
+    )
+
+
+def _published(method: Method, channel: GaussianShares) -> tuple[Published, ...]:
+    if not isinstance(method.contribution, SiloContribution):
+        return ()
+
+    def theorem_1(rounds: int, delta: float) -> float:
+        event = GaussianEvent(noise_multiplier=channel.noise_multiplier)
+        return make_accountant("rdp").epsilon(SelfComposedEvent(event=event, count=rounds), delta)
+
+    gap = "it counts C|S| as the sensitivity, but a silo's clipped update can move by 2C"
+    return (Published(name="Theorem 1 of ULDP-FL", gap=gap, epsilon=theorem_1),)
+
+
+def _single_message_move(method: Method, clip: float, n_silos: int) -> float:
+    """Return the l2 move of all silos' messages together (not of their sum) with one user."""
+    if isinstance(method.contribution, SiloContribution):
+        return 2.0 * clip * math.sqrt(n_silos)
+    if method.weights is Weights.UNIFORM:
+        return clip / math.sqrt(n_silos)
+    return clip
+
+
+def _dp_sgd(method: Method, federation: Federation) -> Guarantee:
+    local = method.local
+    assert isinstance(local, LocalDpSgd)
+    assert isinstance(method.contribution, RecordContribution)
+    per_user = method.contribution.per_user
+    if local.noise_multiplier == 0:
+        return _none("DP-SGD runs without noise")
+    if federation.silo_records is None:
+        return _none("the number of records in each silo is not known")
+    plans = tuple(local.plan(records) for records in federation.silo_records)
+    sigma, silos = local.noise_multiplier, tuple((plan.rate, plan.steps) for plan in plans)
+    event, split = worst_split(group_size=per_user, noise_multiplier=sigma, silos=silos)
+
+    def theorem_2(rounds: int, delta: float) -> float:
+        whole_run = tuple((rate, steps * rounds) for rate, steps in silos)
+        return published(group_size=per_user, noise_multiplier=sigma, silos=whole_run, delta=delta)
+
+    gap = "it uses Renyi orders that the lemma excludes, and rounds the group size down to a power of two"
+    return Guarantee(
+        adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+        event=event,
+        mechanisms=(
+            f"DP-SGD in every silo: noise multiplier {sigma:g}, "
+            + "; ".join(f"rate {p.rate:g} for {p.steps} steps a round" for p in plans),
+            f"a user keeps at most {per_user} records over all silos; worst split over the silos: {split}",
+        ),
+        views=(
+            View(party="server", sees="every silo's own noisy model", event=event),
+            View(party="one silo", sees="the models, its own records and its own noise", event=event),
+        ),
+        uncovered=("the number of records each silo keeps sets its batch rate and counts as public",),
+        published=(
+            Published(name="Theorem 2 of ULDP-FL, as its program computes it", gap=gap, epsilon=theorem_2),
+        ),
+    )

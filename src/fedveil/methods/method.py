@@ -1,0 +1,87 @@
+"""A method is a value: the stages of one round, from who takes part to what the server does with the sum.
+
+What cannot combine is refused when the value is built, with the reason. What the composition guarantees is derived from
+it by :func:`fedveil.methods.guarantee.derive`, never stated beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedveil.errors import CompositionError
+from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.methods.stages import (
+    Channel,
+    Contribution,
+    GaussianShares,
+    RecordContribution,
+    SiloUserContribution,
+    Weights,
+)
+from fedveil.privacy.bounds import Clip, Unbounded
+from fedveil.privacy.sampling import Everyone, PoissonUsers
+from fedveil.server.optimizers import ServerSgd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One round, stage by stage; a frozen value that can be compared, printed and recombined.
+
+    With Delta_i the update of contribution i (``local``), w_i its weight and clip the ``bound``, silo s sends
+    ``channel( sum_{i in s} w_i clip(Delta_i) )`` and the server adds the silos' messages up, divides by
+    :meth:`divisor` and applies ``server``.
+
+    Attributes:
+        name: what reports call it.
+        contribution: what is trained and bounded: a silo, a (silo, user) pair, a record.
+        sampler: which users take part in a round.
+        local: what one contribution computes.
+        bound: the l2 bound of one contribution's update.
+        weights: how contributions enter their silo's sum.
+        channel: what a silo does to its sum before it leaves.
+        server: what happens to the mean of the sums.
+    """
+
+    name: str
+    contribution: Contribution
+    sampler: Everyone | PoissonUsers
+    local: LocalSgd | LocalGradient | LocalDpSgd
+    bound: Clip | Unbounded
+    weights: Weights
+    channel: Channel
+    server: ServerSgd
+
+    def __post_init__(self) -> None:
+        pairs = isinstance(self.contribution, SiloUserContribution)
+        if isinstance(self.channel, GaussianShares) and isinstance(self.bound, Unbounded):
+            raise CompositionError(
+                f"{self.name}: noise on unbounded contributions guarantees nothing; give the method a clip bound"
+            )
+        if isinstance(self.sampler, PoissonUsers) and not pairs:
+            raise CompositionError(
+                f"{self.name}: users are sampled, but a contribution is not one user's; "
+                "sampling of users needs (silo, user) contributions"
+            )
+        if pairs and self.weights is Weights.ONE:
+            raise CompositionError(
+                f"{self.name}: with weight 1 a user's influence grows with the number of silos she appears in; "
+                "weights of a user must sum to at most 1 over the silos (uniform or by records)"
+            )
+        if not pairs and self.weights is not Weights.ONE:
+            raise CompositionError(
+                f"{self.name}: weights {self.weights.value} are those of (silo, user) pairs"
+            )
+        if isinstance(self.contribution, RecordContribution) != isinstance(self.local, LocalDpSgd):
+            raise CompositionError(
+                f"{self.name}: records are contributions of DP-SGD, and of DP-SGD only (LocalDpSgd)"
+            )
+
+    def divisor(self, n_silos: int, n_users: int) -> float:
+        """Return what the sum is divided by; public numbers only, so that it reveals nothing.
+
+        |S| where every silo contributes once; q |U| |S| for (silo, user) pairs: the expected number of users who take
+        part, never the number who did.
+        """
+        if isinstance(self.contribution, SiloUserContribution):
+            return self.sampler.rate * n_users * n_silos
+        return float(n_silos)

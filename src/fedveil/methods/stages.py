@@ -1,0 +1,130 @@
+"""The stages a method is composed of, where they are not a room of their own.
+
+Contributions (what is trained and bounded), weights (how contributions enter the sum) and the additive-noise channel,
+which ties the exact noise laws of ``privacy`` to the grid on which contributions are summed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from fedveil.errors import CompositionError
+from fedveil.population.records import Groups
+from fedveil.privacy.noise import DiscreteGaussian
+from fedveil.randomness import BitSource
+
+
+@dataclass(frozen=True)
+class SiloContribution:
+    """A silo's whole table is one contribution: adding or removing a user changes it, but it never goes away."""
+
+
+@dataclass(frozen=True)
+class SiloUserContribution:
+    """Each (silo, user) pair is one contribution: adding or removing a user adds or removes it."""
+
+
+@dataclass(frozen=True)
+class RecordContribution:
+    """Each record is one contribution inside DP-SGD; a user keeps at most ``per_user`` records over all silos."""
+
+    per_user: int
+
+    def __post_init__(self) -> None:
+        if self.per_user < 1:
+            raise CompositionError(f"group size k = {self.per_user}: a user keeps at least 1 record")
+
+
+Contribution = SiloContribution | SiloUserContribution | RecordContribution
+
+
+class Weights(Enum):
+    """The weight of a contribution in its silo's sum. For pairs, the weights of one user sum to at most 1.
+
+    ONE: w = 1 (FedAVG, ULDP-NAIVE: the server divides by the number of silos).
+    UNIFORM: w_{s,u} = 1/|S| (ULDP-AVG); the share of a silo where the user has no record is lost.
+    BY_RECORDS: w_{s,u} = n_{s,u}/N_u (ULDP-AVG-w).
+    """
+
+    ONE = "1"
+    UNIFORM = "1/|S|"
+    BY_RECORDS = "n_su/N_u"
+
+    def of(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:
+        """Return the weight of each contribution."""
+        if self is Weights.ONE:
+            return torch.ones(len(groups.size), dtype=torch.float64)
+        if self is Weights.UNIFORM:
+            return torch.full((len(groups.size),), 1.0 / n_silos, dtype=torch.float64)
+        totals = np.bincount(groups.user, weights=groups.size, minlength=n_users)
+        return torch.from_numpy(groups.size / totals[groups.user])
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The silo's sum travels as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianShares:
+    """Every silo adds its share of one Gaussian noise to its sum (ULDP-FL, Algorithms 1 and 3).
+
+    The shares of all silos together have standard deviation ``noise_multiplier * scale``:
+    share std = noise_multiplier * scale / sqrt(|S| - colluding_silos). Against silos that pool what they know of their
+    own shares, the shares of the others still add up to the nominal noise.
+
+    Attributes:
+        noise_multiplier: sigma, in units of scale.
+        scale: what the noise is measured in, same unit as the update (C for ULDP-AVG, |S| C for ULDP-NAIVE).
+        colluding_silos: how many silos may pool their knowledge without weakening the stated epsilon.
+    """
+
+    noise_multiplier: float
+    scale: float
+    colluding_silos: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
+            raise CompositionError(
+                f"noise_multiplier = {self.noise_multiplier}: a finite number >= 0 is needed"
+            )
+
+    def share_std(self, n_silos: int) -> float:
+        """Return the standard deviation of one silo's share per coordinate."""
+        honest = n_silos - self.colluding_silos
+        if honest < 1:
+            raise CompositionError(
+                f"colluding_silos = {self.colluding_silos} of {n_silos} silos: at least one silo must be honest"
+            )
+        return self.noise_multiplier * self.scale / math.sqrt(honest)
+
+    def transmit(
+        self, total: Float64[np.ndarray, " d"], grid: float, n_silos: int, source: BitSource
+    ) -> Float64[np.ndarray, " d"]:
+        """Add one silo's share: exact discrete Gaussian noise on the grid of the contributions.
+
+        Args:
+            total: the silo's sum of clipped contributions, multiples of grid.
+            grid: the step on which contributions were rounded, same unit as the update.
+            n_silos: |S|.
+            source: the silo's privacy randomness for this round.
+        """
+        if self.noise_multiplier == 0:
+            return total
+        noisy: np.ndarray = total + grid_gaussian(len(total), self.share_std(n_silos), grid, source)
+        return noisy
+
+
+def grid_gaussian(dimension: int, std: float, grid: float, source: BitSource) -> Float64[np.ndarray, " d"]:
+    """Return exact discrete Gaussian noise, one value a coordinate, on the grid of the contributions."""
+    return DiscreteGaussian(std=std, grid=grid).sample((dimension,), source)
+
+
+Channel = Identity | GaussianShares

@@ -1,0 +1,178 @@
+"""ULDP-FL: user-level differential privacy when one user's records lie in several silos.
+
+Kato, Xiong, Takagi, Cao, Yoshikawa: "ULDP-FL: Federated Learning with Across Silo User-Level Differential Privacy",
+PVLDB 2024. S: silos, U: users, x: model, eta_g and eta_l: global and local learning rates, sigma: noise multiplier,
+C: clip bound, Q: local epochs, q: sampling rate of users. Line numbers are those of the paper's algorithms.
+"""
+
+from __future__ import annotations
+
+from fedveil.errors import CompositionError
+from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.methods.method import Method
+from fedveil.methods.stages import (
+    GaussianShares,
+    Identity,
+    RecordContribution,
+    SiloContribution,
+    SiloUserContribution,
+    Weights,
+)
+from fedveil.privacy.bounds import Clip
+from fedveil.privacy.sampling import Everyone, PoissonUsers
+from fedveil.server.optimizers import ServerSgd
+
+
+def uldp_naive(
+    *,
+    local: LocalSgd,
+    n_silos: int,
+    clip: float,
+    noise_multiplier: float,
+    colluding_silos: int = 0,
+    learning_rate: float = 1.0,
+) -> Method:
+    """Algorithm 1: a silo's whole update is clipped, and every silo adds noise for a user who may be in all of them.
+
+    Silo s sends clip(Delta_s, C) + N(0, sigma^2 C^2 |S|); x <- x + eta_g (1/|S|) sum.
+    """
+    return Method(
+        name="uldp-naive",
+        contribution=SiloContribution(),
+        sampler=Everyone(),
+        local=local,
+        bound=Clip(norm=clip),
+        weights=Weights.ONE,
+        channel=GaussianShares(
+            noise_multiplier=noise_multiplier, scale=n_silos * clip, colluding_silos=colluding_silos
+        ),
+        server=ServerSgd(learning_rate),
+    )
+
+
+def uldp_group(
+    *, local: LocalSgd, clip: float, noise_multiplier: float, group_size: int, learning_rate: float = 1.0
+) -> Method:
+    """Algorithm 2: record-level DP-SGD inside each silo, converted to users who keep at most k records.
+
+    Flags keep at most k = ``group_size`` records of a user over all silos; x <- x + eta_g (1/|S|) sum Delta_s.
+
+    Raises:
+        CompositionError: a local step that DP-SGD does not have (momentum, weight decay, no batch size).
+    """
+    if local.batch_size is None or local.momentum or local.weight_decay:
+        raise CompositionError(
+            "uldp-group: DP-SGD takes Poisson batches and plain steps; "
+            "give local.batch_size, and neither momentum nor weight_decay"
+        )
+    return Method(
+        name=f"uldp-group-{group_size}",
+        contribution=RecordContribution(per_user=group_size),
+        sampler=Everyone(),
+        local=LocalDpSgd(
+            learning_rate=local.learning_rate,
+            epochs=local.epochs,
+            batch_size=local.batch_size,
+            noise_multiplier=noise_multiplier,
+        ),
+        bound=Clip(norm=clip),
+        weights=Weights.ONE,
+        channel=Identity(),
+        server=ServerSgd(learning_rate),
+    )
+
+
+def uldp_sgd(
+    *,
+    clip: float,
+    noise_multiplier: float,
+    user_sampling_rate: float = 1.0,
+    colluding_silos: int = 0,
+    learning_rate: float = 1.0,
+) -> Method:
+    """Algorithm 3 with a gradient in place of a model difference: one clipped gradient per (silo, user)."""
+    return _pairs(
+        name="uldp-sgd",
+        local=LocalGradient(),
+        weights=Weights.UNIFORM,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        user_sampling_rate=user_sampling_rate,
+        colluding_silos=colluding_silos,
+        learning_rate=learning_rate,
+    )
+
+
+def uldp_avg(
+    *,
+    local: LocalSgd,
+    clip: float,
+    noise_multiplier: float,
+    user_sampling_rate: float = 1.0,
+    colluding_silos: int = 0,
+    learning_rate: float = 1.0,
+) -> Method:
+    """Algorithm 3: per-user, per-silo training and clipping with the uniform weight 1/|S|."""
+    return _pairs(
+        name="uldp-avg",
+        local=local,
+        weights=Weights.UNIFORM,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        user_sampling_rate=user_sampling_rate,
+        colluding_silos=colluding_silos,
+        learning_rate=learning_rate,
+    )
+
+
+def uldp_avg_w(
+    *,
+    local: LocalSgd,
+    clip: float,
+    noise_multiplier: float,
+    user_sampling_rate: float = 1.0,
+    colluding_silos: int = 0,
+    learning_rate: float = 1.0,
+) -> Method:
+    """Algorithm 3 with the weights of equation (3): w_{s,u} = n_{s,u} / N_u."""
+    return _pairs(
+        name="uldp-avg-w",
+        local=local,
+        weights=Weights.BY_RECORDS,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        user_sampling_rate=user_sampling_rate,
+        colluding_silos=colluding_silos,
+        learning_rate=learning_rate,
+    )
+
+
+def _pairs(
+    *,
+    name: str,
+    local: LocalSgd | LocalGradient,
+    weights: Weights,
+    clip: float,
+    noise_multiplier: float,
+    user_sampling_rate: float,
+    colluding_silos: int,
+    learning_rate: float,
+) -> Method:
+    """Algorithms 3 and 4 (user-level sub-sampling where q < 1).
+
+    Silo s sends sum_u w_{s,u} clip(Delta_{s,u}, C) + N(0, sigma^2 C^2 / |S|) (lines 9 to 18);
+    x <- x + eta_g / (q |U| |S|) * sum (line 6). A user's weights sum to at most 1 over the silos, so adding or
+    removing one user moves the sum by at most C (Theorem 3), whatever the number of her records.
+    """
+    return Method(
+        name=name,
+        contribution=SiloUserContribution(),
+        sampler=PoissonUsers(rate=user_sampling_rate) if user_sampling_rate < 1 else Everyone(),
+        local=local,
+        bound=Clip(norm=clip),
+        weights=weights,
+        channel=GaussianShares(
+            noise_multiplier=noise_multiplier, scale=clip, colluding_silos=colluding_silos
+        ),
+        server=ServerSgd(learning_rate),
+    )

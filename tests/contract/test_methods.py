@@ -1,0 +1,272 @@
+"""What every method must keep: add one line to METHOD_CASES for a new one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedveil.errors import CompositionError
+from fedveil.local.loop import LoopTrainer
+from fedveil.local.losses import load_loss
+from fedveil.local.models import build_model
+from fedveil.local.steps import LocalDpSgd, LocalSgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort
+from fedveil.methods import METHODS
+from fedveil.methods.fedavg import fedavg
+from fedveil.methods.guarantee import Federation, derive, sensitivity
+from fedveil.methods.method import Method
+from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights
+from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd
+from fedveil.population.flags import keep_at_most
+from fedveil.population.records import Affine, Records
+from fedveil.privacy.bounds import Clip, Unbounded
+from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
+from fedveil.privacy.sampling import Everyone, PoissonUsers
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+
+SILOS, USERS, CLIP, SIGMA = 3, 6, 0.7, 5.0
+LOCAL = LocalSgd(learning_rate=0.5, epochs=2, batch_size=2)
+METHOD_CASES = {
+    "fedavg": lambda sigma: fedavg(local=LOCAL),
+    "uldp-naive": lambda sigma: uldp_naive(local=LOCAL, n_silos=SILOS, clip=CLIP, noise_multiplier=sigma),
+    "uldp-group": lambda sigma: uldp_group(local=LOCAL, clip=CLIP, noise_multiplier=sigma, group_size=2),
+    "uldp-sgd": lambda sigma: uldp_sgd(clip=CLIP, noise_multiplier=sigma),
+    "uldp-avg": lambda sigma: uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=sigma),
+    "uldp-avg-w": lambda sigma: uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=sigma),
+}
+every_method = pytest.mark.parametrize("name", METHOD_CASES)
+bounded_sum = pytest.mark.parametrize("name", ["uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w"])
+
+
+def test_every_method_has_a_case() -> None:
+    assert set(METHOD_CASES) == set(METHODS)
+
+
+@every_method
+def test_method_is_a_frozen_value(name: str) -> None:
+    method = METHOD_CASES[name](SIGMA)
+    assert method == METHOD_CASES[name](SIGMA)
+    assert len({method, METHOD_CASES[name](SIGMA)}) == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.name = "other"
+
+
+@every_method
+def test_without_noise_there_is_no_guarantee_and_a_reason(name: str) -> None:
+    federation = Federation(n_silos=SILOS, n_users=USERS, silo_records=(10, 10, 10))
+    event = derive(METHOD_CASES[name](0.0), federation).event
+    assert isinstance(event, NoGuarantee)
+    assert event.reason
+
+
+# --- the bound on the sum -------------------------------------------------------------------------------------
+
+
+def totals(method: Method, records: Records) -> np.ndarray:
+    """Return the sum over all silos of a round's clipped, weighted contributions."""
+    task = Task(
+        model=build_model("linear", input_shape=(2,), n_outputs=2, randomness=ExperimentRandomness(0)),
+        loss=load_loss("cross_entropy"),
+    )
+    pairs = isinstance(method.contribution, SiloUserContribution)
+    groups = records.by_silo_user() if pairs else records.by_silo(SILOS)
+    cohort = Cohort.of(records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu"))
+    sums = LoopTrainer(task=task, local=method.local).sums(
+        task.initial(),
+        cohort,
+        torch.arange(len(groups)),
+        method.weights.of(groups, SILOS, USERS),
+        method.bound,
+        ExperimentRandomness(1),
+        ("round", 1),
+    )
+    return sums.total.sum(0).numpy()
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Records:
+    n = draw(st.integers(4, 24))
+    seed = draw(st.integers(0, 2**32 - 1))
+    size = draw(st.sampled_from([1e-3, 1.0, 1e4, 1e18, 3e38]))
+    random = np.random.default_rng(seed)
+    return Records(
+        features=(random.uniform(-1, 1, (n, 2)) * size).astype(np.float32),
+        targets=random.integers(0, 2, n),
+        silo=random.integers(0, SILOS, n).astype(np.int32),
+        user=np.sort(random.integers(0, USERS, n)).astype(np.int32),
+    )
+
+
+@bounded_sum
+@settings(max_examples=25)
+@given(records=tables(), user=st.integers(0, USERS - 1))
+def test_one_user_moves_the_sum_by_at_most_the_sensitivity(name: str, records: Records, user: int) -> None:
+    method = METHOD_CASES[name](SIGMA)
+    others = np.flatnonzero(records.user != user)
+    if len(others) == 0:
+        return
+    moved = np.linalg.norm(totals(method, records) - totals(method, records.select(others)))
+    federation = Federation(n_silos=SILOS, n_users=USERS)
+    assert moved <= sensitivity(method, CLIP, federation)
+
+
+def test_a_user_can_move_a_clipped_silo_by_twice_the_bound() -> None:
+    """Why ULDP-NAIVE's sensitivity is 2 C |S|: her records turn every silo's clipped update around."""
+    random = np.random.default_rng(0)
+    silo = np.tile(np.arange(SILOS, dtype=np.int32), 20)
+    user = np.repeat(np.arange(2, dtype=np.int32), 30)
+    features = random.normal(0, 1, (60, 2)).astype(np.float32)
+    features[user == 1] = 1e3
+    features[user == 0] = 1.0
+    targets = np.where(user == 1, 0, 1)
+    records = Records(features=features, targets=targets, silo=silo, user=user)
+    method = METHOD_CASES["uldp-naive"](SIGMA)
+    alone = totals(method, records.select(np.flatnonzero(user == 0)))
+    moved = np.linalg.norm(totals(method, records) - alone)
+    assert moved > 1.5 * CLIP * SILOS
+
+
+@pytest.mark.parametrize("weights", [Weights.UNIFORM, Weights.BY_RECORDS])
+@settings(max_examples=40)
+@given(records=tables())
+def test_weights_of_a_user_sum_to_at_most_one(weights: Weights, records: Records) -> None:
+    groups = records.by_silo_user()
+    of_user = np.bincount(groups.user, weights=weights.of(groups, SILOS, USERS).numpy())
+    assert of_user.max() <= 1 + 1e-15
+    if weights is Weights.BY_RECORDS:
+        present = of_user[np.unique(groups.user)]
+        np.testing.assert_allclose(present, 1, rtol=1e-12)
+
+
+@settings(max_examples=40)
+@given(records=tables(), per_user=st.integers(1, 5))
+def test_flags_keep_at_most_k_records_and_lose_no_more(records: Records, per_user: int) -> None:
+    kept = keep_at_most(records, per_user)
+    before = np.bincount(records.user, minlength=USERS)
+    after = np.bincount(records.user[kept], minlength=USERS)
+    np.testing.assert_array_equal(after, np.minimum(before, per_user))
+
+
+def test_flags_spread_over_silos_before_they_repeat_one() -> None:
+    records = Records(
+        features=np.zeros((7, 1), np.float32),
+        targets=np.zeros(7, np.int64),
+        silo=np.array([0, 0, 0, 0, 1, 1, 2], np.int32),
+        user=np.zeros(7, np.int32),
+    )
+    assert records.silo[keep_at_most(records, 5)].tolist() == [0, 0, 1, 1, 2]
+
+
+# --- the noise ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colluding", [0, 1])
+@bounded_sum
+def test_shares_add_up_to_the_stated_noise_against_the_honest_silos(name: str, colluding: int) -> None:
+    method = METHOD_CASES[name](SIGMA)
+    channel = dataclasses.replace(method.channel, colluding_silos=colluding)
+    d = 30_000
+    source = PrivacyRandomness.insecure(7)
+    honest = sum(
+        channel.transmit(np.zeros(d), method.bound.grid, SILOS, source.stream("noise", silo))
+        for silo in range(SILOS - colluding)
+    )
+    scale = CLIP * SILOS if name == "uldp-naive" else CLIP
+    assert stats.kstest(honest, "norm", args=(0, SIGMA * scale)).pvalue > 1e-6
+    for wrong in (0.96, 1.04):
+        variance_ratio = np.mean(honest**2) / (wrong * SIGMA * scale) ** 2
+        assert abs(variance_ratio - 1) > 5.5 * math.sqrt(2 / d)
+
+
+def test_noise_lies_on_the_grid_of_the_contributions() -> None:
+    method = METHOD_CASES["uldp-avg"](SIGMA)
+    grid = method.bound.grid
+    source = PrivacyRandomness.system().stream("noise", 0, 0)
+    noisy = method.channel.transmit(np.arange(100) * grid, grid, SILOS, source)
+    assert (noisy / grid == np.round(noisy / grid)).all()
+
+
+# --- what is derived ------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_accounted_at_sensitivity_c() -> None:
+    federation = Federation(n_silos=SILOS, n_users=USERS)
+    for name in ("uldp-sgd", "uldp-avg", "uldp-avg-w"):
+        event = derive(METHOD_CASES[name](SIGMA), federation).event
+        assert isinstance(event, GaussianEvent)
+        assert event.noise_multiplier == pytest.approx(SIGMA)
+
+
+def test_sampled_users_are_accounted_as_sampled_and_divided_by_the_expectation() -> None:
+    method = uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.25)
+    event = derive(method, Federation(n_silos=SILOS, n_users=USERS)).event
+    assert isinstance(event, PoissonSampledEvent)
+    assert event.rate == 0.25
+    assert method.divisor(SILOS, USERS) == 0.25 * USERS * SILOS
+
+
+def test_naive_is_accounted_at_twice_the_published_sensitivity_and_names_the_publication() -> None:
+    guarantee = derive(METHOD_CASES["uldp-naive"](SIGMA), Federation(n_silos=SILOS, n_users=USERS))
+    assert guarantee.event == GaussianEvent(noise_multiplier=SIGMA / 2)
+    (claim,) = guarantee.published
+    assert claim.epsilon(10, 1e-5) == pytest.approx(2.813653, abs=1e-4)
+
+
+def test_colluding_silos_keep_the_stated_event_and_add_noise() -> None:
+    federation = Federation(n_silos=SILOS, n_users=USERS)
+    plain = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA)
+    guarded = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, colluding_silos=1)
+    one_silo = {view.party: view.event for view in derive(guarded, federation).views}["one silo"]
+    assert one_silo.noise_multiplier == pytest.approx(SIGMA)
+    assert guarded.channel.share_std(SILOS) == pytest.approx(
+        plain.channel.share_std(SILOS) * math.sqrt(3 / 2)
+    )
+
+
+def test_the_server_that_sees_single_messages_gets_its_own_event() -> None:
+    federation = Federation(n_silos=SILOS, n_users=USERS)
+    views = {view.party: view.event for view in derive(METHOD_CASES["uldp-avg-w"](SIGMA), federation).views}
+    assert views["server"].noise_multiplier == pytest.approx(SIGMA / math.sqrt(SILOS))
+
+
+# --- what is refused ------------------------------------------------------------------------------------------
+
+
+def base() -> Method:
+    return uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"bound": Unbounded()}, "clip bound"),
+        ({"weights": Weights.ONE}, "sum to at most 1"),
+        ({"local": LocalDpSgd(learning_rate=0.1, epochs=1, batch_size=2, noise_multiplier=1.0)}, "DP-SGD"),
+    ],
+)
+def test_what_cannot_combine_is_refused_with_the_reason(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(CompositionError, match=reason):
+        dataclasses.replace(base(), **changes)
+
+
+def test_sampled_users_need_contributions_of_users() -> None:
+    with pytest.raises(CompositionError, match="users are sampled"):
+        dataclasses.replace(METHOD_CASES["uldp-naive"](SIGMA), sampler=PoissonUsers(rate=0.5))
+
+
+def test_all_silos_colluding_is_refused() -> None:
+    with pytest.raises(CompositionError, match="at least one silo must be honest"):
+        GaussianShares(noise_multiplier=1.0, scale=1.0, colluding_silos=SILOS).share_std(SILOS)
+
+
+def test_everyone_is_the_default_sampler() -> None:
+    assert base().sampler == Everyone()
+    assert base().bound == Clip(norm=CLIP)

@@ -1,0 +1,152 @@
+"""Experiments and studies: what is accepted comes back equal, what is wrong is named by its key's path."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.engine.experiment import merge, parse, parse_assignment
+from fedveil.engine.study import Selection, load_study, preset_text, presets
+from fedveil.errors import ConfigError
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    base = {
+        "name": "try",
+        "rounds": 3,
+        "data": {"name": "digits", "n_users": 20},
+        "local": {"learning_rate": 0.1},
+        "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0},
+    }
+    return merge(base, changes)
+
+
+def test_the_written_document_reads_back_equal() -> None:
+    experiment = parse(document(), "test")
+    assert parse(tomllib.loads(experiment.to_toml()), "again") == experiment
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rouns": 3}, r"rouns: no such key; known here: .*rounds"),
+        ({"method": {"clipp": 1}}, r"method\.clipp: no such key; known here: .*clip"),
+        ({"rounds": 0}, r"rounds: .*greater than or equal to 1"),
+        ({"rounds": "many"}, r"rounds: .*integer"),
+        ({"method": {"clip": 0}}, r"method\.clip: .*greater than 0"),
+        ({"method": {"clip": -1.0}}, r"method\.clip"),
+        ({"method": {"clip": float("nan")}}, r"method\.clip"),
+        ({"method": {"user_sampling_rate": 0}}, r"method\.user_sampling_rate: .*greater than 0"),
+        ({"method": {"user_sampling_rate": 1.5}}, r"method\.user_sampling_rate: .*less than or equal to 1"),
+        ({"method": {"name": "uldp"}}, r"method: no method 'uldp'; there are: fedavg"),
+        ({"method": {"group_size": 2}}, r"method: uldp-avg-w has no parameter 'group_size'; it has: clip"),
+        ({"data": {"n_users": 0}}, r"data\.n_users"),
+        ({"data": {"table": {"schema_file": "s.toml", "files": ["a.csv"]}}}, r"data: give either name"),
+        ({"privacy": {"delta": 0}}, r"privacy\.delta"),
+        ({"privacy": {"epsilon": 1.0}}, r"privacy\.epsilon: the target of a calibrated"),
+        ({"method": {"noise_multiplier": "calibrated"}}, r"privacy\.epsilon: needed"),
+        ({"privacy": {"accountant": "magic"}}, r"privacy\.accountant: .*'pld'"),
+        ({"name": "../../etc"}, r"name: "),
+    ],
+)
+def test_a_mistake_is_named_by_its_path(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(document(**changes), "test.toml")
+
+
+def test_a_missing_parameter_of_the_method_is_named() -> None:
+    wrong = document()
+    del wrong["method"]["clip"]
+    with pytest.raises(ConfigError, match="uldp-avg-w needs the parameter 'clip'"):
+        parse(wrong, "test.toml")
+
+
+def test_local_training_is_asked_for_where_it_happens_and_only_there() -> None:
+    without = document()
+    del without["local"]
+    with pytest.raises(ConfigError, match=r"local: uldp-avg-w trains locally"):
+        parse(without, "test.toml")
+    with pytest.raises(ConfigError, match=r"local: uldp-sgd sends one gradient"):
+        parse(document(method={"name": "uldp-sgd"}), "test.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("method.clip=0.5", {"method": {"clip": 0.5}}),
+        ("rounds=3", {"rounds": 3}),
+        ("method.name=fedavg", {"method": {"name": "fedavg"}}),
+        ('model.metrics=["loss"]', {"model": {"metrics": ["loss"]}}),
+    ],
+)
+def test_assignments_are_toml_values_or_bare_words(text: str, expected: dict[str, Any]) -> None:
+    assert parse_assignment(text) == expected
+
+
+@pytest.mark.parametrize("text", ["rounds", "=3", ""])
+def test_an_assignment_without_key_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected KEY=VALUE"):
+        parse_assignment(text)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_valid_at_both_scales(name: str) -> None:
+    full, quick = load_study(name), load_study(name, Selection(quick=True))
+    names = [experiment.name for experiment in full.experiments]
+    assert len(set(names)) == len(names)
+    assert 0 < len(quick.experiments) <= len(full.experiments)
+    assert max(e.rounds for e in quick.experiments) < max(e.rounds for e in full.experiments)
+    assert full.title in preset_text(name)
+
+
+def test_presets_cover_figures_4_to_9() -> None:
+    figures = {int(match[1]) for name in presets() if (match := re.match(r"figure-(\d)", name))}
+    assert figures == {4, 5, 6, 7, 8, 9}
+
+
+def test_published_settings_of_a_scenario_reach_the_variant() -> None:
+    study = load_study("figure-5-mnist", Selection(scenarios=("users10000-zipf",), variants=("uldp-avg-w",)))
+    (experiment,) = study.experiments
+    assert experiment.method.learning_rate == 100.0
+    assert experiment.data.n_users == 10000
+
+
+def test_seeds_are_consecutive_and_in_the_name() -> None:
+    study = load_study("digits", Selection(variants=("fedavg",), seeds=3))
+    assert [(e.name, e.seed) for e in study.experiments] == [(f"fedavg-seed{s}", s) for s in range(3)]
+
+
+def test_overrides_come_last() -> None:
+    study = load_study("digits", Selection(quick=True, overrides=(parse_assignment("rounds=2"),)))
+    assert {experiment.rounds for experiment in study.experiments} == {2}
+
+
+def test_unknown_names_are_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"neither a preset nor a \.toml file; presets: digits"):
+        load_study("figure-99")
+    with pytest.raises(ConfigError, match="no variant 'x'; there are: fedavg"):
+        load_study("digits", Selection(variants=("x",)))
+    with pytest.raises(ConfigError, match="no such file"):
+        load_study(str(tmp_path / "missing.toml"))
+
+
+def test_a_file_that_is_no_toml_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("rounds = = 3\n")
+    with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML document: .*line 1"):
+        load_study(str(path))
+
+
+def test_paths_of_tables_are_relative_to_the_document(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\nrounds = 1\n[data.table]\nschema_file = "schema.toml"\nfiles = ["a.csv"]\n'
+        '[local]\nlearning_rate = 0.1\n[method]\nname = "fedavg"\n'
+    )
+    (experiment,) = load_study(str(path)).experiments
+    assert experiment.data.table is not None
+    assert experiment.data.table.files == (tmp_path / "a.csv",)

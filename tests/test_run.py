@@ -1,0 +1,286 @@
+"""A run: what it leaves behind, that it stops at its budget, and that a kill at any moment loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.run import resume, run
+from fedveil.engine.setup import prepare
+from fedveil.errors import DataError, FedveilError, RunFolderError
+from fedveil.privacy.ledger import read_entries
+
+
+class Silent:
+    """Keeps the rows; raises KeyboardInterrupt after a number of rounds if asked."""
+
+    def __init__(self, interrupt_after: int | None = None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.interrupt_after = interrupt_after
+
+    def started(self, folder: Path, experiment: Experiment, done: int) -> None: ...
+
+    def training(self, round_number: int, done: int, total: int) -> None: ...
+
+    def completed(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if row["round"] == self.interrupt_after:
+            raise KeyboardInterrupt
+
+
+def experiment(**changes: Any) -> Experiment:
+    base = {
+        "name": "try",
+        "rounds": 4,
+        "data": {"name": "digits", "n_users": 20, "n_silos": 3},
+        "model": {"name": "linear"},
+        "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 8},
+        "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
+        "privacy": {"insecure_seed": 11},
+    }
+    return parse(merge(base, changes), "test")
+
+
+def files(folder: Path) -> tuple[list[Any], dict[str, Any], list[Any]]:
+    model = {name: value.numpy() for name, value in load_file(folder / "model.safetensors").items()}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [entry.event for entry in read_entries(folder / "ledger.jsonl")], model, rows
+
+
+def same_model(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one) and one.keys() == other.keys()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedavg"},
+        {"name": "uldp-naive", "clip": 0.5, "noise_multiplier": 5.0},
+        {"name": "uldp-group", "clip": 0.5, "noise_multiplier": 5.0, "group_size": 2},
+        {"name": "uldp-group", "clip": 0.5, "noise_multiplier": 5.0, "group_size": "median"},
+        {"name": "uldp-sgd", "clip": 0.5, "noise_multiplier": 5.0},
+        {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0},
+        {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "user_sampling_rate": 0.5},
+    ],
+    ids=lambda method: f"{method['name']}-{method.get('group_size', '')}",
+)
+def test_every_method_runs_end_to_end_and_states_its_privacy(method: dict[str, Any], tmp_path: Path) -> None:
+    document = experiment().model_dump(exclude_none=True) | {"method": method, "rounds": 2, "privacy": {}}
+    if method["name"] == "uldp-sgd":
+        del document["local"]
+    outcome = run(prepare(parse(document, "test")), tmp_path, Silent())
+    events, _, rows = files(outcome.folder)
+    assert outcome.rounds == len(events) == 2
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    statement = json.loads((outcome.folder / "privacy.json").read_text())
+    assert statement["unit"] == "user"
+    assert (statement["epsilon"] is None) == (method["name"] == "fedavg")
+    assert rows[-1]["epsilon"] == statement["epsilon"]
+    for name in ("experiment.toml", "diagnostics.json", "environment.json"):
+        assert (outcome.folder / name).is_file()
+
+
+def test_learning_happens() -> None:
+    prepared = prepare(experiment(method={"noise_multiplier": 0.5}, rounds=15, local={"epochs": 5}))
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        outcome = run(prepared, Path(folder), Silent())
+        assert outcome.row["test"]["accuracy"] > 0.6
+
+
+def test_the_same_seeds_give_the_same_run(tmp_path: Path) -> None:
+    one = files(run(prepare(experiment()), tmp_path, Silent()).folder)
+    two = files(run(prepare(experiment()), tmp_path, Silent()).folder)
+    assert one[0] == two[0]
+    assert same_model(one[1], two[1])
+
+
+def test_secure_noise_is_never_repeated(tmp_path: Path) -> None:
+    secure = experiment().model_dump(exclude_none=True) | {"privacy": {}}
+    one = files(run(prepare(parse(secure, "test")), tmp_path, Silent()).folder)
+    two = files(run(prepare(parse(secure, "test")), tmp_path, Silent()).folder)
+    assert not same_model(one[1], two[1])
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_an_interrupted_run_resumes_to_the_same_ledger_and_model(after: int, tmp_path: Path) -> None:
+    whole = files(run(prepare(experiment()), tmp_path, Silent()).folder)
+    with pytest.raises(KeyboardInterrupt):
+        run(prepare(experiment()), tmp_path / "cut", Silent(interrupt_after=after))
+    outcome = resume(tmp_path / "cut" / "try", Silent())
+    resumed = files(outcome.folder)
+    assert resumed[0] == whole[0]
+    assert same_model(resumed[1], whole[1])
+    assert [row["test"] for row in resumed[2]] == [row["test"] for row in whole[2]]
+
+
+KILL_SCRIPT = """
+import sys
+from pathlib import Path
+from tests.test_run import Silent, experiment
+from fedveil.engine.run import run
+from fedveil.engine.setup import prepare
+run(prepare(experiment(rounds=40)), Path(sys.argv[1]), Silent())
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.21])
+def test_a_killed_process_resumes_to_the_same_run(delay: float, tmp_path: Path) -> None:
+    whole = files(run(prepare(experiment(rounds=40)), tmp_path / "whole", Silent()).folder)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILL_SCRIPT, str(tmp_path)], cwd=Path(__file__).parents[1]
+    )
+    metrics = tmp_path / "try" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 3):
+        assert time.monotonic() < deadline, "the run did not begin"
+        assert process.poll() is None, "the run ended before it was killed"
+        time.sleep(0.005)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = files(resume(tmp_path / "try", Silent()).folder)
+    assert resumed[0] == whole[0]
+    assert same_model(resumed[1], whole[1])
+    assert len(resumed[2]) == 41
+
+
+def test_resuming_a_complete_run_changes_nothing(tmp_path: Path) -> None:
+    outcome = run(prepare(experiment()), tmp_path, Silent())
+    before = files(outcome.folder)
+    again = Silent()
+    resume(outcome.folder, again)
+    after = files(outcome.folder)
+    assert again.rows == []
+    assert before[0] == after[0]
+    assert same_model(before[1], after[1])
+
+
+def test_a_ledger_that_lost_charges_is_refused(tmp_path: Path) -> None:
+    outcome = run(prepare(experiment()), tmp_path, Silent())
+    ledger = outcome.folder / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
+    with pytest.raises(RunFolderError, match="charges were lost"):
+        resume(outcome.folder, Silent())
+
+
+def test_a_run_stops_before_the_round_that_would_exceed_its_budget(tmp_path: Path) -> None:
+    document = experiment().model_dump(exclude_none=True) | {"privacy": {"budget": 1.0}}
+    prepared = prepare(parse(document, "test"))
+    assert prepared.epsilon_after(2) > 1.0 >= prepared.epsilon_after(1)
+    outcome = run(prepared, tmp_path, Silent())
+    assert outcome.rounds == 1
+    assert outcome.stopped is not None
+    assert "above the budget of 1" in outcome.stopped
+    assert (outcome.folder / "model.safetensors").is_file()
+    assert outcome.statement.epsilon is not None
+    assert outcome.statement.epsilon <= 1.0
+    assert len(read_entries(outcome.folder / "ledger.jsonl")) == 1
+
+
+def test_noise_from_a_seed_is_stated_as_no_guarantee(tmp_path: Path) -> None:
+    outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
+    assert outcome.statement.epsilon is None
+    assert "known seed" in outcome.statement.reasons[0]
+    assert outcome.row["epsilon"] is None
+
+
+def test_calibrated_noise_spends_the_target_and_no_more(tmp_path: Path) -> None:
+    prepared = prepare(experiment(method={"noise_multiplier": "calibrated"}, privacy={"epsilon": 2.0}))
+    assert 1.99 < prepared.epsilon_after(4) <= 2.0
+
+
+def test_nan_updates_become_zero_are_counted_and_reach_nothing(tmp_path: Path) -> None:
+    prepared = prepare(experiment(local={"learning_rate": 1e38}, method={"noise_multiplier": 0.0}, rounds=1))
+    outcome = run(prepared, tmp_path, Silent())
+    assert outcome.row["nonfinite"] > 0
+    _, model, _ = files(outcome.folder)
+    assert all(np.isfinite(value).all() for value in model.values())
+
+
+def test_another_versions_folder_is_refused(tmp_path: Path) -> None:
+    outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
+    path = outcome.folder / "experiment.toml"
+    path.write_text(path.read_text().replace("schema_version = 1", "schema_version = 2"))
+    with pytest.raises(RunFolderError, match="schema version 2"):
+        resume(outcome.folder, Silent())
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        resume(tmp_path, Silent())
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
+    path = outcome.folder / "checkpoint" / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(RunFolderError, match="damaged checkpoint"):
+        resume(outcome.folder, Silent())
+
+
+def test_a_full_disk_leaves_the_old_file_and_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(tmp_path, experiment())
+    folder.write("note.json", b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFolderError, match=r"note\.json: cannot be written: No space left"):
+        folder.write("note.json", b"new content")
+    assert (folder / "note.json").read_bytes() == b"old"
+    assert not list(folder.path.glob(".*tmp"))
+
+
+def test_folders_are_numbered_never_overwritten(tmp_path: Path) -> None:
+    names = [RunFolder.create(tmp_path, experiment()).path.name for _ in range(3)]
+    assert names == ["try", "try-2", "try-3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"model": {"loss": "cox"}}, "cox"),
+        ({"model": {"metrics": ["nonsense"]}}, "nonsense"),
+        ({"model": {"name": "nonsense"}}, "nonsense"),
+        ({"data": {"name": "nonsense"}}, "nonsense"),
+        ({"privacy": {"colluding_silos": 3}}, "at least one silo must be honest"),
+        ({"trainer": {"device": "cuda"}}, "no CUDA device"),
+    ],
+)
+def test_what_is_wrong_is_found_before_training(changes: dict[str, Any], error: str) -> None:
+    if "trainer" in changes:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("a CUDA device is available here")
+    with pytest.raises(FedveilError, match=error):
+        prepare(experiment(**changes))
+
+
+def test_fewer_users_than_records_show_is_refused(tmp_path: Path) -> None:
+    assert issubclass(DataError, FedveilError)
+    (tmp_path / "schema.toml").write_text(
+        'n_users = 1\nuser = "patient"\n[target]\nkind = "label"\ncolumn = "y"\nclasses = ["0", "1"]\n'
+        '[features.x]\nkind = "number"\nlower = 0.0\nupper = 1.0\n'
+    )
+    (tmp_path / "a.csv").write_text(
+        "patient,x,y\np1,0.1,0\np2,0.9,1\np1,0.3,0\np2,0.8,1\np1,0.2,0\np2,0.5,1\n"
+    )
+    document = experiment().model_dump(exclude_none=True)
+    document["data"] = {"table": {"schema_file": tmp_path / "schema.toml", "files": [tmp_path / "a.csv"]}}
+    with pytest.raises(DataError, match="n_users"):
+        prepare(parse(document, "test"))
