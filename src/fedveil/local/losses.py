@@ -65,8 +65,9 @@ class Loss(ABC):
     ) -> Float[Tensor, "g k b"]:
         """Return the gradient of the SUM of terms of each of g batches with respect to its outputs.
 
-        Outputs are laid out class by class, so that steps over classes run along contiguous records. What a row
-        that is not ``present`` gets is finite and means nothing. Here by autograd, for any separable loss.
+        Outputs are laid out class by class, so that steps over classes run along contiguous records. What a
+        row that is not ``present`` gets is finite and means nothing. Here by autograd, for any separable
+        loss.
         """
         assert self.separable, f"the terms of {self.name} depend on one another"
         leaf = outputs.mT.flatten(0, 1).detach().requires_grad_()
@@ -227,7 +228,7 @@ class Cox(Loss):
         present = mask.to(torch.bool)
         event, time = targets[..., 0].to(outputs.dtype), targets[..., 1]
         order = _longest_first(time, present)
-        scores = outputs[..., 0]
+        scores = _centred(outputs[..., 0], present)
         at_risk = torch.logcumsumexp(scores.gather(-1, order), -1)
         terms = at_risk.gather(-1, order.argsort(-1)) - scores
         return torch.where(present, event * terms, torch.zeros_like(terms))
@@ -243,7 +244,8 @@ class Cox(Loss):
         """
         event = torch.where(present, targets[..., 0].to(outputs.dtype), 0)
         order = _longest_first(targets[..., 1], present)
-        scores, event = outputs[:, 0].gather(-1, order), event.gather(-1, order)
+        scores = _centred(outputs[:, 0], present).gather(-1, order)
+        event = event.gather(-1, order)
         at_risk = torch.logcumsumexp(scores, -1)
         later = torch.logcumsumexp((event.log() - at_risk).flip(-1), -1).flip(-1)
         slopes = torch.zeros_like(scores).scatter_(-1, order, torch.exp(scores + later) - event)
@@ -337,9 +339,15 @@ def import_object(path: str, what: str, known: Mapping[str, object]) -> object:
     return cast(object, getattr(module, attribute))
 
 
-def _longest_first(time: Float[Tensor, "*g b"], present: Shaped[Tensor, "*g b"]) -> Shaped[Tensor, "*g b"]:
+def _longest_first(time: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Shaped[Tensor, "*g b"]:
     """Return the positions by descending time, ties in the order given, absent rows last."""
     return torch.where(present, time, -torch.inf).sort(dim=-1, stable=True, descending=True).indices
+
+
+def _centred(scores: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Float[Tensor, "*g b"]:
+    """Subtract the largest score present, which Cox's loss does not see: what is accumulated stays small."""
+    lowest = torch.finfo(scores.dtype).min
+    return scores - torch.where(present, scores.detach(), lowest).amax(-1, keepdim=True)
 
 
 def _described(targets: Tensor) -> str:

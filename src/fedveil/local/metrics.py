@@ -88,10 +88,10 @@ def c_index(
 ) -> float:
     """Return Harrell's concordance index of risk scores for (event, time) targets.
 
-    Records i, j are comparable when i has an event and j outlives it: time_i < time_j, or time_i = time_j with
-    j censored. A comparable pair is concordant when score_i > score_j (the higher risk dies first: a score is a
-    negated survival time) and counts one half when the scores are equal; records of weights v and w make v w
-    pairs. O(n log^2 n). NaN when no pair is comparable.
+    Records i, j are comparable when i has an event and j outlives it: time_i < time_j, or time_i = time_j
+    with j censored. A comparable pair is concordant when score_i > score_j (the higher risk dies first: a
+    score is a negated survival time) and counts one half when the scores are equal; records of weights v
+    and w make v w pairs. O(n log^2 n). NaN when no pair is comparable.
 
     Reference: F. E. Harrell et al., "Evaluating the yield of medical tests", JAMA 247(18), 1982.
     """

@@ -1,18 +1,20 @@
 """The trainer of linear models: contributions learn in the span of their records.
 
-A model that is one linear layer only ever moves along its records: after any number of epochs of SGD, with mini-batches,
-momentum and weight decay, W = c W0 + A^T X. So the steps need the n x n Gram matrix of a contribution's n records, not
-its features, and cost nothing that grows with the number of features; so do norms and clipping; and the clipped sum of
-all contributions is one matrix product. Features are read twice a round, for the first logits and for that product.
+A model that is one linear layer only ever moves along its records: after any number of epochs of SGD, with
+mini-batches, momentum and weight decay, W = c W0 + A^T X. So steps, norms and clipping need the n x n Gram
+matrix of a contribution's n records and nothing that grows with the number of features; and the clipped sum
+of all contributions is one matrix product. Features are read twice a round, for the first logits and for
+that product.
 
     pass 1   Z0 = X W0^T for all records                                    span_features
     steps    A, c of every contribution from K, Z0                          span_steps
     bound    norms from K, A, Z0; coefficients                              span_sums
     pass 2   total of each silo = sum_i coefficient_i (A_i^T X_i + (c_i - 1) W0)
 
-Gram matrices do not change between rounds and are kept as long as they fit the memory. A contribution with far more
-records than features is trained the plain way (:mod:`fedveil.local.span_primal`). docs/theory/span-training.md proves
-the bound and says what differs from the other trainers.
+Gram matrices do not change while the same contributions take part, and are kept as long as they fit the
+memory. A contribution with far more records than features is trained the plain way
+(:mod:`fedveil.local.span_primal`). docs/theory/span-training.md proves the bound and says what differs from
+the other trainers.
 """
 
 from collections.abc import Iterator
@@ -21,36 +23,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Float64, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedveil.errors import ModelError
 from fedveil.local.counters import contribution_seeds
 from fedveil.local.loop import steps_per_member
+from fedveil.local.silo_sums import SiloSums
 from fedveil.local.span_packing import Layout, stack_layouts
-from fedveil.local.span_plan import Plan
+from fedveil.local.span_plan import Plan, linear_layer, split_linear
 from fedveil.local.span_primal import train_primal
 from fedveil.local.span_steps import Trained, train_batches, train_full_batch
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
-from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Path, Progress, Sums
 from fedveil.privacy.bounds import Bound
 from fedveil.randomness import ExperimentRandomness
-
-
-def linear_layer(model: nn.Module) -> nn.Linear | None:
-    """Return the layer of a model that is one trainable linear layer on flattened features, else None."""
-    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Sequential)]
-    if not layers or not all(isinstance(layer, nn.Flatten | nn.Identity) for layer in layers[:-1]):
-        return None
-    last = layers[-1]
-    flattens = all(
-        layer.start_dim == 1 and layer.end_dim == -1 for layer in layers if isinstance(layer, nn.Flatten)
-    )
-    if type(last) is not nn.Linear or not flattens or not all(p.requires_grad for p in last.parameters()):
-        return None
-    return last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +169,8 @@ class _Training:
         )
         self._store(layout, trained, grams)
         finite = trained.coefficients.isfinite().flatten(1).all(1).cpu().numpy()
-        return layout.members[~finite[layout.seat]]
+        spoilt: Int64[np.ndarray, g] = layout.members[~finite[layout.seat]]
+        return spoilt
 
     def _train_stack(self, layout: Layout, grams: Float64[Tensor, "g n n"]) -> None:
         """Train contributions that have a row each."""
@@ -230,20 +219,12 @@ class _Training:
             plan.cohort.n_silos, len(self._start), dtype=torch.float64, device=self._start.device
         )
         for silo, first, last in plan.silo_ranges():
-            members = owner[first:last].unique()
+            members = slice(int(owner[first]), int(owner[last - 1]) + 1)
             exact = plan.rows.weighted_sum(rows, first, last, dropped)
             if self._sgd.weight_decay:
-                exact += (factors * self._shrink)[members].nan_to_num().sum() * self._start
+                exact += torch.where(factors > 0, factors * self._shrink, 0)[members].sum() * self._start
             total[silo] = round_to_grid(bound, exact, float(weights[members].sum()), last - first)
         return total, lengths.norms
 
 
 _REDONE_ENTRIES = 1 << 20
-
-
-def split_linear(
-    task: Task, vector: Float32[Tensor, "*batch d"]
-) -> tuple[Float32[Tensor, "*batch k p"], Float32[Tensor, "*batch k"] | None]:
-    """Return the weight and the bias of a linear model as views of its vector."""
-    named = {name.rpartition(".")[2]: value for name, value in task.layout.unflatten(vector).items()}
-    return named["weight"], named.get("bias")

@@ -1,8 +1,8 @@
 """The passes of span training over the features: logits, Gram matrices and the weighted sum of records.
 
-Everything else that :mod:`fedveil.local.span` does is independent of the number of features. Rows are visited in
-the order of the contributions, a block at a time, and become float32 as every trainer reads them, so memory is
-O(block x features) whatever the number of records.
+Everything else that :mod:`fedveil.local.span` does is independent of the number of features. Rows are
+visited in the order of the contributions, a block at a time, and become float32 as every trainer reads
+them, so memory is O(block x features) whatever the number of records.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class Rows:
     def grams(
         self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"]
     ) -> Float64[Tensor, "rows width width"]:
-        """Return the inner products of records in one row that belong to one contribution, else 0, in float64.
+        """Return the float64 inner products of records in one row and one contribution, else 0.
 
         Args:
             records: numbers of records, ``len(index)`` for none.
@@ -73,7 +73,8 @@ class Rows:
         width = self.cohort.features[0].numel()
         step = max(1, _GRAM_BYTES // (8 * records.shape[1] * width))
         grams = []
-        for chunk in records.split(step):
+        for first in range(0, len(records), step):
+            chunk = records[first : first + step]
             features = self.cohort.batch(index[chunk])[0].flatten(2).double()
             inner = torch.bmm(features, features.mT)
             inner = inner.add_(1.0) if self.bias else inner
@@ -85,7 +86,7 @@ class Rows:
     def weighted_sum(
         self, coefficients: Float64[Tensor, "r k"], first: int, last: int, drop_nonfinite: bool
     ) -> Float64[Tensor, "d"]:
-        """Return coefficients^T X over the records ``first .. last``, flattened as weight then bias, in float64.
+        """Return coefficients^T X over the records ``first .. last`` in float64, weight then bias.
 
         The error of entry (c, j) is at most (BLOCK_ROWS + blocks) 2^-53 sum_r |coefficients_rc| |x_rj|.
         ``drop_nonfinite`` reads features that are not finite as 0 (they belong to dropped contributions).

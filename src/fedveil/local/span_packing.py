@@ -1,13 +1,13 @@
 """How contributions are laid side by side, so that one tensor operation steps them all.
 
-Two layouts. *Blocks*: contributions of one size share square blocks of a common width, as many as fit, because many
-small matrix products cost more than a few padded ones. *Stacks*: one contribution per row, padded to the largest, for
-mini-batches and for losses that couple records.
+Two layouts. *Blocks*: contributions of one size share square blocks of a common width, as many as fit,
+because many small matrix products cost more than a few padded ones. *Stacks*: one contribution per row,
+padded to the largest, for mini-batches and for losses that couple records.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from jaxtyping import Int64
@@ -86,8 +86,9 @@ def stack_layouts(
 ) -> Iterator[Layout]:
     """Yield stacks of contributions, largest first, at most ``most`` matrix entries each where one allows it.
 
-    Arguments as in :func:`block_layouts`. A stack is closed before a contribution of less than half its width when it
-    has enough entries to keep the processor busy, so at most three quarters of a large stack are padding.
+    Arguments as in :func:`block_layouts`. A stack is closed before a contribution of less than half its
+    width when it has enough entries to keep the processor busy, so at most three quarters of a large one
+    are padding.
     """
     left = members[np.argsort(-sizes[members], kind="stable")]
     while len(left):
@@ -106,7 +107,8 @@ _BUSY: Final = 1 << 18
 def _widths(sizes: Int64[np.ndarray, "m"]) -> Int64[np.ndarray, "m"]:
     """Return the block width of each size: powers of two and the steps half-way between them, from 32."""
     power = 2 ** np.ceil(np.log2(np.maximum(sizes, _WIDTH))).astype(np.int64)
-    return np.where((sizes <= power * 3 // 4) & (power > _WIDTH), power * 3 // 4, power)
+    between = power * 3 // 4
+    return cast(np.ndarray, np.where((sizes <= between) & (power > _WIDTH), between, power))
 
 
 def _filled(

@@ -1,19 +1,41 @@
-"""What span training prepares once for a set of contributions: where their records lie, and their Gram matrices."""
+"""What span training prepares once for a set of contributions: where records lie, and their Gram matrices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
-from torch import Tensor
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor, nn
 
 from fedveil.local.span_features import Rows
 from fedveil.local.span_packing import Layout, block_layouts, stack_layouts
+from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 
-_ALWAYS_SPAN = 64
+_ALWAYS_SPAN = 256  # so few records that their Gram matrix costs less than the overhead of another path
 _CHUNK_ENTRIES = 1 << 21
+
+
+def linear_layer(model: nn.Module) -> nn.Linear | None:
+    """Return the layer of a model that is one trainable linear layer on flattened features, else None."""
+    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Sequential)]
+    if not layers or not all(isinstance(layer, nn.Flatten | nn.Identity) for layer in layers[:-1]):
+        return None
+    last = layers[-1]
+    flattening = [layer for layer in layers if isinstance(layer, nn.Flatten)]
+    flattens = all(layer.start_dim == 1 and layer.end_dim == -1 for layer in flattening)
+    if type(last) is not nn.Linear or not flattens or not all(p.requires_grad for p in last.parameters()):
+        return None
+    return last
+
+
+def split_linear(
+    task: Task, vector: Float32[Tensor, "*batch d"]
+) -> tuple[Float32[Tensor, "*batch k p"], Float32[Tensor, "*batch k"] | None]:
+    """Return the weight and the bias of a linear model as views of its vector."""
+    named = {name.rpartition(".")[2]: value for name, value in task.layout.unflatten(vector).items()}
+    return named["weight"], named.get("bias")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,17 +99,15 @@ class Plan:
         spanned = in_span & (sizes > 0)
         in_blocks = spanned & whole if separable else np.zeros_like(spanned)
 
-        def layouts(make, chosen):
-            return list(make(numbers[chosen], sizes, starts, len(index), _CHUNK_ENTRIES))
-
+        where = (sizes, starts, len(index), _CHUNK_ENTRIES)
         return cls(
             cohort=cohort,
             members=members,
             sizes=sizes,
             rows=Rows(cohort=cohort, index=index, bias=bias),
             owner=torch.from_numpy(np.append(np.repeat(numbers, counted), -1)).to(cohort.device),
-            blocks=layouts(block_layouts, in_blocks),
-            stacks=layouts(stack_layouts, spanned & ~in_blocks),
+            blocks=list(block_layouts(numbers[in_blocks], *where)),
+            stacks=list(stack_layouts(numbers[spanned & ~in_blocks], *where)),
             primal=numbers[~in_span],
             memory=memory,
         )

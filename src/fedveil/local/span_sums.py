@@ -1,8 +1,8 @@
 """How span training bounds and sums updates that it never forms.
 
-An update is Delta = A^T X + (c - 1) W0 with coefficients A (n, k) and records X (n, p + 1). Its norm follows from the
-Gram matrix, and the sum over all contributions of a silo is one matrix product. The bound holds in the arithmetic that
-is used; the proof of every constant here is in docs/theory/span-training.md.
+An update is Delta = A^T X + (c - 1) W0 with coefficients A (n, k) and records X (n, p + 1). Its norm
+follows from the Gram matrix, and the sum over all contributions of a silo is one matrix product. The bound
+holds in the arithmetic that is used; the proof of every constant here is in docs/theory/span-training.md.
 """
 
 import math
@@ -58,8 +58,8 @@ def coefficients(
 
         min(w, (w C' - (sqrt(d) + 1) g) / upper, 64 w C / mass)
 
-    The margin (sqrt(d) + 1) g pays for rounding the silo's total to the grid: with or without a contribution, the
-    rounded totals differ by at most w C. It is what truncating every contribution by itself may lose as well.
+    The margin (sqrt(d) + 1) g pays for rounding the silo's total to the grid: with or without a contribution,
+    the rounded totals differ by at most w C. Truncating each contribution by itself may lose as much.
 
     Returns:
         (m,) coefficients; 0 for updates that are not finite.
@@ -98,7 +98,7 @@ def round_to_grid(
         return total
     if weight * (BLOCK_ROWS + records / BLOCK_ROWS + 8) > _LARGEST_LOAD:
         raise PrivacyError(
-            f"a silo of {records} records of total weight {weight:.3g} is beyond what the span trainer can bound; "
-            'use trainer = "vmap"'
+            f"a silo of {records} records and total weight {weight:.3g} is beyond what the span trainer can "
+            'bound; use trainer = "vmap"'
         )
     return (total / bound.grid).round_() * bound.grid

@@ -1,0 +1,149 @@
+"""Metrics: against scikit-learn, lifelines and a count over all pairs; with weights, ties and degenerate
+cases."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lifelines.utils import concordance_index
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
+from torch import Tensor
+
+from fedveil.errors import ConfigError, ModelError
+from fedveil.local.losses import load_loss
+from fedveil.local.metrics import METRICS, MeanLoss, accuracy, auc, balanced_accuracy, c_index, load_metric
+
+
+def draw(seed: int, count: int, outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return coarse outputs (ties are common), labels and weights 1, 2, 3."""
+    rng = np.random.default_rng(seed)
+    classes = max(2, outputs)
+    return (
+        rng.integers(-3, 4, (count, outputs)).astype(np.float32),
+        rng.integers(0, classes, count),
+        rng.integers(1, 4, count).astype(np.float32),
+    )
+
+
+def tensors(*arrays: np.ndarray) -> list[Tensor]:
+    return [torch.from_numpy(array) for array in arrays]
+
+
+@given(
+    seed=st.integers(0, 10_000), count=st.integers(2, 40), outputs=st.integers(1, 4), weighted=st.booleans()
+)
+def test_class_metrics_are_scikit_learns(seed: int, count: int, outputs: int, weighted: bool) -> None:
+    scores, labels, weights = draw(seed, count, outputs)
+    labels[:2] = [0, 1]
+    predicted = (scores[:, 0] > 0).astype(int) if outputs == 1 else scores.argmax(1)
+    sample_weight = weights if weighted else None
+    arguments = (*tensors(scores, labels), torch.from_numpy(weights) if weighted else None)
+    assert accuracy(*arguments) == pytest.approx(
+        accuracy_score(labels, predicted, sample_weight=sample_weight)
+    )
+    recalls = [
+        np.average(predicted[labels == c] == c, weights=weights[labels == c] if weighted else None)
+        for c in np.unique(labels)
+    ]
+    assert balanced_accuracy(*arguments) == pytest.approx(np.mean(recalls))
+    if outputs <= 2:
+        score = scores[:, 0] if outputs == 1 else scores[:, 1] - scores[:, 0]
+        assert auc(*arguments) == pytest.approx(roc_auc_score(labels, score, sample_weight=sample_weight))
+
+
+def test_balanced_accuracy_is_the_area_under_hard_decisions() -> None:
+    scores, labels, _ = draw(3, 200, 2)
+    hard = scores.argmax(1)
+    got = balanced_accuracy(*tensors(scores, labels), None)
+    assert got == pytest.approx(roc_auc_score(labels, hard))
+    assert got == pytest.approx(balanced_accuracy_score(labels, hard))
+
+
+def survival(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 2, count), rng.integers(0, 9, count), rng.integers(0, 6, count)
+
+
+@given(seed=st.integers(0, 100_000), count=st.integers(1, 60))
+def test_c_index_is_lifelines(seed: int, count: int) -> None:
+    event, time, score = survival(seed, count)
+    outputs = torch.from_numpy(score).float()[:, None]
+    got = c_index(outputs, torch.from_numpy(np.stack([event, time], 1)).float(), None)
+    try:
+        wanted = concordance_index(time, -score, event)
+    except ZeroDivisionError:
+        wanted = math.nan
+    assert got == pytest.approx(wanted, nan_ok=True)
+
+
+@given(seed=st.integers(0, 100_000), count=st.integers(1, 25))
+def test_c_index_with_weights_counts_pairs_of_copies(seed: int, count: int) -> None:
+    event, time, score = survival(seed, count)
+    weight = np.random.default_rng(seed).random(count)
+    concordant = comparable = 0.0
+    for i in np.flatnonzero(event):
+        for j in range(count):
+            if time[i] < time[j] or (time[i] == time[j] and not event[j]):
+                comparable += weight[i] * weight[j]
+                concordant += (
+                    weight[i] * weight[j] * (float(score[i] > score[j]) + 0.5 * (score[i] == score[j]))
+                )
+    outputs, targets = torch.from_numpy(score).float()[:, None], np.stack([event, time], 1).astype(np.float32)
+    got = c_index(outputs, torch.from_numpy(targets), torch.from_numpy(weight))
+    assert got == pytest.approx(concordant / comparable if comparable else math.nan, nan_ok=True)
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 20))
+def test_the_loss_metric_is_the_weighted_mean(seed: int, count: int) -> None:
+    scores, labels, weights = draw(seed, count, 3)
+    outputs, targets, weight = tensors(scores, labels, weights)
+    copies = torch.repeat_interleave(torch.arange(count), weight.long())
+    loss = load_loss("cross_entropy")
+    wanted = loss(outputs[copies], targets[copies], torch.ones(len(copies)))
+    assert MeanLoss(loss)(outputs, targets, weight) == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["balanced_accuracy", "auc"])
+def test_one_class_alone_gives_nan(name: str) -> None:
+    assert math.isnan(METRICS[name](torch.randn(4, 1), torch.ones(4), None))
+
+
+@pytest.mark.parametrize("targets", [[[0.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [1.0, 1.0]], [[1.0, 1.0]]])
+def test_no_comparable_pair_gives_nan(targets: list[list[float]]) -> None:
+    assert math.isnan(c_index(torch.zeros(len(targets), 1), torch.tensor(targets), None))
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_a_diverged_model_has_no_metric(name: str) -> None:
+    targets = torch.tensor([[1.0, 1.0], [0.0, 2.0]]) if name == "c_index" else torch.tensor([0, 1])
+    assert math.isnan(METRICS[name](torch.tensor([[0.0], [math.nan]]), targets, None))
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_no_record_has_no_metric(name: str) -> None:
+    targets = torch.zeros(0, 2) if name == "c_index" else torch.zeros(0)
+    assert math.isnan(METRICS[name](torch.zeros(0, 1), targets, None))
+
+
+def test_auc_is_for_two_classes() -> None:
+    with pytest.raises(ModelError, match="the model has 3 outputs"):
+        auc(torch.zeros(2, 3), torch.tensor([0, 1]), None)
+
+
+def positives(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+    """A metric of a user's own."""
+    return float((outputs > 0).sum())
+
+
+def test_metrics_load_by_name_and_by_import_path() -> None:
+    loss = load_loss("cox")
+    assert load_metric("c_index", loss) is c_index
+    assert isinstance(load_metric("loss", loss), MeanLoss)
+    assert load_metric(f"{__name__}:positives", loss)(torch.ones(3, 1), torch.ones(3), None) == 3
+    with pytest.raises(ConfigError, match="no metric named 'f1'; use one of accuracy"):
+        load_metric("f1", loss)
+    with pytest.raises(ConfigError, match="it must be a function"):
+        load_metric("math:pi", loss)
