@@ -14,7 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float64
 
-from fedveil.channel.errors import ChannelError, MessageError, UpdateError
+from fedveil.channel.errors import MessageError, UpdateError
+from fedveil.channel.lattices import Z1
+from fedveil.channel.laws import GaussianLaw
+from fedveil.channel.orbits import MAX_ORDER, MIN_ORDER, choose_order, read_selection, select, write_selection
 from fedveil.channel.points import read_points, write_points
 from fedveil.channel.quantizers import LayeredQuantizer
 from fedveil.channel.streams import SharedStreams
@@ -25,13 +28,24 @@ BLOCK = 1 << 16
 """Most parameters in a block."""
 MAX_LENGTH = 1 << 36
 """Most parameters in an update."""
+DENSE_FROM = 0.8
+"""Spread, in units of the noise's scale, from which a dense lattice costs fewer bits than Z1."""
 MAX_RATIO = 2.0**30
 """Largest parameter, in units of the noise's scale, that 64-bit lattice points are certain to hold."""
+
+_LATTICE, _SCALAR = 0, 1
+_PLAN_BITS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
     """Sends updates as bytes and receives them as update + noise, the noise of exactly the quantiser's law.
+
+    Attributes:
+        quantizer: law and lattice.
+        adaptive: let the sender choose, block by block, the cheapest exact way to send Gaussian noise: selection
+            among shared noise at low rates (:mod:`fedveil.channel.orbits`), Z1 in between, ``quantizer``'s lattice
+            from a spread of 0.8 of the noise on. The law is the same in every way; other laws always use the lattice.
 
     Example:
         >>> from fedveil.channel.lattices import Z1
@@ -45,6 +59,7 @@ class Channel:
     """
 
     quantizer: LayeredQuantizer
+    adaptive: bool = False
 
     def encode(self, update: Float[np.ndarray, " m"], streams: SharedStreams) -> bytes:
         """Quantise and encode an update.
@@ -63,7 +78,8 @@ class Channel:
         checksum = 0
         for block, (start, end) in enumerate(_blocks(len(update), self.quantizer.lattice.dimension)):
             x = update[start:end].astype(np.float64)
-            checksum = _encode_block(writer, x, self.quantizer, streams, block, checksum)
+            plan = _plan(x, self.quantizer) if self.adaptive else _LATTICE
+            checksum = _encode_block(writer, x, self.quantizer, plan, streams, block, checksum)
         header = Header(quantizer=self.quantizer, length=len(update), secure=streams.secure)
         return seal(header, writer.finish(), checksum, streams)
 
@@ -164,17 +180,43 @@ def _symbols_checksum(points: Float64[np.ndarray, "rows n"], checksum: int) -> i
     return zlib.crc32((2.0 * points).astype(np.int64).astype("<i2"), checksum)
 
 
+def _scalar(quantizer: LayeredQuantizer) -> LayeredQuantizer:
+    return LayeredQuantizer(law=quantizer.law, lattice=Z1)
+
+
+def _plan(x: Float64[np.ndarray, " m"], quantizer: LayeredQuantizer) -> int:
+    """Choose how to send a block: the lattice, the scalar quantiser, or log2 D of the orbits."""
+    if not isinstance(quantizer.law, GaussianLaw):
+        return _LATTICE
+    ratio = _spread(_spread_code(x, quantizer.law.scale))
+    order = choose_order(ratio, len(x))
+    if order is not None:
+        return order
+    return _LATTICE if ratio >= DENSE_FROM else _SCALAR
+
+
 def _encode_block(
     writer: SymbolWriter,
     x: Float64[np.ndarray, " m"],
     quantizer: LayeredQuantizer,
+    plan: int,
     streams: SharedStreams,
     block: int,
     checksum: int,
 ) -> int:
-    grid = quantizer.lattice
     code = _spread_code(x, quantizer.law.scale)
+    if plan >= MIN_ORDER:
+        selection = select(x, _scalar(quantizer), streams, block, plan)
+        if selection.worthwhile:
+            writer.field(plan, _PLAN_BITS)
+            writer.field(code, 16)
+            return write_selection(writer, selection, _scalar(quantizer), _spread(code), checksum)
+        plan = _SCALAR
+    writer.field(plan, _PLAN_BITS)
     writer.field(code, 16)
+    if plan == _SCALAR:
+        quantizer = _scalar(quantizer)
+    grid = quantizer.lattice
     quantized = quantizer.quantize(_rows(x, grid.dimension), streams, block)
     if quantizer.rejects:
         writer.attempts(quantized.attempts, grid.acceptance)
@@ -191,17 +233,24 @@ def _decode_block(
     block: int,
     checksum: int,
 ) -> tuple[Float64[np.ndarray, " m"], int]:
+    plan = reader.field(_PLAN_BITS)
+    spread = _spread(reader.field(16))
+    if plan > _LATTICE and not isinstance(quantizer.law, GaussianLaw):
+        raise MessageError("the message sends a block in a way that its noise law does not allow")
+    if plan >= MIN_ORDER:
+        if plan > MAX_ORDER or 1 << (plan - 1) >= max(length, 2):
+            raise MessageError(f"the message sends {length} parameters in rows of 2^{plan}")
+        return read_selection(reader, length, _scalar(quantizer), streams, block, plan, spread, checksum)
+    if plan > _SCALAR:
+        raise MessageError(f"the message sends a block in an unknown way ({plan})")
+    if plan == _SCALAR:
+        quantizer = _scalar(quantizer)
     grid = quantizer.lattice
     rows = -(-length // grid.dimension)
-    spread = _spread(reader.field(16))
     attempts = np.zeros(rows, dtype=np.int64)
     if quantizer.rejects:
         limit = math.ceil((4 * rows + 64) / grid.acceptance)
         attempts = reader.attempts(rows, grid.acceptance, limit)
-        if int(attempts.sum()) > limit:
-            raise MessageError(
-                f"the message claims more than {limit} rejected attempts for {rows} sub-vectors"
-            )
     scales = quantizer.scales(streams, block, rows)
     dithers = quantizer.replay_dithers(attempts, streams, block)
     points = read_points(reader, dithers, spread * quantizer.law.scale / scales, grid)
@@ -210,16 +259,11 @@ def _decode_block(
 
 
 def decode_any(message: bytes, streams: SharedStreams, *, length: int) -> Float64[np.ndarray, " m"]:
-    """Decode a message of whatever law and lattice its header names (the noise's scale is then the sender's
-    choice).
+    """Decode a message of whatever law and lattice its header names: the noise is then the sender's choice.
 
     Raises:
         ForeignStreamError: the message was made under another stream.
         MessageError: the message is damaged or of another length.
     """
-    header = unseal(message, streams).header
-    try:
-        channel = Channel(quantizer=header.quantizer)
-    except ChannelError as error:
-        raise MessageError(str(error)) from error
+    channel = Channel(quantizer=unseal(message, streams).header.quantizer)
     return channel.decode(message, streams, length=length)

@@ -166,7 +166,7 @@ class SymbolReader:
         """Read numbers of rejected attempts.
 
         Raises:
-            MessageError: a number is negative or above ``limit``.
+            MessageError: the numbers are negative or add up to more than ``limit``.
         """
         size, model = _attempt_model(acceptance)
         attempts = self.categories(count, model)
@@ -174,8 +174,8 @@ class SymbolReader:
         attempts[far] = self._long(len(far))
         if len(far) and not (attempts[far] >= size).all():
             raise MessageError("the message counts rejected attempts in a way no sender does")
-        if attempts.max(initial=0) > limit:
-            raise MessageError(f"the message claims more than {limit} rejected attempts for one sub-vector")
+        if attempts.max(initial=0) > limit or int(attempts.sum()) > limit:
+            raise MessageError(f"the message claims more than {limit} rejected attempts in one block")
         return attempts
 
     def integers(self, contexts: Contexts) -> Int64[np.ndarray, " m"]:
