@@ -5,8 +5,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedveil.local.losses import load_loss
 from fedveil.local.loop import LoopTrainer
+from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.vectorized import VmapTrainer

@@ -84,7 +84,7 @@ def batch_order(
 def step_seeds(seeds: Int64[Tensor, " b"], epoch: int, batch: int) -> Int64[Tensor, " b"]:
     """Return the dropout seed of every contribution at one of its own steps; batches use other words.
 
-    A step is named by its epoch and its batch within the epoch, because contributions that are trained together
+    A step is named by its epoch and its batch within the epoch: contributions that are trained together
     need not have equally many batches in an epoch.
     """
     return derive(derive(derive(seeds, -1), epoch), batch)

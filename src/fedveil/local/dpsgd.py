@@ -131,7 +131,8 @@ class RecordSums:
         """Return sum_i clip(grad loss_i(model)) over the records of a batch, exact on the bound's grid."""
         layout, device = self._gradients.layout, self._cohort.device
         sums = SiloSums(1, layout.dimension, self._bound, device)
-        for rows in torch.split(batch, self._rows):
+        for first in range(0, len(batch), self._rows):
+            rows = batch[first : first + self._rows]
             features, targets = self._cohort.batch(rows[:, None])
             mask = torch.ones(len(rows), 1, dtype=torch.bool, device=device)
             seeds = derive(seed, rows).to(device)

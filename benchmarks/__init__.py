@@ -1,0 +1,1 @@
+"""Measurements behind the README: ``fedveil bench NAME`` runs ``benchmarks.NAME``. None of them is a test."""

@@ -1,0 +1,140 @@
+"""What every benchmark shares: one row of a result, medians of alternating runs, and memory of a fresh
+process.
+
+A benchmark is a module ``benchmarks.NAME`` with a docstring and ``rows(quick: bool) -> Iterator[Row]``;
+with ``quick`` it ends within a minute. ``fedveil bench NAME --json`` prints :func:`report`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measured case.
+
+    Args:
+        case: what was measured.
+        unit: of ``ours`` and ``peer``.
+        ours: our figure.
+        peer: the same for what it is compared with; None where there is none.
+        ratio: how many times better ours is than the peer's; None without a peer.
+        target: what the figure is held to, of the ratio where there is one and of ``ours`` otherwise; None
+        without one.
+        met: whether the target is met; None without a target.
+    """
+
+    case: str
+    unit: str
+    ours: float
+    peer: float | None = None
+    ratio: float | None = None
+    target: float | None = None
+    met: bool | None = None
+
+
+def compared(case: str, unit: str, ours: float, peer: float, target: float | None) -> Row:
+    """Make the row of a rate (higher is better) that is held to ``target`` times a peer's."""
+    ratio = ours / peer
+    met = None if target is None else ratio >= target
+    return Row(case=case, unit=unit, ours=ours, peer=peer, ratio=ratio, target=target, met=met)
+
+
+def at_most(case: str, unit: str, ours: float, target: float) -> Row:
+    """Make the row of a figure that must not exceed a target."""
+    return Row(case=case, unit=unit, ours=ours, target=target, met=ours <= target)
+
+
+def cpu_seconds(*cases: Callable[[], object], repeats: int) -> list[float]:
+    """Return the median CPU seconds of each case; the cases alternate, so that a busy machine slows all
+    alike.
+
+    Every case runs once before, uncounted (allocators, caches, compilation).
+    """
+    for case in cases:
+        case()
+    seconds: list[list[float]] = [[] for _ in cases]
+    for _ in range(repeats):
+        for case, spent in zip(cases, seconds, strict=True):
+            before = time.process_time()
+            case()
+            spent.append(time.process_time() - before)
+    return [statistics.median(spent) for spent in seconds]
+
+
+def extra_peak_megabytes(prepare: Callable[..., Callable[[], object]], *arguments: object) -> float:
+    """Return by how much a call raises the peak resident memory of a fresh process, in MB.
+
+    ``prepare(*arguments)`` builds the data and returns the call; what it allocates is not counted.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(sender, prepare, arguments))
+    process.start()
+    sender.close()
+    try:
+        return float(receiver.recv())
+    finally:
+        process.join()
+
+
+def _measure(
+    sender: object, prepare: Callable[..., Callable[[], object]], arguments: tuple[object, ...]
+) -> None:
+    torch.set_num_threads(1)
+    call = prepare(*arguments)
+    before = _peak_megabytes()
+    call()
+    sender.send(_peak_megabytes() - before)  # type: ignore[attr-defined]
+
+
+def _peak_megabytes() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def machine() -> dict[str, str | int]:
+    """Describe what the figures were measured on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def load(name: str) -> Callable[[bool], Iterator[Row]]:
+    """Return ``rows`` of the benchmark with this name.
+
+    Raises:
+        ModuleNotFoundError: there is no such benchmark.
+    """
+    rows: Callable[[bool], Iterator[Row]] = importlib.import_module(f"benchmarks.{name}").rows
+    return rows
+
+
+def report(name: str, rows: Iterable[Row]) -> dict[str, object]:
+    """Return what ``fedveil bench NAME --json`` prints."""
+    return {"schema_version": 1, "name": name, "machine": machine(), "rows": [asdict(row) for row in rows]}
