@@ -1,0 +1,141 @@
+"""Long-term identity keys (Ed25519, RFC 8032) and private files that only their owner can read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from fedveil.crypto.errors import CryptoError
+
+
+@dataclass(frozen=True)
+class PublicIdentity:
+    """The public half of an identity key: 32 bytes that every party knows before a run begins.
+
+    Raises:
+        CryptoError: not 32 bytes.
+    """
+
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse anything that cannot be an Ed25519 public key."""
+        if len(self.raw) != 32:
+            raise CryptoError(f"a public identity has 32 bytes, this one has {len(self.raw)}")
+
+    @property
+    def fingerprint(self) -> str:
+        """First 16 hexadecimal digits of the SHA-256 hash, for people to compare."""
+        return sha256(self.raw).hexdigest()[:16]
+
+    def verify(self, message: bytes, signature: bytes) -> None:
+        """Return if the signature is this identity's over the message.
+
+        Raises:
+            CryptoError: the signature is not valid.
+        """
+        try:
+            Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, message)
+        except (InvalidSignature, ValueError) as error:
+            raise CryptoError(f"signature is not valid under the identity {self.fingerprint}") from error
+
+
+class IdentityKey:
+    """An Ed25519 signing key that names a silo for as long as it exists.
+
+    >>> key = IdentityKey.generate()
+    >>> key.public.verify(b"message", key.sign(b"message"))
+    """
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+
+    @classmethod
+    def generate(cls) -> IdentityKey:
+        """Return a new key from the operating system's randomness."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: Path) -> IdentityKey:
+        """Read a key that :meth:`save` wrote.
+
+        Raises:
+            CryptoError: the file is missing, readable by others, or holds no Ed25519 key.
+        """
+        data = read_private_file(path)
+        try:
+            private = load_pem_private_key(data, password=None)
+        except (ValueError, TypeError) as error:
+            raise CryptoError(f"{path} holds no unencrypted private key in PEM form") from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise CryptoError(f"{path} holds a private key, but not an Ed25519 one")
+        return cls(private)
+
+    def save(self, path: Path) -> None:
+        """Write the key as PKCS #8 PEM with mode 0600; an existing file is never overwritten.
+
+        Raises:
+            CryptoError: the file exists or cannot be written.
+        """
+        write_private_file(
+            path, self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        )
+
+    @property
+    def public(self) -> PublicIdentity:
+        """The half to give to everybody."""
+        return PublicIdentity(self._private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the 64-byte signature over a message."""
+        return self._private.sign(message)
+
+
+def write_private_file(path: Path, data: bytes) -> None:
+    """Create a file with mode 0600 from its first byte on.
+
+    Raises:
+        CryptoError: the file exists (keys are never overwritten) or cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise CryptoError(
+            f"{path} exists; a key is never overwritten, move the old one away first"
+        ) from error
+    except OSError as error:
+        raise CryptoError(f"{path} cannot be written: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def read_private_file(path: Path) -> bytes:
+    """Read a file that nobody but its owner may read.
+
+    Raises:
+        CryptoError: the file is missing, unreadable, or open to the group or to others.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read()
+    except OSError as error:
+        raise CryptoError(f"{path} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise CryptoError(
+            f"{path} has mode {mode:04o}, so others may have read it; make a new key, or chmod 600 it"
+        )
+    return data

@@ -1,0 +1,273 @@
+"""The Paillier cryptosystem (Paillier 1999) with g = n + 1: additively homomorphic encryption modulo n.
+
+    Enc(m; r) = (1 + m n) r^n mod n²,   Enc(a) Enc(b) = Enc(a + b),   Enc(a)^k = Enc(k a)
+
+Keys have primes p = q = 3 mod 4 for which (p - 1)/2 and (q - 1)/2 have no prime factor below 2^16. A silo
+can then hide what it did to the key holder's ciphertexts with powers of a single element
+(:class:`Rerandomizer`): the only small subgroup left is that of order two.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from gmpy2 import gcd, invert, is_prime, is_strong_prp, jacobi, mpz, powmod
+
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import read_private_file, write_private_file
+from fedveil.crypto.multiexp import FixedPowers, fixed_window
+
+KEY_BITS: Final = (2048, 3072, 4096)
+"""Sizes of n that are offered: about 112, 128 and 150 bits of security."""
+
+_SMOOTHNESS: Final = 2**16
+_SIEVE: Final = 2**19
+_PRIME_TESTS: Final = 40  # error below 4^-40
+_SHORT_EXPONENT: Final = 512
+
+
+@dataclass(frozen=True)
+class PaillierPublicKey:
+    """The modulus n, with which anybody can encrypt and compute.
+
+    Raises:
+        CryptoError: n is even or so small that it protects nothing even in a test.
+    """
+
+    n: mpz
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a product of two odd primes of a sensible size."""
+        if self.n < 2**64 or self.n % 2 == 0:
+            raise CryptoError("a Paillier modulus is a large odd number")
+
+    @property
+    def bits(self) -> int:
+        """Size of n."""
+        return int(self.n.bit_length())
+
+    @cached_property
+    def square(self) -> mpz:
+        """n², the modulus of ciphertexts."""
+        return self.n * self.n
+
+    @property
+    def ciphertext_bytes(self) -> int:
+        """Bytes of a ciphertext on the wire."""
+        return (2 * self.bits + 7) // 8
+
+    @property
+    def plaintext_bytes(self) -> int:
+        """Bytes of a number modulo n on the wire."""
+        return (self.bits + 7) // 8
+
+    def encode(self, message: int) -> mpz:
+        """Return 1 + m n mod n², the ciphertext of m without randomness, to be multiplied onto another."""
+        return (1 + (mpz(message) % self.n) * self.n) % self.square
+
+    def encrypt(self, message: int) -> mpz:
+        """Return a fresh ciphertext of m mod n."""
+        return self.encode(message) * powmod(random_unit(self.n), self.n, self.square) % self.square
+
+    def check(self, ciphertext: mpz) -> None:
+        """Return if the number lies in the group of ciphertexts.
+
+        Raises:
+            CryptoError: it is not in 1 .. n² - 1 or shares a factor with n.
+        """
+        if not 0 < ciphertext < self.square or gcd(ciphertext, self.n) != 1:
+            raise CryptoError("a ciphertext is no unit modulo n squared")
+
+
+@dataclass(frozen=True)
+class PaillierPrivateKey:
+    """The primes p and q. Decryption and encryption work modulo p² and q² and combine (Chinese remainders).
+
+    >>> key = PaillierPrivateKey.generate_insecure(256)
+    >>> a, b = key.encrypt(3), key.public.encrypt(-5)
+    >>> key.decrypt_centred(a * b % key.public.square)
+    -2
+    """
+
+    p: mpz
+    q: mpz
+
+    def __post_init__(self) -> None:
+        """Refuse factors that are no primes or cannot serve together."""
+        if self.p == self.q or not (is_prime(self.p, 25) and is_prime(self.q, 25)):
+            raise CryptoError("a Paillier key needs two distinct primes")
+        if gcd(self.p * self.q, (self.p - 1) * (self.q - 1)) != 1:
+            raise CryptoError("the two primes of a Paillier key must have the same size")
+
+    @classmethod
+    def generate(cls, bits: int) -> PaillierPrivateKey:
+        """Return a new key with n of exactly ``bits`` bits.
+
+        Raises:
+            CryptoError: a size that is not offered.
+        """
+        if bits not in KEY_BITS:
+            raise CryptoError(
+                f"Paillier keys have {', '.join(map(str, KEY_BITS))} bits; {bits} were asked for"
+            )
+        return cls.generate_insecure(bits)
+
+    @classmethod
+    def generate_insecure(cls, bits: int) -> PaillierPrivateKey:
+        """Return a key of any even size; below 2048 bits it protects nothing and is for tests."""
+        p = _prime(bits // 2)
+        q = _prime(bits // 2)
+        while p == q:
+            q = _prime(bits // 2)
+        return cls(p, q)
+
+    @classmethod
+    def load(cls, path: Path) -> PaillierPrivateKey:
+        """Read a key that :meth:`save` wrote.
+
+        Raises:
+            CryptoError: the file is missing, readable by others, or holds no Paillier key.
+        """
+        try:
+            document = json.loads(read_private_file(path))
+            if document["kind"] != "paillier" or document["schema_version"] != 1:
+                raise CryptoError(f"{path} holds no Paillier key of version 1")
+            return cls(mpz(document["p"], 16), mpz(document["q"], 16))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CryptoError(f"{path} holds no Paillier key") from error
+
+    def save(self, path: Path) -> None:
+        """Write the key as JSON with mode 0600; an existing file is never overwritten.
+
+        Raises:
+            CryptoError: the file exists or cannot be written.
+        """
+        document = {"schema_version": 1, "kind": "paillier", "p": self.p.digits(16), "q": self.q.digits(16)}
+        write_private_file(path, json.dumps(document).encode())
+
+    @cached_property
+    def public(self) -> PaillierPublicKey:
+        """The modulus to give to everybody."""
+        return PaillierPublicKey(self.p * self.q)
+
+    @cached_property
+    def _halves(self) -> tuple[tuple[mpz, mpz, mpz], ...]:
+        """For each prime: itself, its square, and the inverse of L(g^(prime-1))."""
+        n = self.public.n
+        return tuple(
+            (prime, prime**2, invert((powmod(1 + n, prime - 1, prime**2) - 1) // prime, prime))
+            for prime in (self.p, self.q)
+        )
+
+    def encrypt(self, message: int) -> mpz:
+        """Return a fresh ciphertext of m mod n, at a quarter of the price of the public way.
+
+        The n-th powers modulo p² are the p-th powers of the p - 1 units modulo p, and each is met equally
+        often.
+        """
+        p, q = self.p, self.q
+        powers = tuple(powmod(1 + secrets.randbelow(int(r - 1)), r, r * r) for r in (p, q))
+        return self.public.encode(message) * _combine(powers, (p * p, q * q)) % self.public.square
+
+    def decrypt(self, ciphertext: mpz) -> mpz:
+        """Return the plaintext in 0 .. n - 1.
+
+        Raises:
+            CryptoError: the number is no ciphertext.
+        """
+        self.public.check(ciphertext)
+        remainders = tuple(
+            (powmod(ciphertext, prime - 1, square) - 1) // prime * factor % prime
+            for prime, square, factor in self._halves
+        )
+        return _combine(remainders, (self.p, self.q))
+
+    def decrypt_centred(self, ciphertext: mpz) -> int:
+        """Return the plaintext as a signed number between -n/2 and n/2."""
+        n, value = self.public.n, self.decrypt(ciphertext)
+        return int(value - n if 2 * value > n else value)
+
+    def randomness(self, ciphertext: mpz) -> mpz:
+        """Return r mod n of a ciphertext (1 + m n) r^n: what a key holder can see of its making."""
+        n = self.public.n
+        return powmod(ciphertext % n, invert(n, (self.p - 1) * (self.q - 1)), n)
+
+
+class Rerandomizer:
+    """Factors rho^n that make the randomness of an outgoing ciphertext independent of how it was computed.
+
+    rho = ± h^x with h a random element of Jacobi symbol -1 and x fresh and uniform on 512 bits. -1 and h
+    generate the whole group except with probability about 2^-15, because (p-1)/2 and (q-1)/2 have no prime
+    factor below 2^16. That the short x is as good as a long one towards the key holder is the assumption of
+    short discrete logarithms modulo p and q (Damgard, Jurik and Nielsen 2010 use the same factors); towards
+    everybody else it is implied by that of Paillier's scheme. The page docs/theory/private-weighting.md
+    says what this means in bits.
+
+    Args:
+        key: the public key.
+        uses: how many ciphertexts will be re-randomised, for the size of the table.
+    """
+
+    def __init__(self, key: PaillierPublicKey, *, uses: int) -> None:
+        unit = random_unit(key.n)
+        while jacobi(unit, key.n) != -1:
+            unit = random_unit(key.n)
+        base = powmod(unit, key.n, key.square)
+        self._square = key.square
+        window = fixed_window(bits=_SHORT_EXPONENT, powers=uses)
+        self._powers = FixedPowers(base, key.square, bits=_SHORT_EXPONENT, window=window)
+
+    def factor(self) -> mpz:
+        """Return a fresh encryption of zero; multiply it onto a ciphertext once."""
+        power = self._powers.raise_to(secrets.randbits(_SHORT_EXPONENT))
+        return power if secrets.randbits(1) else self._square - power
+
+
+def random_unit(n: mpz) -> mpz:
+    """Return a uniform element of 1 .. n - 1 that is prime to n."""
+    while True:
+        value = mpz(secrets.randbelow(int(n)))
+        if gcd(value, n) == 1:
+            return value
+
+
+def _combine(remainders: tuple[mpz, ...], moduli: tuple[mpz, mpz]) -> mpz:
+    """Return the number below the product of two moduli with these remainders."""
+    difference = (remainders[1] - remainders[0]) * invert(moduli[0], moduli[1]) % moduli[1]
+    return remainders[0] + moduli[0] * difference
+
+
+def _odd_primes(limit: int) -> list[int]:
+    flags = np.ones(limit, dtype=np.bool_)
+    for number in range(3, math.isqrt(limit) + 1, 2):
+        if flags[number]:
+            flags[number * number :: number] = False
+    return [int(prime) for prime in np.flatnonzero(flags[3::2]) * 2 + 3]
+
+
+def _prime(bits: int) -> mpz:
+    """Return a prime p = 3 mod 4 with its two top bits set and (p - 1)/2 free of factors below 2^16 (or
+    2^(bits/4)).
+
+    Candidates start + 4 i are sieved: neither p nor (p - 1)/2 may have a small factor.
+    """
+    primes = _odd_primes(min(_SMOOTHNESS, 2 ** (bits // 4)))
+    while True:
+        start = mpz(secrets.randbits(bits) | (0b11 << (bits - 2)) | 0b11)
+        room = min(_SIEVE, int((mpz(1) << bits) - start + 3) // 4)
+        kept = np.ones(room, dtype=np.bool_)
+        for prime in primes:
+            quarter = pow(4, -1, prime)
+            kept[int(-start * quarter % prime) :: prime] = False
+            kept[int((1 - start) * quarter % prime) :: prime] = False
+        for index in np.flatnonzero(kept).tolist():
+            candidate = start + 4 * index
+            if is_strong_prp(candidate, 2) and is_prime(candidate, _PRIME_TESTS):
+                return candidate

@@ -1,0 +1,76 @@
+"""Shamir's secret sharing (1979) of 32-byte secrets over the prime field of 2^256 + 297 elements."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from fedveil.crypto.errors import CryptoError
+
+PRIME: Final = 2**256 + 297
+SECRET_BYTES: Final = 32
+SHARE_BYTES: Final = 33
+"""Bytes of a share's value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The value of the secret polynomial at one holder's point (the point is public and never 0)."""
+
+    point: int
+    value: bytes
+
+
+def split(secret: bytes, *, holders: int, threshold: int) -> tuple[Share, ...]:
+    """Return one share per holder: any ``threshold`` of them give the secret back, fewer say nothing.
+
+    Args:
+        secret: 32 bytes.
+        holders: how many shares; holder i (from 0) gets the point i + 1.
+        threshold: 1 .. holders.
+
+    Raises:
+        CryptoError: not 32 bytes, or a threshold outside its range.
+    """
+    if len(secret) != SECRET_BYTES:
+        raise CryptoError(f"a shared secret has {SECRET_BYTES} bytes, this one has {len(secret)}")
+    if not 1 <= threshold <= holders:
+        raise CryptoError(f"threshold {threshold} of {holders} holders: it must lie between 1 and {holders}")
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    coefficients.append(int.from_bytes(secret, "big"))
+    shares = []
+    for point in range(1, holders + 1):
+        value = 0
+        for coefficient in coefficients:
+            value = (value * point + coefficient) % PRIME
+        shares.append(Share(point=point, value=value.to_bytes(SHARE_BYTES, "big")))
+    return tuple(shares)
+
+
+def combine(shares: list[Share], *, threshold: int) -> bytes:
+    """Return the secret from at least ``threshold`` shares (Lagrange interpolation at 0).
+
+    Raises:
+        CryptoError: too few shares, two of one point, a value outside the field, or shares of different
+        secrets
+            (which shows only when the result is no 32-byte string).
+    """
+    points = {share.point for share in shares}
+    if len(points) != len(shares) or len(shares) < threshold:
+        raise CryptoError(f"{len(points)} distinct shares of {len(shares)} given; {threshold} are needed")
+    chosen = shares[:threshold]
+    total = 0
+    for share in chosen:
+        value = int.from_bytes(share.value, "big")
+        if value >= PRIME or not 0 < share.point < PRIME:
+            raise CryptoError(f"the share of point {share.point} lies outside the field")
+        numerator = denominator = 1
+        for other in chosen:
+            if other.point != share.point:
+                numerator = numerator * other.point % PRIME
+                denominator = denominator * (other.point - share.point) % PRIME
+        total = (total + value * numerator * pow(denominator, -1, PRIME)) % PRIME
+    if total >= 2 ** (8 * SECRET_BYTES):
+        raise CryptoError("the shares do not belong to one secret")
+    return total.to_bytes(SECRET_BYTES, "big")

@@ -1,0 +1,341 @@
+"""Secure aggregation: the server learns the sum of the silos' integer vectors and nothing else (Bonawitz et
+al. 2017).
+
+A silo sends y_s = x_s + b_s + sum_{t > s} m_{s,t} - sum_{t < s} m_{t,s} modulo 2^32 or 2^64. The pairwise
+masks m come from a key that silos s and t share and cancel in the sum; the silo's own mask b_s comes from a
+seed that it gives away only when every vector of the attempt has arrived.
+
+    setup:  announce -> directory
+    round:  start -> masked vectors -> reveal request -> own masks -> sum
+
+A silo that vanishes before the reveal ends the attempt: no own mask was given, so every vector the server
+holds, and each one that arrives late, stays uniform. The attempt may be repeated with other silos; all its
+keys are new. An attempt that reached the reveal may have released its sum, so it is charged
+(:attr:`AggregationServer.may_have_released`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+from jaxtyping import Int64, UInt32, UInt64
+
+from fedveil.crypto.agreement import Moment
+from fedveil.crypto.keys import IdentityKey
+from fedveil.crypto.masks import add_mask_, subtract_mask_
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import (
+    SERVER,
+    Announcement,
+    Directory,
+    Envelope,
+    Inbox,
+    MaskedVector,
+    Message,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
+from fedveil.protection.peers import Peers, Roster, check_cohort
+
+Words = UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"]
+
+MASK_PURPOSE = "secure aggregation: vector mask"
+KEY_PURPOSE = "secure aggregation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationPlan:
+    """What all parties of a run agree on beforehand.
+
+    Attributes:
+        run: 16 bytes that no other run has.
+        silos: how many silos there are.
+        length: d, the length of a vector.
+        limit: the largest absolute value of one silo's coordinate, noise included, in grid units.
+
+    Raises:
+        ProtocolError: the sum of all silos would not fit 64 bits.
+    """
+
+    run: bytes
+    silos: int
+    length: int
+    limit: int
+
+    def __post_init__(self) -> None:
+        """Check before any training that no sum can wrap around."""
+        if self.silos < 2 or self.length < 1 or self.limit < 1:
+            raise ProtocolError(
+                f"secure aggregation needs 2 silos, 1 coordinate and a limit of 1, not {self.silos} silos, "
+                f"{self.length} coordinates and a limit of {self.limit}"
+            )
+        if self.largest_sum >= 2**63:
+            raise ProtocolError(
+                f"{self.silos} silos with values up to {self.limit} grid units need "
+                f"{self.largest_sum.bit_length() + 1} bits, more than 64; "
+                "lower the noise or take a coarser grid"
+            )
+
+    @property
+    def largest_sum(self) -> int:
+        """Largest absolute value of a coordinate of the sum."""
+        return self.silos * self.limit
+
+    @property
+    def word(self) -> np.dtype[np.unsignedinteger]:
+        """Type of a masked word: 32 bits where the sum fits, else 64."""
+        return np.dtype("<u4") if self.largest_sum < 2**31 else np.dtype("<u8")
+
+    def encode(self, units: Int64[np.ndarray, " d"], silo: int) -> Words:
+        """Return a silo's vector modulo 2^32 or 2^64, a copy.
+
+        Raises:
+            ProtocolError: another length, or a value above the limit.
+        """
+        if units.shape != (self.length,) or units.dtype != np.int64:
+            raise ProtocolError(f"its vector is not {self.length} int64 grid units", silo=silo)
+        if units.max() > self.limit or units.min() < -self.limit:
+            raise ProtocolError(
+                f"a value of its vector is above the limit of {self.limit} grid units; "
+                "a larger limit must be agreed before the run",
+                silo=silo,
+            )
+        return units.astype(self.word)
+
+    def decode(self, words: Words) -> Int64[np.ndarray, " d"]:
+        """Return the signed sum.
+
+        Raises:
+            ProtocolError: a value that no sum within the limits can have (masks that did not cancel).
+        """
+        signed = words.view("<i4" if self.word.itemsize == 4 else "<i8").astype(np.int64)
+        if signed.max() > self.largest_sum or signed.min() < -self.largest_sum:
+            raise ProtocolError(
+                "the sum is out of range: the masks did not cancel, or a silo broke its limit"
+            )
+        return signed
+
+
+class _Phase(Enum):
+    SETUP = auto()
+    IDLE = auto()
+    INPUTS = auto()
+    REVEAL = auto()
+    DONE = auto()
+
+
+class AggregationSilo:
+    """One silo of a run. It reads the server's bytes and answers with bytes.
+
+    Args:
+        plan: what all parties agreed on.
+        index: the silo's number.
+        identity: its long-term key.
+        roster: all silos' public identities.
+    """
+
+    def __init__(self, plan: AggregationPlan, *, index: int, identity: IdentityKey, roster: Roster) -> None:
+        if len(roster) != plan.silos:
+            raise ProtocolError(f"the roster names {len(roster)} silos, the plan {plan.silos}")
+        self.index = index
+        self._plan = plan
+        self._peers = Peers(index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
+        self._inbox = Inbox(index)
+        self._moment = Moment(run=plan.run, round=0, attempt=0)
+        self._inbox.open(self._moment)
+        self._phase = _Phase.SETUP
+        self._cohort: tuple[int, ...] = ()
+        self._seed = b""
+
+    def announce(self) -> bytes:
+        """Return the silo's first message: its signed public key."""
+        return self._envelope(Announcement(key=self._peers.sign(self._moment)))
+
+    @property
+    def moment(self) -> Moment:
+        """The round and attempt being played."""
+        return self._moment
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether a round has begun and :meth:`contribute` is due."""
+        return self._phase is _Phase.INPUTS
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Read a message of the server; return the answers to it.
+
+        Raises:
+            ProtocolError: a message that must not be accepted; nothing was revealed and the state is as
+            before.
+        """
+        envelope = Envelope.decode(data)
+        if isinstance(envelope.message, RoundStart):
+            return self._start(envelope)
+        if self._phase is _Phase.SETUP:
+            self._inbox.accept(envelope, Directory)
+            return self._meet(envelope.message)
+        self._inbox.accept(envelope, RevealRequest)
+        if self._phase is not _Phase.REVEAL:
+            raise ProtocolError("the server asks for an own mask before it was used")
+        self._phase = _Phase.DONE
+        return [self._envelope(OwnMask(seed=self._seed))]
+
+    def contribute(self, units: Int64[np.ndarray, " d"]) -> bytes:
+        """Return the masked vector for the round that has begun.
+
+        Args:
+            units: (d,) the silo's sum with its share of the noise, in grid units.
+
+        Raises:
+            ProtocolError: no round awaits input, or a vector that the plan does not allow.
+        """
+        if self._phase is not _Phase.INPUTS:
+            raise ProtocolError("no round awaits this silo's vector", silo=self.index)
+        words = self._plan.encode(units, self.index)
+        self._seed = os.urandom(32)
+        add_mask_(words, self._seed)
+        for key, adds in self._peers.mask_keys(self._cohort, MASK_PURPOSE, self._moment):
+            (add_mask_ if adds else subtract_mask_)(words, key)
+        self._phase = _Phase.REVEAL
+        return self._envelope(MaskedVector(words=words))
+
+    def _meet(self, directory: Message) -> list[bytes]:
+        assert isinstance(directory, Directory)
+        if len(directory.keys) != self._plan.silos:
+            raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._plan.silos}")
+        self._peers.meet(directory.keys, self._moment)
+        self._phase = _Phase.IDLE
+        return []
+
+    def _start(self, envelope: Envelope) -> list[bytes]:
+        start = envelope.message
+        assert isinstance(start, RoundStart)
+        if self._phase is _Phase.SETUP:
+            raise ProtocolError("a round begins before the silos' keys are known")
+        check_cohort(start.cohort, self._plan.silos, index=self.index)
+        self._inbox.open(envelope.moment)
+        self._inbox.accept(envelope, RoundStart)
+        self._moment, self._cohort, self._seed = envelope.moment, start.cohort, b""
+        self._phase = _Phase.INPUTS
+        return []
+
+    def _envelope(self, message: Message) -> bytes:
+        return Envelope(moment=self._moment, sender=self.index, recipient=SERVER, message=message).encode()
+
+
+class AggregationServer:
+    """The server of a run: relays signed keys, adds masked vectors up, takes the own masks off.
+
+    Args:
+        plan: what all parties agreed on.
+    """
+
+    def __init__(self, plan: AggregationPlan) -> None:
+        self._plan = plan
+        self._inbox = Inbox(SERVER)
+        self._moment = Moment(run=plan.run, round=0, attempt=0)
+        self._inbox.open(self._moment)
+        self._phase = _Phase.SETUP
+        self._cohort = tuple(range(plan.silos))
+        self._keys: dict[int, Announcement] = {}
+        self._arrived: set[int] = set()
+        self._sum = np.zeros(0, dtype=plan.word)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Silos of the cohort whose message for the present step has not arrived."""
+        return tuple(silo for silo in self._cohort if silo not in self._arrived)
+
+    @property
+    def may_have_released(self) -> bool:
+        """Whether own masks of this attempt were asked for: from then on its privacy event counts."""
+        return self._phase in (_Phase.REVEAL, _Phase.DONE)
+
+    def begin(self, moment: Moment, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
+        """Begin a round, or another attempt of it; return the messages to the cohort.
+
+        Raises:
+            ProtocolError: keys are not known yet, a moment that was played before, or fewer than two silos.
+        """
+        if self._phase is _Phase.SETUP:
+            raise ProtocolError("a round cannot begin before every silo's key is known")
+        check_cohort(cohort, self._plan.silos)
+        self._inbox.open(moment)
+        self._moment, self._cohort, self._phase = moment, cohort, _Phase.INPUTS
+        self._arrived = set()
+        self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
+        return self._to_cohort(RoundStart(cohort=cohort))
+
+    def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Read a message of a silo; return the messages that follow, as pairs of recipient and bytes.
+
+        Args:
+            sender: the silo at the other end of the channel, as the transport knows it.
+            data: what it sent.
+
+        Raises:
+            ProtocolError: a message that must not be accepted, naming the silo; the sum is as before.
+        """
+        try:
+            envelope = Envelope.decode(data)
+        except ProtocolError as error:
+            raise ProtocolError(error.reason, silo=sender) from error
+        if envelope.sender != sender or sender not in self._cohort:
+            raise ProtocolError("sent a message as somebody else or outside its cohort", silo=sender)
+        awaited = {_Phase.SETUP: Announcement, _Phase.INPUTS: MaskedVector, _Phase.REVEAL: OwnMask}
+        if self._phase not in awaited:
+            raise ProtocolError("sent a message when none was awaited", silo=sender)
+        self._inbox.accept(envelope, awaited[self._phase])
+        content = envelope.message
+        if isinstance(content, Announcement):
+            self._keys[sender] = content
+        elif isinstance(content, MaskedVector):
+            self._add(sender, content.words)
+        elif isinstance(content, OwnMask):
+            subtract_mask_(self._sum, content.seed)
+        self._arrived.add(sender)
+        return [] if self.missing else self._next_phase()
+
+    def result(self) -> Int64[np.ndarray, " d"]:
+        """Return the sum of the cohort's vectors in grid units.
+
+        Raises:
+            ProtocolError: the attempt is not complete, or the sum is out of range.
+        """
+        if self._phase is not _Phase.DONE:
+            raise ProtocolError(f"the sum is not complete; silos {list(self.missing)} are missing")
+        return self._plan.decode(self._sum)
+
+    def _add(self, sender: int, words: Words) -> None:
+        if words.dtype != self._plan.word or words.shape != (self._plan.length,):
+            raise ProtocolError(
+                f"sent {len(words)} words of {words.dtype.itemsize} bytes instead of {self._plan.length} "
+                f"of {self._plan.word.itemsize}",
+                silo=sender,
+            )
+        self._sum += words
+
+    def _next_phase(self) -> list[tuple[int, bytes]]:
+        self._arrived = set()
+        if self._phase is _Phase.SETUP:
+            self._phase = _Phase.IDLE
+            keys = tuple((silo, self._keys[silo].key) for silo in self._cohort)
+            return self._to_cohort(Directory(keys=keys))
+        if self._phase is _Phase.INPUTS:
+            self._phase = _Phase.REVEAL
+            return self._to_cohort(RevealRequest())
+        self._phase = _Phase.DONE
+        return []
+
+    def _to_cohort(self, content: Message) -> list[tuple[int, bytes]]:
+        return [
+            (
+                silo,
+                Envelope(moment=self._moment, sender=SERVER, recipient=silo, message=content).encode(),
+            )
+            for silo in self._cohort
+        ]

@@ -1,0 +1,72 @@
+"""The list of every message of a run: who sent what to whom, how large, and what for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedveil.protection.messages import SERVER, Envelope
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One message.
+
+    Attributes:
+        round: round number, 0 in the setup.
+        attempt: attempt number.
+        sender: ``"server"`` or ``"silo 3"``.
+        recipient: the same.
+        purpose: what the message carries.
+        bytes: its size, header included.
+    """
+
+    round: int
+    attempt: int
+    sender: str
+    recipient: str
+    purpose: str
+    bytes: int
+
+
+class Transcript:
+    """Collects one line per message; contents are not kept."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The messages so far, in order."""
+        return tuple(self._lines)
+
+    def record(self, data: bytes) -> None:
+        """Add the line of a message.
+
+        Raises:
+            ProtocolError: not a message.
+        """
+        envelope = Envelope.decode(data)
+        self._lines.append(
+            Line(
+                round=envelope.moment.round,
+                attempt=envelope.moment.attempt,
+                sender=_name(envelope.sender),
+                recipient=_name(envelope.recipient),
+                purpose=envelope.message.purpose,
+                bytes=len(data),
+            )
+        )
+
+    def write(self, path: Path) -> None:
+        """Write one JSON object per line."""
+        with path.open("w", encoding="utf-8") as file:
+            for line in self._lines:
+                file.write(json.dumps({"schema_version": SCHEMA_VERSION, **asdict(line)}) + "\n")
+
+
+def _name(party: int) -> str:
+    return "server" if party == SERVER else f"silo {party}"

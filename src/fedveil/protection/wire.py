@@ -1,0 +1,99 @@
+"""Bytes of messages: fields of fixed layout with checked lengths, big-endian numbers, no pickle."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from gmpy2 import mpz
+
+from fedveil.protection.errors import ProtocolError
+
+_LARGEST_COUNT: Final = 2**28
+
+
+class Writer:
+    """Appends fields to a body."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def number(self, value: int, size: int) -> Writer:
+        """Append an unsigned number of ``size`` bytes."""
+        self._parts.append(value.to_bytes(size, "big"))
+        return self
+
+    def fixed(self, value: bytes, size: int) -> Writer:
+        """Append exactly ``size`` bytes."""
+        if len(value) != size:
+            raise ProtocolError(f"a field of {size} bytes was given {len(value)}")
+        self._parts.append(value)
+        return self
+
+    def block(self, value: bytes) -> Writer:
+        """Append bytes of any length, preceded by it."""
+        self._parts += [struct.pack(">Q", len(value)), value]
+        return self
+
+    def integers(self, values: Sequence[mpz], size: int) -> Writer:
+        """Append a list of unsigned numbers of ``size`` bytes each, preceded by count and size."""
+        self._parts.append(struct.pack(">II", len(values), size))
+        self._parts += [int(value).to_bytes(size, "big") for value in values]
+        return self
+
+    def bytes(self) -> bytes:
+        """Return the body."""
+        return b"".join(self._parts)
+
+
+class Reader:
+    """Takes fields off a body, in the order they were written.
+
+    Every method raises ProtocolError when the body is shorter than the field asked for.
+    """
+
+    def __init__(self, body: bytes | memoryview) -> None:
+        self._rest = memoryview(body)
+
+    def fixed(self, size: int) -> bytes:
+        """Take exactly ``size`` bytes."""
+        if size > len(self._rest):
+            raise ProtocolError(f"a message ends {size - len(self._rest)} bytes early")
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(taken)
+
+    def number(self, size: int) -> int:
+        """Take an unsigned number of ``size`` bytes."""
+        return int.from_bytes(self.fixed(size), "big")
+
+    def count(self, size: int, item_bytes: int) -> int:
+        """Take a count of items of at least ``item_bytes`` each: memory is bounded by the message."""
+        value = self.number(size)
+        if value > _LARGEST_COUNT or value * item_bytes > len(self._rest):
+            raise ProtocolError(
+                f"a message announces {value} items and has {len(self._rest)} bytes left for them"
+            )
+        return value
+
+    def block(self) -> bytes:
+        """Take bytes preceded by their length."""
+        return self.fixed(self.number(8))
+
+    def integers(self, size: int) -> list[mpz]:
+        """Take a list of unsigned numbers, which must have ``size`` bytes each."""
+        count = self.count(4, size)
+        found = self.number(4)
+        if found != size:
+            raise ProtocolError(f"numbers of {size} bytes are expected, the message has numbers of {found}")
+        raw = self.fixed(count * size)
+        return [mpz.from_bytes(raw[first : first + size], "big") for first in range(0, count * size, size)]
+
+    def rest(self) -> bytes:
+        """Take everything that is left."""
+        return self.fixed(len(self._rest))
+
+    def finish(self) -> None:
+        """Return if nothing is left."""
+        if len(self._rest):
+            raise ProtocolError(f"a message has {len(self._rest)} bytes too many")

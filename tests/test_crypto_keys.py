@@ -1,0 +1,187 @@
+"""Identity keys, agreement, authenticated encryption, masks, secret sharing."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedveil.crypto.aead import OVERHEAD_BYTES, seal, unseal
+from fedveil.crypto.agreement import AgreementKey, Moment, SignedKey, derive
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey, PublicIdentity
+from fedveil.crypto.masks import UniformIntegers, add_mask_, subtract_mask_
+from fedveil.crypto.shamir import PRIME, Share, combine, split
+
+MOMENT = Moment(run=bytes(range(16)), round=3, attempt=1)
+FALSE_ALARM = 1e-6
+
+
+def test_an_identity_key_file_is_private_and_never_overwritten(tmp_path):
+    path = tmp_path / "silo.pem"
+    key = IdentityKey.generate()
+    key.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    IdentityKey.load(path).public.verify(b"x", key.sign(b"x"))
+    with pytest.raises(CryptoError, match="never overwritten"):
+        key.save(path)
+    path.chmod(0o640)
+    with pytest.raises(CryptoError, match="0640"):
+        IdentityKey.load(path)
+
+
+def test_what_is_no_key_is_refused(tmp_path):
+    path = tmp_path / "garbage"
+    path.write_bytes(b"garbage")
+    path.chmod(0o600)
+    with pytest.raises(CryptoError, match="no unencrypted private key"):
+        IdentityKey.load(path)
+    with pytest.raises(CryptoError, match="cannot be read"):
+        IdentityKey.load(tmp_path / "absent")
+    with pytest.raises(CryptoError, match="32 bytes"):
+        PublicIdentity(b"short")
+
+
+def test_a_signature_holds_for_one_key_owner_purpose_and_moment():
+    identity, other = IdentityKey.generate(), IdentityKey.generate()
+    public = AgreementKey.generate().public
+    signed = SignedKey.sign(identity, public, owner=2, purpose="sum", moment=MOMENT)
+    signed.verify(identity.public, owner=2, purpose="sum", moment=MOMENT)
+    later = Moment(run=MOMENT.run, round=3, attempt=2)
+    wrong = [
+        (signed, other.public, 2, "sum", MOMENT),
+        (signed, identity.public, 1, "sum", MOMENT),
+        (signed, identity.public, 2, "weights", MOMENT),
+        (signed, identity.public, 2, "sum", later),
+        (SignedKey(public=bytes(32), signature=signed.signature), identity.public, 2, "sum", MOMENT),
+        (SignedKey(public=public, signature=bytes(64)), identity.public, 2, "sum", MOMENT),
+    ]
+    for key, public_identity, owner, purpose, moment in wrong:
+        with pytest.raises(CryptoError, match="not valid"):
+            key.verify(public_identity, owner=owner, purpose=purpose, moment=moment)
+
+
+def test_both_sides_derive_the_same_key_and_no_two_uses_share_one():
+    a, b = AgreementKey.generate(), AgreementKey.generate()
+    ours, theirs = a.agree(b.public), b.agree(a.public)
+    moments = [
+        Moment(run=run, round=round_number, attempt=attempt)
+        for run in (bytes(16), bytes(15) + b"1")
+        for round_number in (0, 1)
+        for attempt in (0, 1)
+    ]
+    keys = {ours.derive(purpose, moment) for purpose in ("mask", "seed") for moment in moments}
+    assert keys == {theirs.derive(purpose, moment) for purpose in ("mask", "seed") for moment in moments}
+    assert len(keys) == 16
+    assert derive(bytes(32), "a", MOMENT) != derive(bytes(32), "a", MOMENT, salt=b"b")
+
+
+@pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31), b"short"])
+def test_points_of_small_order_are_refused(point):
+    with pytest.raises(CryptoError, match="not a usable"):
+        AgreementKey.generate().agree(point)
+
+
+def test_a_moment_fits_its_encoding():
+    with pytest.raises(CryptoError, match="16 bytes"):
+        Moment(run=b"", round=0, attempt=0)
+    with pytest.raises(CryptoError, match="at most"):
+        Moment(run=bytes(16), round=2**32, attempt=0)
+
+
+def test_a_private_agreement_key_survives_its_bytes():
+    key = AgreementKey.generate()
+    assert AgreementKey.from_bytes(key.private_bytes()).public == key.public
+    with pytest.raises(CryptoError, match="32 bytes"):
+        AgreementKey.from_bytes(b"")
+
+
+@given(st.binary(max_size=100), st.binary(max_size=20))
+@settings(max_examples=30)
+def test_sealed_messages_open_only_unaltered(plaintext, associated):
+    key = os.urandom(32)
+    sealed = seal(key, plaintext, associated)
+    assert len(sealed) == len(plaintext) + OVERHEAD_BYTES
+    assert unseal(key, sealed, associated) == plaintext
+    altered = bytes([sealed[-1] ^ 1])
+    for bad_key, bad, bad_associated in (
+        (bytes(32), sealed, associated),
+        (key, sealed[:-1] + altered, associated),
+        (key, sealed, associated + b"x"),
+        (key, sealed[:10], associated),
+    ):
+        with pytest.raises(CryptoError, match="sealed message"):
+            unseal(bad_key, bad, bad_associated)
+
+
+@pytest.mark.parametrize("dtype", ["<u4", "<u8"])
+@pytest.mark.parametrize("length", [0, 1, 5, 32_768, 65_537, 200_001])
+def test_a_mask_comes_off_again_and_is_the_raw_keystream(dtype, length):
+    key = bytes(range(32))
+    words = np.arange(length).astype(dtype)
+    add_mask_(words, key)
+    if length > 4:
+        assert np.mean(words == np.arange(length).astype(dtype)) < 0.5
+    zero = np.zeros(length, dtype=dtype)
+    add_mask_(zero, key)
+    np.testing.assert_array_equal(zero + np.arange(length).astype(dtype), words)
+    subtract_mask_(words, key)
+    np.testing.assert_array_equal(words, np.arange(length).astype(dtype))
+
+
+def test_masks_refuse_other_words_and_keys():
+    with pytest.raises(CryptoError, match="uint32 or uint64"):
+        add_mask_(np.zeros(3), bytes(32))
+    with pytest.raises(CryptoError, match="32 bytes"):
+        add_mask_(np.zeros(3, dtype="<u8"), bytes(31))
+
+
+def test_mask_bytes_are_uniform():
+    words = np.zeros(2**17, dtype="<u8")
+    add_mask_(words, bytes(range(32)))
+    counts = np.bincount(words.view(np.uint8), minlength=256)
+    assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("modulus", [1, 2, 3, 7, 1000, 2**61 + 1])
+def test_uniform_integers_are_uniform_and_alike_for_both_holders(modulus):
+    key = bytes(range(32))
+    drawn = UniformIntegers(key, modulus).take(4000)
+    assert drawn == UniformIntegers(key, modulus).take(4000)
+    assert all(0 <= value < modulus for value in drawn)
+    bins = min(modulus, 7)
+    counts = np.bincount([int(value) * bins // modulus for value in drawn], minlength=bins)
+    if modulus in (2, 3, 7, 2**61 + 1):
+        assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(1, 7), st.integers(0, 5), st.randoms())
+@settings(max_examples=40)
+def test_enough_shares_give_the_secret_back(secret, threshold, spare, random):
+    shares = list(split(secret, holders=threshold + spare, threshold=threshold))
+    random.shuffle(shares)
+    assert combine(shares[:threshold], threshold=threshold) == secret
+    if threshold > 1:
+        with pytest.raises(CryptoError, match="needed"):
+            combine(shares[: threshold - 1], threshold=threshold)
+        with pytest.raises(CryptoError, match="needed"):
+            combine([shares[0]] * threshold, threshold=threshold)
+
+
+def test_shares_are_checked():
+    with pytest.raises(CryptoError, match="threshold"):
+        split(bytes(32), holders=2, threshold=3)
+    with pytest.raises(CryptoError, match="32 bytes"):
+        split(b"", holders=2, threshold=2)
+    with pytest.raises(CryptoError, match="outside the field"):
+        combine([Share(point=1, value=PRIME.to_bytes(33, "big"))], threshold=1)
+
+
+def test_one_share_too_few_is_uniform():
+    """The secret 0 and the secret 2^256 - 1 give shares of the same law."""
+    for secret in (bytes(32), b"\xff" * 32):
+        top = [split(secret, holders=2, threshold=2)[0].value[1] for _ in range(4000)]
+        assert stats.chisquare(np.bincount(np.array(top) // 32, minlength=8)).pvalue > FALSE_ALARM
