@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedveil.errors import ModelError, PrivacyError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import LOSSES, Loss, RecordLoss
-from fedveil.local.span import SpanTrainer, linear_layer
+from fedveil.local.span import SpanTrainer
+from fedveil.local.span_plan import linear_layer
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalGradient, LocalSgd, LocalStep
 from fedveil.local.task import Task
@@ -33,7 +34,9 @@ ALL_LOSSES: dict[str, Loss] = {**LOSSES, "own": RecordLoss("own", _absolute)}
 def make_task(loss: str, n_features: int, bias: bool, seed: int = 0) -> Task:
     torch.manual_seed(seed)
     outputs = {"cross_entropy": 3, "squared_error": 2}.get(loss, 1)
-    return Task(model=nn.Sequential(nn.Flatten(), nn.Linear(n_features, outputs, bias=bias)), loss=ALL_LOSSES[loss])
+    return Task(
+        model=nn.Sequential(nn.Flatten(), nn.Linear(n_features, outputs, bias=bias)), loss=ALL_LOSSES[loss]
+    )
 
 
 def make_cohort(
@@ -146,3 +149,150 @@ def test_clipped_sums_are_those_of_the_loop_up_to_the_grid(
         assert float((total - wanted).norm()) <= lost + 1e-4 * norm * len(sizes)
     units = got.total / bound.grid
     assert torch.equal(units, units.round())
+
+
+@given(
+    loss=st.sampled_from(sorted(LOSSES)),
+    sizes=st.lists(st.integers(1, 12), min_size=2, max_size=8),
+    local=local_steps,
+    magnitude=st.sampled_from([1e-3, 1.0, 1e4]),
+    norm=st.sampled_from([2.0**-20, 0.1, 8.0]),
+    weight=st.sampled_from([0.0, 1e-6, 0.2, 1.0]),
+    opposed=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+@hypothesis_settings(max_examples=60)
+def test_one_contribution_moves_the_sum_by_at_most_its_weight_times_the_bound(
+    loss: str,
+    sizes: list[int],
+    local: LocalStep,
+    magnitude: float,
+    norm: float,
+    weight: float,
+    opposed: bool,
+    seed: int,
+) -> None:
+    task, cohort, bound = make_task(loss, 6, True), make_cohort(loss, sizes, 6, seed), Clip(norm=norm)
+    cohort.features.mul_(magnitude)
+    if opposed:  # equal features with different targets: coefficients that cancel
+        cohort.features.copy_(cohort.features[:1].expand_as(cohort.features).clone())
+    members = torch.arange(len(cohort.groups))
+    weights = torch.full((len(members),), weight, dtype=torch.float64)
+    trainer = SpanTrainer(task=task, local=local)
+    everybody = run(trainer, cohort, bound, weights, members)
+    without = run(trainer, cohort, bound, weights[1:], members[1:])
+    assert float((everybody.total - without.total).norm()) <= weight * norm
+    alone = run(trainer, cohort, bound, weights[:1], members[:1])
+    assert float(alone.total.norm()) <= weight * norm
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
+def test_an_update_that_is_not_finite_adds_zero_and_spoils_no_other(
+    batch_size: int | None, poison: float
+) -> None:
+    task, cohort = make_task("squared_error", 4, True), make_cohort("squared_error", [3, 3, 3, 5, 2], 4)
+    trainer = SpanTrainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=5, batch_size=batch_size))
+    members = torch.arange(5)
+    spoilt = 2
+    others = members[members != spoilt]
+    clean = run(trainer, cohort, Unbounded(), None, others)
+    cohort.features[torch.from_numpy(cohort.groups.members(spoilt))[1]] = poison
+    got = run(SpanTrainer(task=task, local=trainer.local), cohort, Unbounded())
+    assert got.nonfinite == 1
+    assert torch.equal(got.norms.isnan(), members == spoilt)
+    torch.testing.assert_close(got.total, clean.total, rtol=1e-5, atol=1e-6)
+    clipped = run(trainer, cohort, Clip(norm=0.1))
+    assert torch.isfinite(clipped.total).all()
+
+
+@pytest.mark.parametrize("loss", sorted(ALL_LOSSES))
+@pytest.mark.parametrize("batch_size", [None, 64])
+def test_contributions_with_more_records_than_features(loss: str, batch_size: int | None) -> None:
+    """A whole silo of 300 records is trained the plain way, beside small ones and a silo without records."""
+    task, cohort = make_task(loss, 3, True), make_cohort(loss, [300, 4, 280], 3, n_silos=4)
+    silo = cohort.groups.silo
+    records = Records(
+        features=cohort.features.numpy(),
+        targets=cohort.targets.numpy(),
+        silo=np.repeat(silo, cohort.groups.size)[np.argsort(cohort.groups.order)],
+        user=np.zeros(len(cohort.features), dtype=np.int32),
+    )
+    cohort = Cohort.of(
+        records,
+        groups=records.by_silo(n_silos=4),
+        n_silos=4,
+        scale=Affine(),
+        device=torch.device("cpu"),
+    )
+    local = LocalSgd(learning_rate=0.05, epochs=2, batch_size=batch_size, momentum=0.5, weight_decay=0.01)
+    got, want = (
+        run(kind(task=task, local=local), cohort, Unbounded()) for kind in (SpanTrainer, LoopTrainer)
+    )
+    torch.testing.assert_close(got.total, want.total, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got.norms, want.norms, rtol=1e-4, atol=1e-6)
+    assert got.norms[3] == 0
+    clipped = run(SpanTrainer(task=task, local=local), cohort, Clip(norm=0.01))
+    assert float(clipped.total.norm(dim=1).max()) <= 0.01
+
+
+def test_nobody_takes_part() -> None:
+    task, cohort = make_task("cox", 3, True), make_cohort("cox", [3, 1], 3)
+    nobody = torch.zeros(0, dtype=torch.int64)
+    sums = run(SpanTrainer(task=task, local=LocalGradient()), cohort, Clip(norm=1.0), None, nobody)
+    assert not sums.total.any()
+    assert (sums.steps, sums.nonfinite, len(sums.norms)) == (0, 0, 0)
+
+
+def test_the_norm_bound_covers_cancellation() -> None:
+    """Two equal records with opposite coefficients: the norm is 0, what rounding could leave is bounded."""
+    lengths = Lengths(
+        square=torch.tensor([-1e-18, 4.0, math.nan], dtype=torch.float64),
+        mass=torch.tensor([2.0, 2.0, 1.0], dtype=torch.float64),
+        terms=torch.full((3,), 100.0, dtype=torch.float64),
+    )
+    assert lengths.norms[:2].tolist() == [0.0, 2.0]
+    assert lengths.upper[0] == pytest.approx(math.sqrt(100 * 2.0**-52 * 4))
+    factors = coefficients(Clip(norm=1.0), lengths, torch.ones(3, dtype=torch.float64), 10)
+    assert factors[1] == pytest.approx(0.5, rel=1e-4)
+    assert factors[1] * 2 <= 1 - (math.sqrt(10) + 1) * Clip(norm=1.0).grid
+    assert factors[2] == 0
+
+
+def test_weights_outside_the_unit_interval_are_refused() -> None:
+    task, cohort = make_task("cox", 3, True), make_cohort("cox", [3, 1], 3)
+    with pytest.raises(PrivacyError, match=r"not in \[0, 1\]"):
+        run(
+            SpanTrainer(task=task, local=LocalGradient()),
+            cohort,
+            Clip(norm=1.0),
+            torch.tensor([0.5, 1.5], dtype=torch.float64),
+        )
+
+
+def test_a_silo_beyond_the_proof_is_refused() -> None:
+    with pytest.raises(PrivacyError, match='trainer = "vmap"'):
+        round_to_grid(Clip(norm=1.0), torch.zeros(2, dtype=torch.float64), 2.0**20, 2**20)
+
+
+@pytest.mark.parametrize(
+    ("model", "linear"),
+    [
+        (nn.Linear(3, 2), True),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), True),
+        (nn.Sequential(nn.Identity(), nn.Linear(3, 2, bias=False)), True),
+        (nn.Sequential(nn.Linear(3, 2), nn.ReLU()), False),
+        (nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), False),
+        (nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)), False),
+        (nn.Sequential(nn.Flatten(2), nn.Linear(3, 2)), False),
+        (nn.Sequential(), False),
+    ],
+)
+def test_only_one_linear_layer_spans(model: nn.Module, linear: bool) -> None:
+    assert (linear_layer(model) is not None) == linear
+
+
+def test_other_models_are_refused() -> None:
+    task = Task(model=nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), loss=LOSSES["cox"])
+    with pytest.raises(ModelError, match='use "auto"'):
+        SpanTrainer(task=task, local=LocalGradient())
