@@ -98,7 +98,8 @@ def test_a_large_epsilon_is_called_large() -> None:
 @given(st.floats(0, 1e6))
 def test_epsilon_is_shown_rounded_up(value: float) -> None:
     shown = Decimal(show_epsilon(value))
-    assert Decimal(value) <= shown < Decimal(value) + (Decimal("0.01") if value >= 0.1 else Decimal("0.0001"))
+    assert value <= shown
+    assert shown - Decimal("0.01" if value >= 0.1 else "0.0001") <= value
 
 
 @pytest.mark.parametrize("statement", [GOOD, NONE])

@@ -1,0 +1,277 @@
+"""From records to users: what DP-SGD inside the silos guarantees for a user who owns up to k records.
+
+DP-SGD protects one record. A user's k records are a group, and there are four ways to say what it pays:
+
+===================  ==============================================================  ========================
+way                  bound                                                           valid for
+===================  ==============================================================  ========================
+:func:`group_event`  the group's own privacy loss, a mixture of Gaussians: the       every k
+                     tightest, and what is reported
+:func:`lemma6`       Renyi group privacy (Mironov 2017, Proposition 2; Lemma 6 of    every k, by the next
+                     ULDP-FL): (alpha, rho) -> (alpha / 2^c, 3^c rho) if             power of two above
+                     alpha >= 2^{c+1}
+:func:`lemma5`       (epsilon, delta) -> (k epsilon, k e^{(k-1) epsilon} delta)      every k
+                     (Lemma 5 of ULDP-FL)
+:func:`published`    Lemma 6 as the authors evaluate it, with orders below 2^{c+1}   nothing: a figure to
+                     and the power of two BELOW k                                    compare with
+===================  ==============================================================  ========================
+
+The first is exact for one step of one silo: k records, each in the batch with probability q, move the sum
+of clipped gradients by Binomial(k, q) clip units, so the batch's release is N(0, s^2) without the user and
+sum_i P(B = i) N(i, s^2) with her. (In several dimensions the records' gradients need not be parallel;
+parallel ones are the worst case, Choquette-Choo, Ganesh, Steinke and Thakurta, Corollary 4.7.)
+
+Lemmas 5 and 6 go from neighbour to neighbour, one record at a time, so for records in several silos they
+hold with the costliest silo's divergence. How the mixture covers several silos is said at
+:func:`worst_split`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.stats import binom
+
+from fedveil.errors import PrivacyError
+from fedveil.privacy.accounting import OPACUS_ORDERS, Accountant, Conversion, sampled_gaussian_rdp
+from fedveil.privacy.events import (
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    MixtureOfGaussiansEvent,
+    PoissonSampledEvent,
+    SelfComposedEvent,
+)
+
+_LEAST_PROBABILITY = 1e-20
+
+Silos = tuple[tuple[float, int], ...]
+"""(rate, steps) of DP-SGD in every silo: batch sampling rate in (0, 1], number of steps (0: no training)."""
+
+
+def _check(group_size: int, silos: Silos) -> None:
+    if group_size < 1:
+        raise PrivacyError(f"group size k = {group_size}: a user owns at least 1 record")
+    for silo, (rate, steps) in enumerate(silos):
+        if steps < 0 or (steps > 0 and not 0 < rate <= 1):
+            raise PrivacyError(
+                f"silo {silo}: rate {rate} for {steps} steps; the rate must be above 0 and at most 1, and
+                the steps " "not negative"
+            )
+
+
+def group_event(*, group_size: int, rate: float, noise_multiplier: float) -> Event:
+    """Return one DP-SGD step as a user with ``group_size`` = k records in the silo pays for it.
+
+    The mixture sum_i P(Binomial(k, q) = i) N(i, s^2) against N(0, s^2). Outcomes i in the upper tail of
+    total probability below 1e-20 are counted as the largest i kept: that changes delta by less than 1e-20 a
+    step, which is inside the error the ``pld`` accountant already adds (1e-15 a step).
+
+    Args:
+        group_size: k >= 1.
+        rate: batch sampling rate q in (0, 1].
+        noise_multiplier: s, standard deviation of the noise on the sum over the clip bound.
+    """
+    _check(group_size, ((rate, 1),))
+    if rate == 1:
+        return GaussianEvent(noise_multiplier=noise_multiplier / group_size)
+    if group_size == 1:
+        return PoissonSampledEvent(rate=rate, event=GaussianEvent(noise_multiplier=noise_multiplier))
+    counts = np.arange(group_size + 1)
+    tail = binom.sf(counts - 1, group_size, rate)  # P(B >= i)
+    most = int(np.flatnonzero(tail >= _LEAST_PROBABILITY)[-1])
+    probabilities = np.append(binom.pmf(counts[:most], group_size, rate), tail[most])
+    kept = np.flatnonzero(probabilities > 0)
+    return MixtureOfGaussiansEvent(
+        noise_multiplier=noise_multiplier,
+        sensitivities=tuple(float(i) for i in kept),
+        probabilities=tuple(float(p) for p in probabilities[kept]),
+    )
+
+
+def split_event(*, split: tuple[int, ...], noise_multiplier: float, silos: Silos) -> Event:
+    """Return what a user pays whose records lie ``split[s]`` in silo s: the silos' own mixtures, composed."""
+    _check(max(1, *split), silos)
+    if len(split) != len(silos):
+        raise PrivacyError(f"a split over {len(split)} silos for {len(silos)} silos")
+    return ComposedEvent(
+        events=tuple(
+            SelfComposedEvent(
+                event=group_event(group_size=records, rate=rate, noise_multiplier=noise_multiplier),
+                count=steps,
+            )
+            for records, (rate, steps) in zip(split, silos, strict=True)
+            if records > 0 and steps > 0
+        )
+    )
+
+
+def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tuple[Event, tuple[int, ...]]:
+    """Return an event that covers EVERY split of k records over the silos, and the split nearest to it.
+
+    Silos train side by side, so the t-th steps of all silos are one joint release, whose mean moves by the
+    vector (B_1, ..., B_S) with B_s ~ Binomial(k_s, q_s) independent. Its length is at most B_1 + ... + B_S,
+    which is stochastically below Binomial(k, q) with q the largest rate among the silos that still have a
+    t-th step; and a mixture of Gaussians whose shift is stochastically larger costs more for every epsilon,
+    in both directions (see docs/theory/group-privacy.md). So
+
+        for t = 1, 2, ...:  the mixture Binomial(k, max of q_s over silos with at least t steps)
+
+    bounds every split. If one silo has both the largest rate and the most steps, "all k records there" is
+    one of the splits and attains the bound: it is then exactly the worst. Otherwise the bound may be above
+    the worst split, which :func:`search_splits` finds by trying them all.
+
+    Args:
+        group_size: k, the most records a user keeps over all silos.
+        noise_multiplier: of DP-SGD, the same in every silo.
+        silos: (rate, steps) of every silo; steps of one round give the event of one round.
+
+    Returns:
+        The event, and the number of records per silo in the split that is (or is nearest to) the worst.
+    """
+    _check(group_size, silos)
+    rates = np.array([rate if steps > 0 else 0.0 for rate, steps in silos])
+    steps = np.array([steps for _, steps in silos])
+    events: list[Event] = []
+    done = 0
+    for until in sorted(set(steps.tolist()) - {0}):
+        rate = float(rates[steps >= until].max())
+        step = group_event(group_size=group_size, rate=rate, noise_multiplier=noise_multiplier)
+        events.append(SelfComposedEvent(event=step, count=until - done))
+        done = until
+    nearest = int(np.argmax(rates**2 * steps)) if len(silos) else 0
+    return ComposedEvent(events=tuple(events)), tuple(group_size * (s == nearest) for s in range(len(silos)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitCost:
+    """One split of a user's records over the silos, and what it costs her."""
+
+    split: tuple[int, ...]
+    epsilon: float
+
+
+def search_splits(
+    *,
+    group_size: int,
+    noise_multiplier: float,
+    silos: Silos,
+    delta: float,
+    accountant: Accountant,
+    rounds: int = 1,
+    most: int = 500,
+) -> tuple[SplitCost, ...]:
+    """Return every split of k records over the silos with its epsilon, the worst first.
+
+    Silos with equal rate and steps are interchangeable: only splits that differ otherwise are tried.
+
+    Raises:
+        PrivacyError: there are more than ``most`` splits to try (use :func:`worst_split`, which needs no
+        search).
+    """
+    _check(group_size, silos)
+    splits = _splits(group_size, silos, most)
+    costs = []
+    for split in splits:
+        event = split_event(split=split, noise_multiplier=noise_multiplier, silos=silos)
+        spent = SelfComposedEvent(event=event, count=rounds)
+        costs.append(SplitCost(split=split, epsilon=accountant.epsilon(spent, delta)))
+    return tuple(sorted(costs, key=lambda cost: -cost.epsilon))
+
+
+def _splits(group_size: int, silos: Silos, most: int) -> list[tuple[int, ...]]:
+    """List the ways to write k as one part per silo, parts falling among equal silos."""
+    partial: list[tuple[int, ...]] = [()]
+    for index, silo in enumerate(silos):
+        twin = max((i for i in range(index) if silos[i] == silo), default=None)
+        extended: list[tuple[int, ...]] = []
+        for parts in partial:
+            left = group_size - sum(parts)
+            cap = left if twin is None else min(left, parts[twin])
+            least = left if index == len(silos) - 1 else 0
+            extended.extend((*parts, part) for part in range(least, cap + 1))
+            if len(extended) > 50 * most:
+                break
+        partial = extended
+    if len(partial) > most:
+        raise PrivacyError(
+            f"more than {most} splits of {group_size} records over {len(silos)} silos; worst_split bounds
+            them all " "without a search"
+        )
+    return partial
+
+
+# --- the published ways -------------------------------------------------------------------------------------
+
+
+def lemma6(*, group_size: int, noise_multiplier: float, silos: Silos, delta: float) -> float:
+    """Return epsilon by Renyi group privacy with valid orders; k is rounded UP to a power of two 2^c.
+
+    (alpha, rho) for one record gives (alpha / 2^c, 3^c rho) for the group, if alpha >= 2^{c+1}
+    (Mironov 2017, Proposition 2, whose map is 2^c-stable; ULDP-FL, Lemma 6, prints 2^k and 3^k for it).
+    """
+    power = 1 << (group_size - 1).bit_length()
+    orders = (
+        tuple(order for order in _authors_orders(power) if order >= 2 * power) if power > 1 else OPACUS_ORDERS
+    )
+    return _lemma6(power, noise_multiplier, silos, delta, orders)
+
+
+def published(*, group_size: int, noise_multiplier: float, silos: Silos, delta: float) -> float:
+    """Return the figure the authors of ULDP-FL print: NOT a guarantee for k >= 16, nor where k is no power
+    of two.
+
+    Their grid of orders begins again at k + 10, which Lemma 6 excludes while k + 10 < 2k, and k is rounded
+    DOWN to a power of two.
+    """
+    power = 1 << (group_size.bit_length() - 1)
+    return _lemma6(power, noise_multiplier, silos, delta, _authors_orders(power))
+
+
+def _authors_orders(power: int) -> tuple[float, ...]:
+    """The authors' orders for a group of 2^c: 2^{c+1} + (0, 0.1, ..., 9.9), and the integers from 2^c +
+    10.""" fine = (2 * power + step / 10 for step in range(100)) return (*fine, *(float(order) for order in
+    range(power + 10, 4 * power + 64)))
+
+
+def _lemma6(
+    power: int, noise_multiplier: float, silos: Silos, delta: float, orders: tuple[float, ...]
+) -> float:
+    rdp = _costliest_rdp(noise_multiplier, silos, orders)
+    group_orders = tuple(order / power for order in orders)
+    return Conversion.BALLE_2020.epsilon(group_orders, 3 ** (power.bit_length() - 1) * rdp, delta)
+
+
+def lemma5(*, group_size: int, noise_multiplier: float, silos: Silos, delta: float) -> float:
+    """Return epsilon by group privacy of (epsilon, delta) itself: (k e, k e^{(k-1) e} d).
+
+    The record's (e, d) is the one that makes the group's delta the wanted one. With the conversion of Balle
+    et al., ln d = (alpha - 1) (rho - e + a) with a = ln((alpha-1)/alpha) - ln(alpha)/(alpha-1), the
+    condition ln k + (k-1) e + ln d = ln delta has for each order alpha > k the solution
+
+        e = (ln(k / delta) + (alpha - 1) (rho + a)) / (alpha - k),
+
+    and the smallest over the orders counts. (The paper searches for it over Opacus' orders, which end at
+    63; the orders here go on as far as k needs.)
+    """
+    orders = (*OPACUS_ORDERS, *(float(order) for order in range(64, 4 * group_size + 64)))
+    valid = tuple(order for order in orders if order > group_size)
+    rdp = _costliest_rdp(noise_multiplier, silos, valid)
+    a = np.array(valid)
+    converted = rdp + np.log1p(-1 / a) - np.log(a) / (a - 1)
+    record = (math.log(group_size / delta) + (a - 1) * converted) / (a - group_size)
+    return group_size * max(0.0, float(record.min()))
+
+
+def _costliest_rdp(
+    noise_multiplier: float, silos: Silos, orders: tuple[float, ...]
+) -> Float64[np.ndarray, " orders"]:
+    """Return the largest record-level Renyi divergence over the silos, order by order."""
+    _check(1, silos)
+    costs = [
+        steps * sampled_gaussian_rdp(rate, noise_multiplier, orders) for rate, steps in silos if steps > 0
+    ]
+    return np.max(costs, axis=0) if costs else np.zeros(len(orders))
