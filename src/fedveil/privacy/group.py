@@ -29,7 +29,9 @@ hold with the costliest silo's divergence. How the mixture covers several silos 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from jaxtyping import Float64
@@ -58,8 +60,8 @@ def _check(group_size: int, silos: Silos) -> None:
     for silo, (rate, steps) in enumerate(silos):
         if steps < 0 or (steps > 0 and not 0 < rate <= 1):
             raise PrivacyError(
-                f"silo {silo}: rate {rate} for {steps} steps; the rate must be above 0 and at most 1, and
-                the steps " "not negative"
+                f"silo {silo}: rate {rate} for {steps} steps; the rate must be above 0 and at most 1, and "
+                "the steps not negative"
             )
 
 
@@ -173,7 +175,12 @@ def search_splits(
         search).
     """
     _check(group_size, silos)
-    splits = _splits(group_size, silos, most)
+    splits = list(islice(_splits(group_size, silos), most + 1))
+    if len(splits) > most:
+        raise PrivacyError(
+            f"more than {most} splits of {group_size} records over {len(silos)} silos; worst_split bounds them "
+            "all without a search"
+        )
     costs = []
     for split in splits:
         event = split_event(split=split, noise_multiplier=noise_multiplier, silos=silos)
@@ -182,26 +189,16 @@ def search_splits(
     return tuple(sorted(costs, key=lambda cost: -cost.epsilon))
 
 
-def _splits(group_size: int, silos: Silos, most: int) -> list[tuple[int, ...]]:
-    """List the ways to write k as one part per silo, parts falling among equal silos."""
-    partial: list[tuple[int, ...]] = [()]
-    for index, silo in enumerate(silos):
-        twin = max((i for i in range(index) if silos[i] == silo), default=None)
-        extended: list[tuple[int, ...]] = []
-        for parts in partial:
-            left = group_size - sum(parts)
-            cap = left if twin is None else min(left, parts[twin])
-            least = left if index == len(silos) - 1 else 0
-            extended.extend((*parts, part) for part in range(least, cap + 1))
-            if len(extended) > 50 * most:
-                break
-        partial = extended
-    if len(partial) > most:
-        raise PrivacyError(
-            f"more than {most} splits of {group_size} records over {len(silos)} silos; worst_split bounds
-            them all " "without a search"
-        )
-    return partial
+def _splits(left: int, silos: Silos, parts: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to write k as one part per silo, parts falling among equal silos."""
+    index = len(parts)
+    if index == len(silos):
+        if left == 0:
+            yield parts
+        return
+    twins = [parts[i] for i in range(index) if silos[i] == silos[index]]
+    for part in range(min([left, *twins[-1:]]), -1, -1):
+        yield from _splits(left - part, silos, (*parts, part))
 
 
 # --- the published ways -------------------------------------------------------------------------------------
@@ -232,9 +229,9 @@ def published(*, group_size: int, noise_multiplier: float, silos: Silos, delta: 
 
 
 def _authors_orders(power: int) -> tuple[float, ...]:
-    """The authors' orders for a group of 2^c: 2^{c+1} + (0, 0.1, ..., 9.9), and the integers from 2^c +
-    10.""" fine = (2 * power + step / 10 for step in range(100)) return (*fine, *(float(order) for order in
-    range(power + 10, 4 * power + 64)))
+    """The authors' orders for 2^c: 2^{c+1} + (0, 0.1, ..., 9.9), and the integers from 2^c + 10."""
+    fine = (2 * power + step / 10 for step in range(100))
+    return (*fine, *(float(order) for order in range(power + 10, 4 * power + 64)))
 
 
 def _lemma6(
