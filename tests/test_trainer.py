@@ -232,7 +232,7 @@ def test_the_trainer_is_chosen_by_what_the_model_can_do():
     assert isinstance(choose_trainer(branching, local, cohort=cohort), LoopTrainer)
     assert isinstance(choose_trainer(task_of("linear"), local, name="loop"), LoopTrainer)
     with pytest.raises(ConfigError, match="auto, loop, vmap or span"):
-        choose_trainer(recurrent, local, name="fast")  # type: ignore[arg-type]
+        choose_trainer(recurrent, local, name="fast")
     with pytest.raises(ModelError, match="span"):
         choose_trainer(recurrent, local, name="span")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import nn
 
@@ -15,14 +13,12 @@ from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
 from fedveil.local.vectorized import BatchedGradients, VmapTrainer
 
-TrainerName: TypeAlias = Literal["auto", "loop", "vmap", "span"]
-
 
 def choose_trainer(
     task: Task,
     local: LocalStep,
     *,
-    name: TrainerName = "auto",
+    name: str = "auto",
     memory: int | None = None,
     compile: bool = False,
     cohort: Cohort | None = None,
@@ -43,10 +39,7 @@ def choose_trainer(
         ModelError: ``span`` for a model that is not linear.
     """
     if name == "auto":
-        if linear_layer(task.model) is not None:
-            name = "span"
-        else:
-            name = "vmap" if vmappable(task, cohort) else "loop"
+        name = _fastest(task, cohort)
     if name == "span":
         return SpanTrainer(task=task, local=local)
     if name == "vmap":
@@ -54,6 +47,12 @@ def choose_trainer(
     if name == "loop":
         return LoopTrainer(task=task, local=local)
     raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
+
+
+def _fastest(task: Task, cohort: Cohort | None) -> str:
+    if linear_layer(task.model) is not None:
+        return "span"
+    return "vmap" if vmappable(task, cohort) else "loop"
 
 
 def vmappable(task: Task, cohort: Cohort | None = None) -> bool:
