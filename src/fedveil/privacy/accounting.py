@@ -44,6 +44,7 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     atoms,
 )
+from fedveil.privacy.mixture import mixture_distribution
 
 OPACUS_ORDERS: tuple[float, ...] = (*(1 + step / 10 for step in range(1, 100)), *map(float, range(12, 64)))
 """Renyi orders of Opacus' default grid: 1.1 to 10.9 in steps of 0.1, then 12 to 63."""
@@ -428,10 +429,8 @@ def _distribution(release: Event, adjacency: Adjacency, interval: float) -> pld.
                 sampling_prob=release.rate,
                 neighboring_relation=relation,
             )
-        case MixtureOfGaussiansEvent(noise_multiplier=sigma):
-            return pld.from_mixture_gaussian_mechanism(
-                sigma, release.sensitivities, release.probabilities, value_discretization_interval=interval
-            )
+        case MixtureOfGaussiansEvent():
+            return mixture_distribution(release, interval)
     raise AssertionError(f"{release} has no discretised distribution")
 
 
