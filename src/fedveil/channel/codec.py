@@ -14,10 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float64
 
-from fedveil.channel.errors import MessageError, UpdateError
+from fedveil.channel.errors import ChannelError, MessageError, UpdateError
 from fedveil.channel.lattices import Z1
 from fedveil.channel.laws import GaussianLaw
-from fedveil.channel.orbits import MAX_ORDER, MIN_ORDER, choose_order, read_selection, select, write_selection
+from fedveil.channel.orbits import (
+    MAX_ORDER,
+    MAX_SEARCH,
+    MIN_ORDER,
+    choose_order,
+    read_selection,
+    select,
+    write_selection,
+)
 from fedveil.channel.points import read_points, write_points
 from fedveil.channel.quantizers import LayeredQuantizer
 from fedveil.channel.streams import SharedStreams
@@ -47,6 +55,9 @@ class Channel:
             among shared noise at low rates (:mod:`fedveil.channel.orbits`), Z1 in between, ``quantizer``'s lattice
             from a spread of 0.8 of the noise on. The law is the same in every way; other laws always use the lattice.
 
+        search: effort of the selection, log2 of the ceiling M in :mod:`fedveil.channel.orbits`: one more doubles the
+            sender's work at low rates and saves about a fourteenth of the bits.
+
     Example:
         >>> from fedveil.channel.lattices import Z1
         >>> from fedveil.channel.laws import GaussianLaw
@@ -60,6 +71,11 @@ class Channel:
 
     quantizer: LayeredQuantizer
     adaptive: bool = False
+    search: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.search <= MAX_SEARCH:
+            raise ChannelError(f"search must be an integer from 0 to {MAX_SEARCH}, got {self.search}")
 
     def encode(self, update: Float[np.ndarray, " m"], streams: SharedStreams) -> bytes:
         """Quantise and encode an update.
@@ -79,7 +95,7 @@ class Channel:
         for block, (start, end) in enumerate(_blocks(len(update), self.quantizer.lattice.dimension)):
             x = update[start:end].astype(np.float64)
             plan = _plan(x, self.quantizer) if self.adaptive else _LATTICE
-            checksum = _encode_block(writer, x, self.quantizer, plan, streams, block, checksum)
+            checksum = _encode_block(writer, x, self.quantizer, plan, self.search, streams, block, checksum)
         header = Header(quantizer=self.quantizer, length=len(update), secure=streams.secure)
         return seal(header, writer.finish(), checksum, streams)
 
@@ -177,7 +193,7 @@ def _spread(code: int) -> float:
 
 def _symbols_checksum(points: Float64[np.ndarray, "rows n"], checksum: int) -> int:
     """Checksum of lattice points: twice a point's coordinate, to 16 bits."""
-    return zlib.crc32((2.0 * points).astype(np.int64).astype("<i2"), checksum)
+    return zlib.crc32((2.0 * points).astype(np.int64).astype("<i2").tobytes(), checksum)
 
 
 def _scalar(quantizer: LayeredQuantizer) -> LayeredQuantizer:
@@ -200,13 +216,14 @@ def _encode_block(
     x: Float64[np.ndarray, " m"],
     quantizer: LayeredQuantizer,
     plan: int,
+    search: int,
     streams: SharedStreams,
     block: int,
     checksum: int,
 ) -> int:
     code = _spread_code(x, quantizer.law.scale)
     if plan >= MIN_ORDER:
-        selection = select(x, _scalar(quantizer), streams, block, plan)
+        selection = select(x, _scalar(quantizer), streams, block, plan, search)
         if selection.worthwhile:
             writer.field(plan, _PLAN_BITS)
             writer.field(code, 16)

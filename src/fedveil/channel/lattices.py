@@ -60,7 +60,7 @@ class Lattice:
         accepted.
         """
         n = self.dimension
-        ball = math.pi ** (n / 2) / math.gamma(n / 2 + 1) * self.packing_radius**n
+        ball: float = math.pi ** (n / 2) / math.gamma(n / 2 + 1) * self.packing_radius**n
         return min(1.0, ball / self.volume)
 
     def points(self, integers: Int64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
@@ -98,7 +98,7 @@ class Lattice:
 
 def _closest_even(x: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
     """D_n: round every coordinate; where the sum is odd, round the worst coordinate the other way."""
-    rounded = np.rint(x)
+    rounded: Float64[np.ndarray, "m n"] = np.rint(x)
     error = x - rounded
     odd = np.flatnonzero(np.rint(rounded.sum(axis=1) * 0.5) * 2.0 != rounded.sum(axis=1))
     worst = np.argmax(np.abs(error[odd]), axis=1)

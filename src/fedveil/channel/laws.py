@@ -116,11 +116,11 @@ class GaussianLaw:
 
     def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
         """Draw U of the chi-square law with ``dimension + 2`` degrees of freedom."""
-        return np.maximum(portable.chi_square(source, count, dimension + 2), SQUARE_FLOOR)
+        return np.asarray(np.maximum(portable.chi_square(source, count, dimension + 2), SQUARE_FLOOR))
 
     def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
         """Return std * sqrt(U)."""
-        return self.std * np.sqrt(latent)
+        return np.asarray(self.std * np.sqrt(latent))
 
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return Phi(x / std)."""
@@ -174,7 +174,7 @@ class LaplaceLaw:
         """Draw U of the Gamma(2, 1) law."""
         product = portable.uniforms(source, count)
         product *= portable.uniforms(source, count)
-        return np.maximum(-portable.log(product), LINEAR_FLOOR)
+        return np.asarray(np.maximum(-portable.log(product), LINEAR_FLOOR))
 
     def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
         """Return b U."""
@@ -187,7 +187,7 @@ class LaplaceLaw:
     def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
         """Return P(z^2 <= x) = 1 - exp(-sqrt(x)/b)."""
         self.require(dimension)
-        return -np.expm1(-np.sqrt(x) / self.b)
+        return np.asarray(-np.expm1(-np.sqrt(x) / self.b))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,11 +231,11 @@ class StudentLaw:
         """Draw U = chi-square(dimension + 2) / (chi-square(degrees) / degrees)."""
         latent = portable.chi_square(source, count, dimension + 2) * self.degrees
         latent /= np.maximum(portable.chi_square(source, count, self.degrees), SQUARE_FLOOR**2)
-        return np.maximum(latent, SQUARE_FLOOR)
+        return np.asarray(np.maximum(latent, SQUARE_FLOOR))
 
     def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
         """Return scale * sqrt(U)."""
-        return self.t_scale * np.sqrt(latent)
+        return np.asarray(self.t_scale * np.sqrt(latent))
 
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return Student's distribution function."""

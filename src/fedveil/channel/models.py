@@ -71,6 +71,7 @@ def _deviations(eighth: int, points: int = 4) -> Float64[np.ndarray, " points"]:
 
 def _units(mass: Float64[np.ndarray, " symbols"]) -> Int64[np.ndarray, " symbols_and_escape"]:
     """Round probabilities to positive multiples of 2^-22 that sum to 1, with a place for the escape."""
+    units: Int64[np.ndarray, " symbols_and_escape"]
     units = np.maximum(np.rint(np.append(mass, 0.0) * _UNITS), 4).astype(np.int64)
     units[np.argmax(units)] += _UNITS - units.sum()
     return units
@@ -89,7 +90,7 @@ def _gaussian_mass(
 ) -> Float64[np.ndarray, " symbols"]:
     edges = np.arange(-reach, reach + 2) - 0.5
     cumulative = ndtr((edges + offset) / deviation)
-    return np.diff(cumulative, axis=-1).mean(axis=(0, 1))
+    return np.asarray(np.diff(cumulative, axis=-1).mean(axis=(0, 1)))
 
 
 def _masses() -> list[Int64[np.ndarray, " _"]]:
@@ -177,6 +178,6 @@ class Contexts:
 
     def turned(self, symbols: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
         """Turn the sign of the mirrored ones; its own inverse."""
-        turned = symbols ^ self.mirror
+        turned: Int64[np.ndarray, " m"] = symbols ^ self.mirror
         turned -= self.mirror
         return turned

@@ -4,22 +4,22 @@ A quantiser spends about 1.03 r bits on a parameter of standard deviation r sigm
 sigma^2) carries r^2 / 2 nats. The gap is the price of layers, whose borders betray the latent. Here nothing is layered:
 both ends draw Z ~ N(0, sigma^2 I_D), the sender looks at the D cyclic shifts of Z and names one that is about right.
 
-With w(y) = density of N(x, sigma^2 I) over that of N(0, sigma^2 I) at y, and W(y) the mean of w over y's shifts (a Gaussian
-vector and its shifts have one law, so W is the density ratio of orbits), and a ceiling M:
+With w(y) = density of N(x, sigma^2 I) over that of N(0, sigma^2 I) at y, W(y) the mean of w over y's shifts (a
+Gaussian vector and its shifts have one law, so W is the density ratio of orbits), and a ceiling M:
 
 1. Trial: y ~ N(x, sigma^2 I) by the scalar LRSUQ. With probability 1 - min(W(y), M) / W(y) it is sent as it is.
-2. Otherwise: draw shared Z until a Z is accepted, with probability min(W(Z), M) / M each, then name a shift with
+2. Otherwise: draw shared Z until one is accepted, with probability min(W(Z), M) / M each, then name a shift with
    probability proportional to its w.
 
-The output of step 2 has density N(0, sigma^2 I)(y) w(y) min(W, M) / (W A) with A = E min(W, M), and is reached with
-probability A; step 1 leaves N(x, sigma^2 I)(y) (1 - min(W, M) / W). The two add up to N(x, sigma^2 I) for EVERY x: the
-error is exactly Gaussian and independent of x. The choice of D and M changes the number of bits alone. Cost: log2 D bits
-for the shift and about log2 M + 1.4 for the number of draws, per D parameters; log2 D - (x^2 / 2 sigma^2) log2 e is what is
-given away. All shifts are scored by one convolution (FFT), so D parameters cost O(D log D).
+Step 2 is reached with probability A = E min(W, M), and its output has the density N(0, sigma^2 I)(y) w(y) min(W, M) /
+(W A); step 1 leaves N(x, sigma^2 I)(y) (1 - min(W, M) / W). The two add up to N(x, sigma^2 I) for EVERY x: the error is
+exactly Gaussian and independent of x. D and M change only the number of bits and the sender's work (M draws a row).
+D parameters cost log2 D bits for the shift and about log2 M + 1.4 for the number of draws. All shifts are scored by
+one convolution (FFT), so a draw costs O(log D) a parameter.
 
-The idea of selecting among shared candidates is that of channel simulation by rejection and importance sampling (Harsha
-et al., "The communication complexity of correlation"; Havasi et al., "Minimal random code learning"); an orbit as one
-candidate makes the search D times shorter, and the trial makes the truncated search exact.
+Selecting among shared candidates is channel simulation by rejection and importance sampling (Harsha et al., "The
+communication complexity of correlation"; Havasi et al., "Minimal random code learning"). An orbit as one candidate
+makes the search D times shorter, and the trial makes the truncated search exact.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from fedveil.channel.quantizers import LayeredQuantizer, Quantized
 from fedveil.channel.streams import SharedStreams
 from fedveil.channel.symbols import SymbolReader, SymbolWriter
 
-CEILING = 4.0
-"""M: a higher ceiling costs more draws and saves bits, about a tenth of them from 4 to 8."""
+MAX_SEARCH = 7
+"""Largest log2 M."""
 TARGET_ENERGY = 10.0
 """|x|^2 / sigma^2 of a row that log2 D shifts serve well."""
 MIN_ORDER, MAX_ORDER = 5, 16
 _FRACTION_BITS = 6
+_SEARCH_BITS = 3
 _MOST_TRIALS_SENT = 48
 _MAX_ENERGY = 36.0
 
@@ -71,8 +72,9 @@ def _trial_model(code: int) -> object:
     return constriction.stream.model.Categorical(np.array([1.0 - sent, sent]), perfect=False)
 
 
-def _acceptance(code: int) -> float:
-    return (1.0 - (code + 0.5) / 2**_FRACTION_BITS) / CEILING
+def _acceptance(code: int, search: int) -> float:
+    """Probability that a draw is accepted: (1 - fraction of trials sent) / M."""
+    return float((1.0 - (code + 0.5) / 2**_FRACTION_BITS) / 2.0**search)
 
 
 def _signs(streams: SharedStreams, block: int, shape: tuple[int, int]) -> Float64[np.ndarray, "rows d"]:
@@ -103,7 +105,7 @@ class _Scores:
         """Choose a shift per row with probability proportional to its share."""
         cumulative = np.cumsum(self.shares, axis=1)
         picked = (cumulative < (u * cumulative[:, -1])[:, None]).sum(axis=1)
-        return np.minimum(picked, self.shares.shape[1] - 1)
+        return np.asarray(np.minimum(picked, self.shares.shape[1] - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,7 @@ class Selection:
 
     Attributes:
         order: log2 D.
+        search: log2 M.
         draws: (rows,) rejected draws before the accepted one; 0 where the trial is sent.
         shifts: (rows,) the named shift; 0 where the trial is sent.
         sent: (rows,) whether the trial itself is sent.
@@ -127,6 +130,7 @@ class Selection:
     """
 
     order: int
+    search: int
     draws: Int64[np.ndarray, " rows"]
     shifts: Int64[np.ndarray, " rows"]
     sent: Bool[np.ndarray, " rows"]
@@ -135,7 +139,7 @@ class Selection:
     @property
     def code(self) -> int:
         """Fraction of rows whose trial is sent, as the message gives it."""
-        return min(int(self.sent.mean() * 2**_FRACTION_BITS), 2**_FRACTION_BITS - 1)
+        return int(min(self.sent.mean() * 2**_FRACTION_BITS, 2**_FRACTION_BITS - 1))
 
     @property
     def worthwhile(self) -> bool:
@@ -148,7 +152,12 @@ def _padded(x: Float64[np.ndarray, " m"], order: int) -> Float64[np.ndarray, "ro
 
 
 def select(
-    x: Float64[np.ndarray, " m"], scalar: LayeredQuantizer, streams: SharedStreams, block: int, order: int
+    x: Float64[np.ndarray, " m"],
+    scalar: LayeredQuantizer,
+    streams: SharedStreams,
+    block: int,
+    order: int,
+    search: int,
 ) -> Selection:
     """Choose draws and shifts for a block.
 
@@ -158,6 +167,7 @@ def select(
         streams: this update's streams.
         block: number of the block.
         order: log2 D.
+        search: log2 M, 0 to 7: one more doubles the draws and saves about a fourteenth of the bits.
     """
     padded = _padded(x, order)
     signs = _signs(streams, block, padded.shape)
@@ -165,10 +175,10 @@ def select(
     rows = _Rows(spectrum=np.conj(np.fft.rfft(z)), energy=np.einsum("ij,ij->i", z, z))
     trial = scalar.quantize(padded.reshape(-1, 1), streams, block)
     y = scalar.reconstruct(trial.points, trial.dithers, trial.scales).reshape(padded.shape)
-    count = len(padded)
+    count, ceiling = len(padded), 2.0**search
     choice = streams.source("choice", block)
     score = _Scores.of(rows, np.arange(count), y * signs / scalar.law.scale)
-    sent = (uniforms(choice, count) * score.mean > CEILING) | (rows.energy > _MAX_ENERGY)
+    sent = (uniforms(choice, count) * score.mean > ceiling) | (rows.energy > _MAX_ENERGY)
     draws, shifts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     left = np.flatnonzero(~sent)
     source = streams.source("candidate", block)
@@ -176,12 +186,12 @@ def select(
     while len(left):
         candidates = normals(source.uint64(len(left) << order)).reshape(-1, 1 << order)
         score = _Scores.of(rows, left, candidates)
-        accepted = uniforms(choice, len(left)) * CEILING < score.mean
+        accepted = uniforms(choice, len(left)) * ceiling < score.mean
         shifts[left] = score.pick(uniforms(choice, len(left)))
         draws[left] = draw
         left = left[~accepted]
         draw += 1
-    return Selection(order=order, draws=draws, shifts=shifts, sent=sent, trial=trial)
+    return Selection(order=order, search=search, draws=draws, shifts=shifts, sent=sent, trial=trial)
 
 
 def write_selection(
@@ -189,10 +199,11 @@ def write_selection(
 ) -> int:
     """Write a block's selection and return the checksum of its symbols."""
     code = selection.code
+    writer.field(selection.search, _SEARCH_BITS)
     writer.field(code, _FRACTION_BITS)
     sent, named = selection.sent, np.flatnonzero(~selection.sent)
     writer.categories(sent.astype(np.int64), _trial_model(code))
-    writer.attempts(selection.draws[named], _acceptance(code))
+    writer.attempts(selection.draws[named], _acceptance(code, selection.search))
     writer.fields(selection.shifts[named], selection.order)
     trials = np.repeat(sent, 1 << selection.order)
     points = selection.trial.points[trials]
@@ -217,13 +228,13 @@ def read_selection(
         MessageError: a number that no sender writes.
     """
     rows, size = -(-length >> order), 1 << order
-    code = reader.field(_FRACTION_BITS)
+    search, code = reader.field(_SEARCH_BITS), reader.field(_FRACTION_BITS)
     if code > _MOST_TRIALS_SENT:
         raise MessageError("the message sends more trials than any sender does")
     sent = reader.categories(rows, _trial_model(code)).astype(np.bool_)
     named = np.flatnonzero(~sent)
-    limit = math.ceil((4 * rows + 64) / _acceptance(code))
-    draws = reader.attempts(len(named), _acceptance(code), limit)
+    acceptance = _acceptance(code, search)
+    draws = reader.attempts(len(named), acceptance, math.ceil((4 * rows + 64) / acceptance))
     shifts = reader.fields(len(named), order)
     values = np.empty((rows, size))
     values[named] = _shifted(_candidates(draws, streams, block, order), shifts)

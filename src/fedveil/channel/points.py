@@ -30,7 +30,7 @@ def _deviation(lattice: Lattice, ratio: Float64[np.ndarray, " m"], i: int) -> Fl
     step = float(lattice.generator[i, i])
     excess = lattice.packing_radius**2 / (lattice.dimension + 2) - step**2 / 12
     square = ratio * ratio
-    return np.sqrt(np.maximum(square + excess, 0.25 * square)) / step
+    return np.asarray(np.sqrt(np.maximum(square + excess, 0.25 * square)) / step)
 
 
 def write_points(

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from fedveil.channel.errors import UnsupportedPairError
 from fedveil.channel.lattices import Lattice
@@ -134,13 +134,15 @@ class LayeredQuantizer:
         scales: Float64[np.ndarray, " m"],
     ) -> Float64[np.ndarray, "m n"]:
         """Return beta (M + V)."""
-        decoded = points + dithers
+        decoded: Float64[np.ndarray, "m n"] = points + dithers
         decoded *= scales[:, None]
         return decoded
 
     def _dithers(self, flat: Float64[np.ndarray, " k"]) -> Float64[np.ndarray, "m n"]:
         return self.lattice.cell_points(flat.reshape(-1, self.lattice.dimension))
 
-    def _outside(self, points: Float64[np.ndarray, "m n"], target: Float64[np.ndarray, "m n"]) -> np.ndarray:
+    def _outside(
+        self, points: Float64[np.ndarray, "m n"], target: Float64[np.ndarray, "m n"]
+    ) -> Bool[np.ndarray, " m"]:
         error = points - target
-        return np.einsum("ij,ij->i", error, error) > self.lattice.packing_radius**2
+        return np.asarray(np.einsum("ij,ij->i", error, error) > self.lattice.packing_radius**2)
