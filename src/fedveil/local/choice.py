@@ -7,7 +7,8 @@ from torch import nn
 
 from fedveil.errors import ConfigError
 from fedveil.local.loop import LoopTrainer
-from fedveil.local.span import SpanTrainer, linear_layer
+from fedveil.local.span import SpanTrainer
+from fedveil.local.span_plan import linear_layer
 from fedveil.local.steps import LocalStep
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
