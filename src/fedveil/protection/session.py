@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, Moment
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.messages import SERVER
+from fedveil.protection.private_weighting import Evaluator, KeyHolder
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.transcript import Transcript
+from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.protection.weighting_server import WeightingServer
+from fedveil.protection.weighting_silo import WeightingSilo
 
 
 class SiloParty(Protocol):
@@ -108,3 +112,69 @@ class AggregationSession:
         for silo in cohort:
             self._post.to_server(silo, self._silos[silo].contribute(units[silo]))
         return self._server.result()
+
+
+class WeightingSession:
+    """All parties of a run under private weighting, in one process; the setup is played at once.
+
+    Args:
+        plan: what all parties agree on.
+        counts: (|S|, |U|) n_{s,u}; row s is given to silo s alone.
+        holder: the cipher's key holder, for the server.
+        evaluator: makes the cipher's evaluator, for each silo.
+
+    Raises:
+        ProtocolError: counts that the plan does not allow, naming the silo.
+    """
+
+    def __init__(
+        self,
+        plan: WeightingPlan,
+        counts: Int64[np.ndarray, "silos users"],
+        *,
+        holder: KeyHolder,
+        evaluator: Callable[[WeightingPlan, bytes], Evaluator],
+    ) -> None:
+        self.plan = plan
+        self.transcript = Transcript()
+        identities = [IdentityKey.generate() for _ in range(plan.silos)]
+        roster = tuple(identity.public for identity in identities)
+        self.silos = tuple(
+            WeightingSilo(
+                plan, index=index, identity=identity, roster=roster, counts=row, evaluator=evaluator
+            )
+            for index, (identity, row) in enumerate(zip(identities, counts, strict=True))
+        )
+        self.server = WeightingServer(plan, holder)
+        self._post = Post(self.server, self.silos, self.transcript)
+        for silo in self.silos:
+            self._post.to_server(silo.index, silo.announce())
+
+    def aggregate(
+        self,
+        round_number: int,
+        contributions: Sequence[Int64[np.ndarray, "m d"]],
+        noise: Sequence[Int64[np.ndarray, " d"]],
+        *,
+        drawn: Bool[np.ndarray, " users"] | None = None,
+        attempt: int = 0,
+    ) -> Float64[np.ndarray, " d"]:
+        """Return sum_s ( sum_u n_{s,u}/N_u y_{s,u} + z_s ) over the drawn users, in grid units.
+
+        Args:
+            round_number: counts from 1; each pair of round and attempt can be played once.
+            contributions: per silo the (m, d) clipped contributions of its :attr:`WeightingSilo.members`,
+            weight 1.
+            noise: per silo its (d,) exact integer noise share.
+            drawn: (|U|,) who takes part, if the plan has the server draw users.
+            attempt: how often this round was begun before.
+
+        Raises:
+            ProtocolError: values the plan does not allow, a moment played before, or a sum that fails its
+            check.
+        """
+        moment = Moment(run=self.plan.run, round=round_number, attempt=attempt)
+        self._post.to_silos(self.server.begin(moment, drawn))
+        for silo, units, share in zip(self.silos, contributions, noise, strict=True):
+            self._post.to_server(silo.index, silo.contribute(units, share))
+        return self.server.result()
