@@ -64,7 +64,7 @@ def test_figure_2_with_valid_orders(k: int) -> None:
 @pytest.mark.parametrize("k", NORMAL)
 def test_figure_2_by_the_normal_search(k: int) -> None:
     figure = lemma5(group_size=k, noise_multiplier=5.0, silos=FIGURE_2, delta=DELTA)
-    assert figure == pytest.approx(NORMAL[k], rel=2e-4)
+    assert figure == pytest.approx(NORMAL[k], rel=3e-4)
 
 
 @pytest.mark.parametrize("k", MIXTURE)

@@ -18,6 +18,8 @@ from scipy.special import log_ndtr, ndtr
 from fedveil.privacy.events import MixtureOfGaussiansEvent
 
 Values = Float64[np.ndarray, " n"]
+Components = Float64[np.ndarray, " m"]
+Table = Float64[np.ndarray, " t"]
 
 _REACH = 10.0  # standard deviations: what lies beyond has probability below 1e-22
 _TABLE = 50_000
@@ -71,7 +73,7 @@ def mixture_distribution(event: MixtureOfGaussiansEvent, interval: float) -> Pri
     )
 
 
-def _loss(x: Values, shifts: Values, weights: Values, sigma: float) -> Values:
+def _loss(x: Values, shifts: Components, weights: Components, sigma: float) -> Values:
     """Return l(x), component by component (memory stays that of ``x``)."""
     total = np.full(len(x), -math.inf)
     for shift, weight in zip(shifts, weights, strict=True):
@@ -79,7 +81,7 @@ def _loss(x: Values, shifts: Values, weights: Values, sigma: float) -> Values:
     return total
 
 
-def _threshold(e: Values, losses: Values, table: Values) -> Values:
+def _threshold(e: Values, losses: Table, table: Table) -> Values:
     """Return t with l(t) = e, or minus infinity where e is below every loss (the half-line is the line)."""
     threshold: Values = np.interp(e, losses, table, left=-math.inf)
     return threshold
