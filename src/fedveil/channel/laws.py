@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
@@ -32,6 +32,7 @@ LINEAR_FLOOR = 2.0**-32
 """Smallest latent of the Laplace law: P(Gamma(2, 1) < 2^-32) < 2^-64."""
 
 
+@runtime_checkable
 class Law(Protocol):
     """A spherically symmetric noise law that layers into balls."""
 
@@ -63,6 +64,7 @@ class Law(Protocol):
         ...
 
 
+@runtime_checkable
 class NoiseLaw(Law, Protocol):
     """A layered law with a density, fit to be privacy noise."""
 

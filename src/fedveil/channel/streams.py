@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -46,6 +46,7 @@ def update_key(secret: bytes, *, run: str, client: int, round_number: int, attem
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
+@runtime_checkable
 class SharedStreams(Protocol):
     """Named streams that sender and receiver draw alike, and the authentication of what is sent under
     them.
