@@ -222,7 +222,9 @@ class _Training:
             members = slice(int(owner[first]), int(owner[last - 1]) + 1)
             exact = plan.rows.weighted_sum(rows, first, last, dropped)
             if self._sgd.weight_decay:
-                exact += torch.where(factors > 0, factors * self._shrink, 0)[members].sum() * self._start
+                exact += (
+                    torch.where(factors > 0, factors * self._shrink, 0)[members].sum() * self._start.double()
+                )
             total[silo] = round_to_grid(bound, exact, float(weights[members].sum()), last - first)
         return total, lengths.norms
 
