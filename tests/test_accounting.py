@@ -199,7 +199,7 @@ def test_conversions_of_epsilon_and_delta_are_inverse(conversion: Conversion) ->
             events=(gaussian_rounds(50, rate=0.2), gaussian_rounds(5), LaplaceEvent(noise_multiplier=9.0))
         ),
         MixtureOfGaussiansEvent(
-            noise_multiplier=2.0, sensitivities=(0.0, 1.0, 2.0), probabilities=(0.5, 0.3, 0.2)
+            noise_multiplier=9.0, sensitivities=(0.0, 1.0, 2.0), probabilities=(0.5, 0.3, 0.2)
         ),
     ],
 )

@@ -101,10 +101,10 @@ def test_sizes_between_powers_of_two_are_rounded_up_and_the_paper_down() -> None
 
 
 @given(st.integers(1, 40), st.floats(0.005, 0.9), st.floats(0.5, 8.0), st.floats(0.0, 4.0))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_one_step_is_the_binomial_mixture(k: int, rate: float, sigma: float, eps: float) -> None:
     """The step's delta is that of the mixture integrated on a grid, in the worse direction."""
-    x = np.linspace(-12 * sigma, k + 12 * sigma, 60_001)
+    x = np.linspace(-12 * sigma, k + 12 * sigma, 20_001)
     step = x[1] - x[0]
     counts = np.arange(k + 1)
     base = norm.pdf(x, scale=sigma)
@@ -193,7 +193,7 @@ def test_silos_that_do_not_train_cost_nothing() -> None:
 
 
 @given(st.integers(1, 12), st.floats(0.01, 0.5), st.floats(1.0, 6.0))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_more_records_never_cost_less(k: int, rate: float, sigma: float) -> None:
     def cost(size: int) -> float:
         return PLD.delta(group_event(group_size=size, rate=rate, noise_multiplier=sigma), 0.5)

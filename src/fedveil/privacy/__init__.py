@@ -1,1 +1,66 @@
+"""Privacy: bounds, noise, samplers, events, accountants, calibration, group privacy, ledger and statement."""
 
+from fedveil.privacy.accounting import (
+    ACCOUNTANTS,
+    Accountant,
+    PldAccountant,
+    RdpAccountant,
+    epsilon,
+    make_accountant,
+)
+from fedveil.privacy.bounds import Clip, Unbounded
+from fedveil.privacy.calibration import calibrate_noise, calibrate_rate, calibrate_rounds, gaussian_rounds
+from fedveil.privacy.events import (
+    Adjacency,
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    MixtureOfGaussiansEvent,
+    NoGuarantee,
+    PoissonSampledEvent,
+    SelfComposedEvent,
+    event_from_json,
+)
+from fedveil.privacy.ledger import Budget, Entry, Head, Ledger, read_entries
+from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, NoiseLaw
+from fedveil.privacy.sampling import Everyone, PoissonUsers
+from fedveil.privacy.statement import AsPublished, Disclosure, Statement
+
+__all__ = [
+    "ACCOUNTANTS",
+    "Accountant",
+    "Adjacency",
+    "AsPublished",
+    "Budget",
+    "Clip",
+    "ComposedEvent",
+    "Disclosure",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "Entry",
+    "Event",
+    "Everyone",
+    "GaussianEvent",
+    "Head",
+    "LaplaceEvent",
+    "Ledger",
+    "MixtureOfGaussiansEvent",
+    "NoGuarantee",
+    "NoiseLaw",
+    "PldAccountant",
+    "PoissonSampledEvent",
+    "PoissonUsers",
+    "RdpAccountant",
+    "SelfComposedEvent",
+    "Statement",
+    "Unbounded",
+    "calibrate_noise",
+    "calibrate_rate",
+    "calibrate_rounds",
+    "epsilon",
+    "event_from_json",
+    "gaussian_rounds",
+    "make_accountant",
+    "read_entries",
+]
