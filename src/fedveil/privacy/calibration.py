@@ -54,8 +54,7 @@ def calibrate_noise(event: Callable[[float], Event], budget: Budget, tolerance: 
         if low < _LEAST_NOISE:
             raise BudgetError(
                 f"epsilon {budget.epsilon:g} is met by almost no noise (multiplier {high:g}), which "
-                "protects nobody; "
-                "give the noise multiplier itself, or a smaller epsilon"
+                "protects nobody; give the noise multiplier itself, or a smaller epsilon"
             )
     while low < high * (1 - tolerance):
         middle = (low * high) ** 0.5

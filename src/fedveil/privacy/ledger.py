@@ -71,10 +71,13 @@ class Head:
 class Ledger:
     """An append-only, checksummed, exclusively locked record of charges for one unit and adjacency.
 
-    >>> import tempfile >>> from fedveil.privacy.events import GaussianEvent >>> with
-    tempfile.TemporaryDirectory() as folder: ...     with Ledger(Path(folder) / "ledger.jsonl", unit="user")
-    as ledger: ...         entry = ledger.charge(run="demo", round=1, attempt=0,
-    event=GaussianEvent(noise_multiplier=5.0)) ...         ledger.spent()
+    >>> import tempfile
+    >>> from fedveil.privacy.events import GaussianEvent
+    >>> release = GaussianEvent(noise_multiplier=5.0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Ledger(Path(folder) / "ledger.jsonl", unit="user") as ledger:
+    ...         entry = ledger.charge(run="demo", round=1, attempt=0, event=release)
+    ...         ledger.spent()
     GaussianEvent(noise_multiplier=5.0)
 
     Args:
@@ -99,8 +102,7 @@ class Ledger:
                 if (entry.unit, entry.adjacency) != (unit, adjacency):
                     raise RunFolderError(
                         f"{path}, line {entry.index + 1}: charges one {entry.unit} under "
-                        f"{entry.adjacency.value}, "
-                        f"but this ledger was opened for one {unit} under {adjacency.value}"
+                        f"{entry.adjacency.value}, but this ledger was opened for one {unit} under {adjacency.value}"
                     )
             self.recovered = _repair(self._file, content, complete)
         except OSError as error:
@@ -157,8 +159,7 @@ class Ledger:
         if (run, round, attempt) in self._attempts:
             raise PrivacyError(
                 f"{self.path}: run {run!r}, round {round}, attempt {attempt} is charged already; what is "
-                "tried again "
-                "must carry a new attempt number"
+                "tried again must carry a new attempt number"
             )
         if budget is not None and self.would_exceed(event, budget):
             raise BudgetError(
@@ -182,8 +183,7 @@ class Ledger:
             self.close()
             raise RunFolderError(
                 f"{self.path}: round {round} could not be charged ({error.strerror}), so nothing of it "
-                "may be "
-                "released; make room on the disk and resume"
+                "may be released; make room on the disk and resume"
             ) from error
         self._entries.append(entry)
         self._digests.append(digest)
@@ -196,8 +196,8 @@ class Ledger:
         if head.count >= len(self._digests) or self._digests[head.count] != head.digest:
             raise RunFolderError(
                 f"{self.path}: has {len(self._entries)} charges and does not continue the ledger of the "
-                "checkpoint, "
-                f"which had {head.count}; charges were lost or replaced, so what was spent is unknown"
+                f"checkpoint, which had {head.count}; charges were lost or replaced, so what was spent is "
+                "unknown"
             )
 
     def close(self) -> None:
@@ -291,8 +291,7 @@ def _read_line(path: Path, index: int, line: bytes) -> tuple[Entry, str]:
         if data["schema_version"] != SCHEMA_VERSION:
             raise RunFolderError(
                 f"{path}, line {index + 1}: schema version {data['schema_version']!r}; this fedveil reads "
-                "version "
-                f"{SCHEMA_VERSION}"
+                f"version {SCHEMA_VERSION}"
             )
         entry = Entry(
             index=int(data["index"]),
@@ -311,8 +310,7 @@ def _read_line(path: Path, index: int, line: bytes) -> tuple[Entry, str]:
 def _damaged(path: Path, index: int, what: str) -> RunFolderError:
     return RunFolderError(
         f"{path}, line {index + 1}: the ledger is damaged: {what}. What was spent is unknown, so nothing "
-        "may be "
-        "released from this run; restore the file from a copy"
+        "may be released from this run; restore the file from a copy"
     )
 
 
