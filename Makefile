@@ -1,6 +1,7 @@
 # make run: the first run.   make test: the whole fast suite.   Everything lives in .venv; nothing else is touched.
 PYTHON ?= python3
 VENV := .venv
+TESTS ?=
 BIN := $(VENV)/bin
 
 .PHONY: help setup run test test-all lint format clean
@@ -28,10 +29,10 @@ run: setup
 	@$(BIN)/fedveil run digits
 
 test: setup
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow" $(TESTS)
 
 test-all: setup
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2 $(TESTS)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -1,33 +1,33 @@
-"""Local training: 2,000 (silo, user) pairs of 1 + Poisson(5) records, 2 local epochs, CPU time of one thread.
+"""Local training, CPU time of one thread, bounds and sums included, against the plain PyTorch loop in the same run.
 
-Ours is the vectorised trainer, bounds and sums included; the peer is the plain PyTorch loop that most
-frameworks run: ``load_state_dict``, ``torch.optim.SGD``, clip, add. Memory is the rise of a fresh process's
-peak above its peak with the data loaded, at 2,000 and at 8,000 pairs.
+First 2,000 (silo, user) pairs of 1 + Poisson(5) records and 2 local epochs under the vectorised trainer, then linear
+models in the span of their records (:mod:`benchmarks.training_linear`), then the published rounds of the MNIST network.
+Memory is the rise of a fresh process's peak above its peak with the data loaded, at 2,000 and at 8,000 pairs.
 """
 
 from __future__ import annotations
 
-import copy
+import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
 import torch
 
+from benchmarks import training_linear
 from benchmarks.harness import Row, at_most, compared, cpu_seconds, extra_peak_megabytes
+from benchmarks.peers import CLIP, plain_loop, synthetic
+from fedveil.local.choice import choose_trainer
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.records import Affine, Records
-from fedveil.privacy.bounds import Clip
+from fedveil.population.catalogue import Allocation, catalogue, load
 from fedveil.randomness import ExperimentRandomness
 
 PAIRS = 2_000
-SILOS = 5
-CLIP = Clip(norm=0.1)
 LOCAL = LocalSgd(learning_rate=0.1, epochs=2)
 MODELS = {
     "linear": ("logistic regression, 7,850 parameters", 5.5),
@@ -39,85 +39,86 @@ LARGEST_MEMORY = 300.0
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yield speed, compiled speed and memory; ``quick`` takes fewer pairs and leaves compilation out."""
+    """Yield speed, compiled speed, memory and published rounds; ``quick`` takes fewer pairs and leaves out the long."""
     torch.set_num_threads(1)
     pairs, repeats = (200, 3) if quick else (PAIRS, 5)
     for model, (named, target) in MODELS.items():
-        ours, peer = cpu_seconds(vectorised(model, pairs), plain_loop(model, pairs), repeats=repeats)
+        ours, peer = cpu_seconds(vectorised(model, pairs), plain(model, pairs), repeats=repeats)
         yield compared(f"vectorised: {named}", "pairs/s", pairs / ours, pairs / peer, target)
     for model, target in {} if quick else COMPILED.items():
-        ours, peer = cpu_seconds(vectorised(model, pairs, True), plain_loop(model, pairs), repeats=repeats)
+        ours, peer = cpu_seconds(vectorised(model, pairs, True), plain(model, pairs), repeats=repeats)
         yield compared(f"compiled: {MODELS[model][0]}", "pairs/s", pairs / ours, pairs / peer, target)
     for model, (named, _) in MODELS.items():
         for count in (pairs,) if quick else (pairs, 4 * pairs):
             megabytes = extra_peak_megabytes(vectorised, model, count)
             yield at_most(f"extra peak memory, {count:,} pairs: {named}", "MB", megabytes, LARGEST_MEMORY)
+    yield from training_linear.rows(quick)
+    if not quick and any(entry.name == "mnist" and entry.present for entry in catalogue()):
+        yield from _published_rounds()
 
 
-def cohort_of(pairs: int) -> Cohort:
-    """Make image-shaped records for this many (silo, user) pairs."""
-    rng = np.random.default_rng(0)
-    sizes = 1 + rng.poisson(5, pairs)
-    user = np.repeat(np.arange(pairs, dtype=np.int32), sizes)
-    records = Records(
-        features=rng.normal(size=(len(user), 28, 28)).astype(np.float32),
-        targets=rng.integers(0, 10, len(user)),
-        silo=user % np.int32(SILOS),
-        user=user,
-    )
-    return Cohort.of(
+def _published_rounds() -> Iterator[Row]:
+    """Yield one round of the MNIST network, zipf, Q = 50: by records at fewer epochs, and the full settings."""
+    once = LocalSgd(learning_rate=0.01, epochs=1, batch_size=64)
+    for users in (1_000, 3_000, 10_000):
+        seconds, steps, _ = _mnist_round(users, once)
+        yield Row(case=f"MNIST CNN, {users:,} users, Q = 1: a round", unit="CPU-s", ours=seconds)
+        yield Row(
+            case=f"MNIST CNN, {users:,} users, Q = 1: a step", unit="CPU-ms", ours=1e3 * seconds / steps
+        )
+    full = LocalSgd(learning_rate=0.01, epochs=50, batch_size=64)
+    seconds, _, _ = _mnist_round(100, full)
+    yield at_most("MNIST CNN, 100 users, Q = 50: a round", "CPU-s", seconds, 348.0)
+    torch.set_num_threads(os.cpu_count() or 1)
+    _, _, wall = _mnist_round(10_000, full)
+    torch.set_num_threads(1)
+    yield at_most("MNIST CNN, 10,000 users, Q = 50: a round on all cores", "s", wall, 480.0)
+
+
+def _mnist_round(n_users: int, local: LocalSgd) -> tuple[float, int, float]:
+    """Return CPU seconds, local steps and wall seconds of one round."""
+    population = load("mnist", n_users=n_users, allocation=Allocation(law="zipf"))
+    records = population.train
+    groups = records.by_silo_user()
+    cohort = Cohort.of(
         records,
-        groups=records.by_silo_user(),
-        n_silos=SILOS,
-        scale=Affine(),
+        groups=groups,
+        n_silos=population.n_silos,
+        scale=population.scale,
         device=torch.device("cpu"),
     )
+    model = build_model(
+        "cnn", input_shape=population.feature_shape, n_outputs=10, randomness=ExperimentRandomness(0)
+    )
+    task = Task(model=model, loss=load_loss("cross_entropy"))
+    trainer = choose_trainer(task, local, cohort=cohort)
+    members = torch.arange(len(groups))
+    weights = torch.ones(len(members), dtype=torch.float64)
+    cpu, wall = time.process_time(), time.perf_counter()
+    sums = trainer.sums(task.initial(), cohort, members, weights, CLIP, ExperimentRandomness(0), ("round", 1))
+    return time.process_time() - cpu, sums.steps, time.perf_counter() - wall
 
 
-def _task_of(model: str) -> Task:
+def _task(model: str) -> Task:
     built = build_model(model, input_shape=(28, 28), n_outputs=10, randomness=ExperimentRandomness(0))
     return Task(model=built, loss=load_loss("cross_entropy"))
 
 
 def vectorised(model: str, pairs: int, compile: bool = False) -> Callable[[], object]:
     """Return a round of the vectorised trainer."""
-    task, cohort = _task_of(model), cohort_of(pairs)
-    trainer = VmapTrainer(task=task, local=LOCAL, compile=compile)
-    weights = torch.ones(pairs, dtype=torch.float64)
+    task, cohort = _task(model), synthetic(pairs)
     return partial(
-        trainer.sums,
+        VmapTrainer(task=task, local=LOCAL, compile=compile).sums,
         task.initial(),
         cohort,
         torch.arange(pairs),
-        weights,
+        torch.ones(pairs, dtype=torch.float64),
         CLIP,
         ExperimentRandomness(0),
         ("round", 1),
     )
 
 
-def plain_loop(model: str, pairs: int) -> Callable[[], object]:
-    """Return the same round as plain PyTorch code: one module, one optimiser per pair, the sums of the silos."""
-    network = build_model(model, input_shape=(28, 28), n_outputs=10, randomness=ExperimentRandomness(0))
-    cohort = cohort_of(pairs)
-    loss = torch.nn.CrossEntropyLoss()
-    start = copy.deepcopy(network.state_dict())
-    first = torch.nn.utils.parameters_to_vector(network.parameters()).detach().clone()
-
-    def one_round() -> object:
-        totals = torch.zeros(SILOS, len(first))
-        for pair in range(pairs):
-            held = torch.from_numpy(cohort.groups.members(pair))
-            features, targets = cohort.features[held], cohort.targets[held]
-            network.load_state_dict(start)
-            optimizer = torch.optim.SGD(network.parameters(), lr=LOCAL.learning_rate)
-            for _ in range(LOCAL.epochs):
-                optimizer.zero_grad()
-                loss(network(features), targets).backward()
-                optimizer.step()
-            with torch.no_grad():
-                delta = torch.nn.utils.parameters_to_vector(network.parameters()) - first
-                totals[cohort.groups.silo[pair]] += delta * min(1.0, CLIP.norm / float(delta.norm()))
-        return totals
-
-    return one_round
+def plain(model: str, pairs: int) -> Callable[[], object]:
+    """Return the same round as plain PyTorch code."""
+    return plain_loop(_task(model), LOCAL, synthetic(pairs), torch.arange(pairs))

@@ -6,16 +6,15 @@ steps per second. Cases of real data need their files in the folder that FEDVEIL
 where those are missing.
 """
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
+from benchmarks.peers import CLIP, plain_loop, synthetic
 from fedveil.local.loop import steps_per_member
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
@@ -24,13 +23,9 @@ from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 from fedveil.population.catalogue import Allocation, catalogue, load
-from fedveil.population.records import Affine, Records
-from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
 
 PAIRS = 2_000
-SILOS = 5
-CLIP = Clip(norm=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,28 +64,11 @@ PUBLISHED = [
 ]
 
 
-def _plain_logistic(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.float())
-
-
-def _plain_cox(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    order = targets[:, 1].argsort(descending=True, stable=True)
-    scores, event = outputs[order, 0], targets[order, 0]
-    return (event * (scores.logcumsumexp(0) - scores)).mean()
-
-
-PLAIN_LOSSES = {
-    "cross_entropy": functional.cross_entropy,
-    "binary_cross_entropy": _plain_logistic,
-    "cox": _plain_cox,
-}
-
-
 def rows(quick: bool) -> Iterator[Row]:
     """Yield the synthetic cases, then the published settings; ``quick`` leaves out MNIST."""
     torch.set_num_threads(1)
     repeats = 3 if quick else 7
-    cohort = synthetic()
+    cohort = synthetic(PAIRS)
     task = _task("cross_entropy", 10, (28, 28))
     for epochs, target, sample in ((2, 40.0, 200), (50, 300.0, 20)):
         ours, peer = _rates(task, LocalSgd(learning_rate=0.1, epochs=epochs), cohort, sample, repeats)
@@ -115,21 +93,6 @@ def rows(quick: bool) -> Iterator[Row]:
         yield compared(named, "steps/s", ours, peer, None)
         steps = int(steps_per_member(case.local, cohort, torch.arange(len(cohort.groups))).sum())
         yield at_most(f"{named}: a round", "CPU-s", steps / ours, case.cpu_seconds)
-
-
-def synthetic() -> Cohort:
-    """Return image-shaped records of 2,000 (silo, user) pairs, 1 + Poisson(5) each."""
-    rng = np.random.default_rng(0)
-    user = np.repeat(np.arange(PAIRS, dtype=np.int32), 1 + rng.poisson(5, PAIRS))
-    records = Records(
-        features=rng.normal(size=(len(user), 28, 28)).astype(np.float32),
-        targets=rng.integers(0, 10, len(user)),
-        silo=user % np.int32(SILOS),
-        user=user,
-    )
-    return Cohort.of(
-        records, groups=records.by_silo_user(), n_silos=SILOS, scale=Affine(), device=torch.device("cpu")
-    )
 
 
 def _task(loss: str, outputs: int, shape: tuple[int, ...]) -> Task:
@@ -157,30 +120,3 @@ def _rates(task: Task, local: LocalSgd, cohort: Cohort, sample: int, repeats: in
     )
     ours, peer = (int(steps_per_member(local, cohort, who).sum()) for who in (everybody, chosen))
     return ours / seconds[0], peer / seconds[1]
-
-
-def plain_loop(task: Task, local: LocalSgd, cohort: Cohort, members: torch.Tensor) -> Callable[[], object]:
-    """Return plain PyTorch code for these contributions: one module, one optimiser each, sums per silo."""
-    loss = PLAIN_LOSSES[task.loss.name]
-    network = copy.deepcopy(task.model)
-    start = copy.deepcopy(network.state_dict())
-    first = torch.nn.utils.parameters_to_vector(network.parameters()).detach().clone()
-
-    def one_round() -> object:
-        totals = torch.zeros(cohort.n_silos, len(first))
-        for member in members.tolist():
-            features, targets = cohort.batch(torch.from_numpy(cohort.groups.members(member)))
-            network.load_state_dict(start)
-            optimizer = torch.optim.SGD(network.parameters(), lr=local.learning_rate)
-            for _ in range(local.epochs):
-                for batch in torch.randperm(len(features)).split(local.batch_size or len(features)):
-                    optimizer.zero_grad()
-                    loss(network(features[batch]), targets[batch]).backward()
-                    optimizer.step()
-            with torch.no_grad():
-                delta = torch.nn.utils.parameters_to_vector(network.parameters()) - first
-                silo = cohort.groups.silo[member]
-                totals[silo] += delta * min(1.0, CLIP.norm / max(float(delta.norm()), 1e-12))
-        return totals
-
-    return one_round

@@ -303,12 +303,12 @@ def bench_command(
     if as_json:
         print_json(document)
         return
-    _out.print(rows_table(document["rows"], title=f"{name} on {document['machine']}"))
+    _out.print(rows_table(document["rows"], title=f"{name}: {document['machine']['processor']}"))
 
 
 def _bench(name: str, quick: bool) -> dict[str, Any]:
     folder = Path.cwd() / "benchmarks"
-    known = sorted(p.stem for p in folder.glob("*.py") if p.stem not in {"__init__", "harness"})
+    known = sorted(p.stem for p in folder.glob("*.py") if p.stem not in {"__init__", "harness", "peers"})
     if name not in known:
         listed = ", ".join(known) or "none here: run it in a checkout of fedveil"
         raise ConfigError(f"no benchmark '{name}'; there are: {listed}")
@@ -316,7 +316,7 @@ def _bench(name: str, quick: bool) -> dict[str, Any]:
     from importlib import import_module
 
     harness = import_module("benchmarks.harness")
-    document: dict[str, Any] = harness.measure(import_module(f"benchmarks.{name}"), quick=quick)
+    document: dict[str, Any] = harness.report(name, harness.load(name)(quick))
     return document
 
 

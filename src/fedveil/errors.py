@@ -1,6 +1,7 @@
 """Every error a user can cause, so that the command line can answer with one paragraph and exit code 2.
 
-An error names the file, key, silo or row, says what was found and what would be right, and never repeats a private value.
+An error names the file, key, silo or row, says what was found and what would be right, and never repeats a private
+value.
 """
 
 
