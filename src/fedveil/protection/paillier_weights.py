@@ -22,6 +22,7 @@ from fedveil.crypto.masks import UniformIntegers
 from fedveil.crypto.multiexp import SimultaneousPowers, straus_cost
 from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.private_weighting import Contributions
 from fedveil.protection.weighting_plan import WeightingPlan
 
 MaskKeys = Sequence[tuple[bytes, bool]]
@@ -145,18 +146,21 @@ class PaillierKeyHolder:
         common, limit = self._plan.common, self._plan.largest_sum
         totals = totals[: self._plan.coordinates]
         if any(abs(total) > limit for total in totals):
-            raise ProtocolError(
-                "a decrypted coordinate is out of range: a user has more than "
-                f"N_max = {self._plan.largest_count} records, or a silo broke its limits"
-            )
+            raise self._out_of_range()
         return np.array([total / common for total in totals[:-1]]), totals[-1]
+
+    def _out_of_range(self) -> ProtocolError:
+        return ProtocolError(
+            "a decrypted coordinate is out of range: a user has more than "
+            f"N_max = {self._plan.largest_count} records, or a silo broke its limits"
+        )
 
     def _unpack(self, value: mpz) -> list[int]:
         bits = self._plan.slot_bits
         half = 1 << (bits - 1)
         shifted = int(value) + sum(half << (bits * slot) for slot in range(self._layout.slots))
         if not 0 <= shifted < 1 << (bits * self._layout.slots):
-            raise ProtocolError("a decrypted plaintext is out of range")
+            raise self._out_of_range()
         return [((shifted >> (bits * slot)) & (2 * half - 1)) - half for slot in range(self._layout.slots)]
 
 
@@ -217,21 +221,24 @@ class PaillierEvaluator:
 
     def encrypt_sum(
         self,
-        counted: Int64[np.ndarray, "m c"],
-        noise: Sequence[int],
+        contributions: Contributions,
+        counts: Int64[np.ndarray, " m"],
+        noise: Int64[np.ndarray, " c"],
         mask_keys: MaskKeys,
         own_mask: bytes,
     ) -> list[bytes]:
         """Return the silo's ciphertexts: weighted contributions, noise and masks, re-randomised.
 
         Args:
-            counted: (m, d+1) n_{s,u} y_{s,u,j} for the users whose weights were loaded; the last column is
-            the check.
-            noise: d+1 whole numbers z_j to be added C-fold.
+            contributions: (m, d) y_{s,u,j} of the users whose weights were loaded, in grid units.
+            counts: (m,) n_{s,u} of the same users.
+            noise: (d+1,) whole numbers to be added C-fold: the noise share, and the blind of the check.
             mask_keys: keys of the pairwise masks.
             own_mask: seed of the silo's own mask.
         """
         assert self._powers is not None
+        counted = np.concatenate([contributions * counts[:, None], counts[:, None]], axis=1)
+        shares = noise.tolist()
         n, square, slots = self._key.n, self._key.square, self._layout.slots
         common, bits = self._plan.common, self._plan.slot_bits
         pairwise = [(UniformIntegers(key, int(n)), adds) for key, adds in mask_keys]
@@ -248,8 +255,8 @@ class PaillierEvaluator:
             plaintext = own.draw()
             for stream, adds in pairwise:
                 plaintext += stream.draw() if adds else -stream.draw()
-            for slot, coordinate in enumerate(range(block * slots, min((block + 1) * slots, len(noise)))):
-                plaintext += (noise[coordinate] * common + self._dither(coordinate)) << (slot * bits)
+            for slot, coordinate in enumerate(range(block * slots, min((block + 1) * slots, len(shares)))):
+                plaintext += (shares[coordinate] * common + self._dither(coordinate)) << (slot * bits)
             value = product * self._key.encode(plaintext) % square * self._rerandomizer.factor() % square
             blocks.append(int(value).to_bytes(self._key.ciphertext_bytes, "big"))
         return blocks

@@ -20,9 +20,11 @@ from enum import Enum, auto
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int32, Int64
 
 from fedveil.crypto.agreement import Moment
+
+Contributions = Int64[np.ndarray, "m d"] | Int32[np.ndarray, "m d"]
 
 
 class KeyHolder(Protocol):
@@ -69,12 +71,21 @@ class Evaluator(Protocol):
 
     def encrypt_sum(
         self,
-        counted: Int64[np.ndarray, "m c"],
-        noise: Sequence[int],
+        contributions: Contributions,
+        counts: Int64[np.ndarray, " m"],
+        noise: Int64[np.ndarray, " c"],
         mask_keys: Sequence[tuple[bytes, bool]],
         own_mask: bytes,
     ) -> list[bytes]:
-        """Return the ciphertexts of the masked weighted sum."""
+        """Return the ciphertexts of the masked weighted sum.
+
+        Args:
+            contributions: (m, d) y_{s,u,j} of the users whose weights were loaded, in grid units.
+            counts: (m,) n_{s,u} of the same users.
+            noise: (d+1,) whole numbers to be added C-fold: the noise share, and the blind of the check.
+            mask_keys: keys of the pairwise masks, each with whether this silo adds the mask.
+            own_mask: seed of the silo's own mask.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from fedveil.crypto.agreement import RUN_BYTES, Moment
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.messages import SERVER
-from fedveil.protection.private_weighting import Evaluator, KeyHolder
+from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
@@ -153,7 +153,7 @@ class WeightingSession:
     def aggregate(
         self,
         round_number: int,
-        contributions: Sequence[Int64[np.ndarray, "m d"]],
+        contributions: Sequence[Contributions],
         noise: Sequence[Int64[np.ndarray, " d"]],
         *,
         drawn: Bool[np.ndarray, " users"] | None = None,

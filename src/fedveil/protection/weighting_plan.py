@@ -107,11 +107,15 @@ class WeightingPlan:
         """How many multiples of C hide the number of drawn users in the check; 0 where the server knows it."""
         return self.users << _BLIND_BITS if self.places else 0
 
+    @property
+    def value_limit(self) -> int:
+        """Largest absolute value of T_j / C for the coordinates of a contribution."""
+        return self.users * self.unit_limit + self.silos * (self.noise_limit + 1)
+
     @cached_property
     def largest_sum(self) -> int:
         """Largest absolute value of T_j, the check included."""
-        values = self.users * self.unit_limit + self.silos * (self.noise_limit + 1)
-        return max(values, self.users + self.check_blind) * self.common
+        return max(self.value_limit, self.users + self.check_blind) * self.common
 
     @property
     def slot_bits(self) -> int:

@@ -204,6 +204,8 @@ class WeightingServer:
             keys = tuple((silo, self._keys[silo].key) for silo in range(self._plan.silos))
             return self._to_all(WeightingKey(key=self._holder.public)) + self._to_all(Directory(keys=keys))
         if self._phase is Phase.HISTOGRAM:
+            if not any(self._totals):
+                raise ProtocolError("no user has a record in any silo")
             self._phase = Phase.IDLE
             modulus = self._holder.modulus
             self._inverses = {

@@ -28,7 +28,7 @@ from fedveil.protection.messages import (
     RevealRequest,
 )
 from fedveil.protection.peers import Peers, Roster
-from fedveil.protection.private_weighting import Evaluator, Phase, transfer_context
+from fedveil.protection.private_weighting import Contributions, Evaluator, Phase, transfer_context
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -151,7 +151,7 @@ class WeightingSilo:
         self._phase = Phase.DONE
         return [self._envelope(OwnMask(seed=self._own_mask))]
 
-    def contribute(self, contributions: Int64[np.ndarray, "m d"], noise: Int64[np.ndarray, " d"]) -> bytes:
+    def contribute(self, contributions: Contributions, noise: Int64[np.ndarray, " d"]) -> bytes:
         """Return the encrypted weighted sum for the round that has begun.
 
         Args:
@@ -169,16 +169,16 @@ class WeightingSilo:
                 f"contributions of {len(members)} users and noise of {plan.length} coordinates are expected",
                 silo=self.index,
             )
-        if contributions.size and np.abs(contributions).max() > plan.unit_limit:
+        if contributions.size and max(contributions.max(), -contributions.min()) > plan.unit_limit:
             raise ProtocolError(f"a contribution exceeds {plan.unit_limit} grid units", silo=self.index)
-        if np.abs(noise).max() > plan.noise_limit:
+        if max(noise.max(), -noise.min()) > plan.noise_limit:
             raise ProtocolError(f"the noise share exceeds {plan.noise_limit} grid units", silo=self.index)
-        counts = self._counts[members][:, None]
-        counted = np.concatenate([contributions * counts, counts], axis=1)
         blind = secrets.randbelow(plan.check_blind + 1) if self.index == 0 else 0
         self._own_mask = os.urandom(_SEED_BYTES)
         keys = list(self._peers.mask_keys(tuple(range(plan.silos)), _SUM, self._moment))
-        blocks = self._evaluator.encrypt_sum(counted, [*noise.tolist(), blind], keys, self._own_mask)
+        blocks = self._evaluator.encrypt_sum(
+            contributions, self._counts[members], np.append(noise, blind), keys, self._own_mask
+        )
         self._phase = Phase.REVEAL
         return self._envelope(EncryptedSum(blocks=tuple(blocks)))
 

@@ -1,0 +1,291 @@
+"""BFV over a ring (Brakerski 2012; Fan and Vercauteren 2012) as weighted sums need it, by SEAL.
+
+A weight is encrypted as a constant polynomial modulo a plaintext prime t; multiplying by a polynomial of N
+small numbers gives N products at once. Products do not depend on t: a :class:`RingEngine` multiplies
+ciphertexts of several plaintext primes with the same transformed polynomial. Ciphertexts travel as (2,
+primes, N) residues, not in SEAL's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.residues import from_limbs, random_limbs, signed, times
+from fedveil.crypto.seal_format import (
+    MemoryFile,
+    check_format,
+    ciphertext_bytes,
+    parse_ciphertext,
+    parse_plaintext,
+    plaintext_bytes,
+)
+
+Ciphertext = UInt64[np.ndarray, "2 primes n"]
+
+PRIME_BITS: Final = 60
+_KEY_PRIME_BITS: Final = 20  # SEAL's extra prime for keys; nothing is encrypted with it
+ERROR_STD: Final = 3.2
+"""Standard deviation of fresh encryption noise in SEAL."""
+
+
+def _seal() -> Any:
+    try:
+        from tenseal import sealapi
+    except ImportError as error:
+        raise CryptoError(
+            "ring-LWE needs the packages tenseal and zstandard: install fedveil[rlwe]"
+        ) from error
+    return sealapi
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """Polynomials modulo X^N + 1 and a product q of 60-bit primes, at 128-bit security (HE standard table,
+    ternary).
+
+    Attributes:
+        degree: N.
+        primes: how many 60-bit primes q has.
+
+    Raises:
+        CryptoError: SEAL refuses the parameters (N = 8192 allows q of 198 bits, 16384 of 418).
+    """
+
+    degree: int
+    primes: int
+
+    @cached_property
+    def _coefficient_modulus(self) -> Any:
+        sizes = [PRIME_BITS] * self.primes + [_KEY_PRIME_BITS]
+        return _seal().CoeffModulus.Create(self.degree, sizes)
+
+    @cached_property
+    def moduli(self) -> tuple[int, ...]:
+        """The primes of q."""
+        return tuple(modulus.value() for modulus in self._coefficient_modulus[:-1])
+
+    @property
+    def bits(self) -> int:
+        """Lower bound of log2 q."""
+        return PRIME_BITS * self.primes - 1
+
+    @property
+    def ciphertext_bytes(self) -> int:
+        """Bytes of a ciphertext on the wire."""
+        return 16 * self.primes * self.degree
+
+    def plain_primes(self, bits: int, count: int) -> tuple[int, ...]:
+        """Return distinct primes of a size for plaintext moduli."""
+        return tuple(m.value() for m in _seal().PlainModulus.Batching(self.degree, [bits] * count))
+
+    def context(self, plain_modulus: int) -> Any:
+        """Return the SEAL context for one plaintext modulus.
+
+        Raises:
+            CryptoError: the parameters have less than 128 bits of security or do not fit together.
+        """
+        seal = _seal()
+        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)
+        parameters.set_poly_modulus_degree(self.degree)
+        parameters.set_coeff_modulus(self._coefficient_modulus)
+        parameters.set_plain_modulus(plain_modulus)
+        context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+        if not context.parameters_set():
+            raise CryptoError(f"SEAL refuses the ring: {context.parameters_error_message()}")
+        return context
+
+    def decode(self, data: bytes) -> Ciphertext:
+        """Return the ciphertext of received bytes.
+
+        Raises:
+            CryptoError: another length, or a residue that is not below its prime.
+        """
+        if len(data) != self.ciphertext_bytes:
+            raise CryptoError(
+                f"a ciphertext has {self.ciphertext_bytes} bytes here, this one has {len(data)}"
+            )
+        words = np.frombuffer(data, dtype="<u8").reshape(2, self.primes, self.degree)
+        if (words >= np.array(self.moduli, dtype=np.uint64)[:, None]).any():
+            raise CryptoError("a ciphertext has a residue that is not below its prime")
+        return words
+
+    def add(self, a: Ciphertext, b: Ciphertext) -> Ciphertext:
+        """Return the sum of two ciphertexts."""
+        moduli = np.array(self.moduli, dtype=np.uint64)[:, None]
+        total = a + b
+        return np.asarray(total - (total >= moduli) * moduli)
+
+    def scale(self, ciphertext: Ciphertext, factor: int) -> Ciphertext:
+        """Return the ciphertext times a signed constant, as a whole number: noise grows by its absolute value."""
+        scaled = [
+            [
+                times(row.astype(np.int64), factor, modulus)
+                for row, modulus in zip(part, self.moduli, strict=True)
+            ]
+            for part in ciphertext
+        ]
+        return np.array(scaled).astype(np.uint64)
+
+    def flood(self, ciphertext: Ciphertext, bits: int) -> Ciphertext:
+        """Return the ciphertext with noise uniform on -2^(bits-1) .. 2^(bits-1) - 1 added to every
+        coefficient.
+
+        Statistical distance to noise that does not depend on the ciphertext: at most B / 2^bits per
+        coefficient, if the ciphertext's own noise is at most B (the uniform law shifted by B).
+        """
+        limbs = random_limbs(bits, self.degree)
+        first = [
+            (row.astype(np.int64) + from_limbs(limbs, modulus) + (modulus - pow(2, bits - 1, modulus)))
+            % modulus
+            for row, modulus in zip(ciphertext[0], self.moduli, strict=True)
+        ]
+        return np.stack([np.array(first).astype(np.uint64), ciphertext[1]])
+
+
+class RlweKey:
+    """A secret key for one plaintext prime: encrypts constants, decrypts polynomials.
+
+    Args:
+        ring: the ring.
+        plain_modulus: t.
+    """
+
+    def __init__(self, ring: Ring, plain_modulus: int) -> None:
+        seal = _seal()
+        self._ring, self._context, self._file = ring, ring.context(plain_modulus), MemoryFile()
+        generator = seal.KeyGenerator(self._context)
+        secret = generator.secret_key()
+        self._public = seal.PublicKey()
+        generator.create_public_key(self._public)
+        self._encryptor = seal.Encryptor(self._context, secret)
+        self._decryptor = seal.Decryptor(self._context, secret)
+        self._seal = seal
+        fresh = seal.Ciphertext()
+        self._encryptor.encrypt_zero_symmetric(fresh)
+        check_format(self._context, fresh, seal.Ciphertext())
+
+    @cached_property
+    def public(self) -> bytes:
+        """The public key as residues (2, primes + 1, N): an encryption of zero in transformed form."""
+        return parse_ciphertext(self._file.save(self._public)).tobytes()
+
+    def encrypt(self, value: int) -> Ciphertext:
+        """Return a fresh ciphertext of a constant in 0 .. t - 1."""
+        result = self._seal.Ciphertext()
+        self._encryptor.encrypt_symmetric(self._seal.Plaintext(f"{value:x}"), result)
+        return parse_ciphertext(self._file.save(result))
+
+    def decrypt(self, ciphertext: Ciphertext) -> Int64[np.ndarray, " n"]:
+        """Return the N coefficients in 0 .. t - 1."""
+        loaded, plain = self._load(ciphertext), self._seal.Plaintext()
+        self._decryptor.decrypt(loaded, plain)
+        coefficients = np.zeros(self._ring.degree, dtype=np.int64)
+        words = parse_plaintext(self._file.save(plain))
+        coefficients[: len(words)] = words
+        return coefficients
+
+    def noise_budget(self, ciphertext: Ciphertext) -> int:
+        """Return how many bits the noise may still grow; 0 when decryption is no longer right."""
+        return int(self._decryptor.invariant_noise_budget(self._load(ciphertext)))
+
+    def _load(self, ciphertext: Ciphertext) -> Any:
+        loaded = self._seal.Ciphertext()
+        data = ciphertext_bytes(tuple(self._context.first_parms_id()), ciphertext, ntt=False)
+        self._file.load(loaded, self._context, data)
+        return loaded
+
+
+class RlwePublicKey:
+    """Encrypts polynomials for the holder of a secret key.
+
+    Args:
+        ring: the ring.
+        plain_modulus: t.
+        public: what :attr:`RlweKey.public` gave.
+
+    Raises:
+        CryptoError: no public key of this ring.
+    """
+
+    def __init__(self, ring: Ring, plain_modulus: int, public: bytes) -> None:
+        seal = _seal()
+        self._context, self._file, self._seal = ring.context(plain_modulus), MemoryFile(), seal
+        expected = 16 * (ring.primes + 1) * ring.degree
+        if len(public) != expected:
+            raise CryptoError(f"a public key of this ring has {expected} bytes, this one has {len(public)}")
+        words = np.frombuffer(public, dtype="<u8").reshape(2, ring.primes + 1, ring.degree)
+        key = seal.PublicKey()
+        data = ciphertext_bytes(tuple(self._context.key_parms_id()), words, ntt=True)
+        self._file.load(key, self._context, data)
+        self._encryptor = seal.Encryptor(self._context, key)
+
+    def encrypt(self, coefficients: Int64[np.ndarray, " n"]) -> Ciphertext:
+        """Return a fresh ciphertext of a polynomial with coefficients in 0 .. t - 1."""
+        plain, result = self._seal.Plaintext(), self._seal.Ciphertext()
+        self._file.load(plain, self._context, plaintext_bytes(coefficients.astype(np.uint64)))
+        self._encryptor.encrypt(plain, result)
+        return parse_ciphertext(self._file.save(result))
+
+
+class RingEngine:
+    """Sums of products of fixed ciphertexts with polynomials of small signed coefficients.
+
+    Args:
+        ring: the ring.
+        plain_modulus: any plaintext prime above twice the largest coefficient; products do not depend on it.
+    """
+
+    def __init__(self, ring: Ring, plain_modulus: int) -> None:
+        self._seal = _seal()
+        self._ring, self._plain_modulus = ring, plain_modulus
+        self._context, self._file = ring.context(plain_modulus), MemoryFile()
+        self._evaluator = self._seal.Evaluator(self._context)
+        self._identifier = tuple(self._context.first_parms_id())
+
+    def prepare(self, ciphertext: Ciphertext) -> Any:
+        """Return a ciphertext of any plaintext prime in transformed form, for :meth:`weighted_sums`."""
+        loaded = self._seal.Ciphertext()
+        self._file.load(loaded, self._context, ciphertext_bytes(self._identifier, ciphertext, ntt=False))
+        self._evaluator.transform_to_ntt_inplace(loaded)
+        return loaded
+
+    def weighted_sums(
+        self, bases: Sequence[Sequence[Any]], polynomials: Int64[np.ndarray, "m n"]
+    ) -> list[Ciphertext]:
+        """Return, for each of k series of m prepared ciphertexts, the sum of base_i times polynomial_i.
+
+        Args:
+            bases: k series of m ciphertexts; one transformed polynomial serves all k.
+            polynomials: (m, n) coefficients below t/2 in absolute value, n <= N.
+        """
+        sums: list[Any] = [None] * len(bases)
+        transformed = self._seal.Plaintext()
+        plain, product = self._seal.Plaintext(), self._seal.Ciphertext()
+        for index, row in enumerate(polynomials):
+            if not row.any():
+                continue
+            coefficients = np.zeros(self._ring.degree, dtype=np.uint64)
+            coefficients[: len(row)] = signed(row, self._plain_modulus)
+            self._file.load(plain, self._context, plaintext_bytes(coefficients))
+            self._evaluator.transform_to_ntt(plain, self._context.first_parms_id(), transformed)
+            for series, ciphertexts in enumerate(bases):
+                if sums[series] is None:
+                    sums[series] = self._seal.Ciphertext()
+                    self._evaluator.multiply_plain(ciphertexts[index], transformed, sums[series])
+                else:
+                    self._evaluator.multiply_plain(ciphertexts[index], transformed, product)
+                    self._evaluator.add_inplace(sums[series], product)
+        return [self._finish(total) for total in sums]
+
+    def _finish(self, total: Any) -> Ciphertext:
+        if total is None:
+            return np.zeros((2, self._ring.primes, self._ring.degree), dtype=np.uint64)
+        self._evaluator.transform_from_ntt_inplace(total)
+        return parse_ciphertext(self._file.save(total))

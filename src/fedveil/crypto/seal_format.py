@@ -1,0 +1,173 @@
+"""Ciphertexts and plaintexts of Microsoft SEAL as numpy arrays: the one place that knows SEAL's file format.
+
+``tenseal.sealapi`` reads and writes files alone and shows no coefficients. What is needed beyond it (adding
+noise to a ciphertext, sharing a transformed plaintext between plaintext moduli) edits the serialised form
+of SEAL 4.1 to 4.3:
+
+    header      magic A15E | 16 | major | minor | compression | 0 (2) | total bytes (8)
+    ciphertext  parameter id (32) | NTT form (1) | polynomials | degree | primes (8 each) | scale |
+    correction (8 each) plaintext   parameter id (32) | coefficients (8) | scale (8)
+    array       header | length (8) | uint64 words
+
+Files live in anonymous memory (memfd), so nothing private touches a disk. :func:`check_format` writes,
+reads and compares before anything is used, and refuses other versions.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import UInt64
+
+from fedveil.crypto.errors import CryptoError
+
+ParametersId = tuple[int, int, int, int]
+
+_HEADER: Final = struct.Struct("<HBBBBHQ")
+_MAGIC: Final = 0xA15E
+_VERSIONS: Final = ((4, 1), (4, 2), (4, 3))
+_PLAIN, _ZSTD = 0, 2
+_CIPHERTEXT: Final = struct.Struct("<4QBQQQdQ")
+_PLAINTEXT: Final = struct.Struct("<4QQd")
+
+
+class MemoryFile:
+    """A file without a name on any disk, through which SEAL objects are passed."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if hasattr(os, "memfd_create"):
+            self._descriptor = os.memfd_create("fedveil", os.MFD_CLOEXEC)
+            self.path = f"/proc/self/fd/{self._descriptor}"
+        else:
+            self._folder = tempfile.TemporaryDirectory(prefix="fedveil-")
+            self.path = str(Path(self._folder.name) / "exchange")
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def __del__(self) -> None:
+        """Give the memory back."""
+        os.close(self._descriptor)
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def load(self, target: Any, context: Any, data: bytes) -> None:
+        """Let a SEAL object read these bytes, validated against a context.
+
+        Raises:
+            CryptoError: SEAL refuses them.
+        """
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, data, 0)
+        try:
+            target.load(context, self.path)
+        except (RuntimeError, ValueError) as error:
+            raise CryptoError(f"SEAL refuses an object: {error}") from error
+
+    def save(self, source: Any) -> bytes:
+        """Return the bytes a SEAL object writes."""
+        os.ftruncate(self._descriptor, 0)
+        source.save(self.path)
+        return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+
+
+def ciphertext_bytes(
+    identifier: ParametersId, words: UInt64[np.ndarray, "2 primes n"], *, ntt: bool
+) -> bytes:
+    """Return SEAL's uncompressed form of a ciphertext of two polynomials."""
+    polynomials, primes, degree = words.shape
+    prefix = _CIPHERTEXT.pack(*identifier, int(ntt), polynomials, degree, primes, 1.0, 1)
+    return _framed(prefix, words)
+
+
+def plaintext_bytes(coefficients: UInt64[np.ndarray, " n"]) -> bytes:
+    """Return SEAL's uncompressed form of a plaintext in coefficient form."""
+    return _framed(_PLAINTEXT.pack(0, 0, 0, 0, coefficients.size, 1.0), coefficients)
+
+
+def parse_ciphertext(data: bytes) -> UInt64[np.ndarray, "2 primes n"]:
+    """Return the words of a ciphertext that SEAL wrote.
+
+    Raises:
+        CryptoError: the bytes do not have the expected form.
+    """
+    body = _body(data)
+    _, _, _, _, _, polynomials, degree, primes, _, _ = _CIPHERTEXT.unpack_from(body)
+    return _words(body, _CIPHERTEXT.size).reshape(polynomials, primes, degree)
+
+
+def parse_plaintext(data: bytes) -> UInt64[np.ndarray, " n"]:
+    """Return the coefficients of a plaintext that SEAL wrote.
+
+    Raises:
+        CryptoError: the bytes do not have the expected form.
+    """
+    return _words(_body(data), _PLAINTEXT.size)
+
+
+def check_format(context: Any, fresh: Any, empty: Any) -> None:
+    """Return if SEAL's form of a fresh ciphertext is understood: it is read, written anew, loaded, and
+    compared.
+
+    Args:
+        context: the SEAL context.
+        fresh: a ciphertext in coefficient form.
+        empty: a ciphertext to load into.
+
+    Raises:
+        CryptoError: another version or layout.
+    """
+    file = MemoryFile()
+    words = parse_ciphertext(file.save(fresh))
+    identifier = tuple(fresh.parms_id())
+    file.load(empty, context, ciphertext_bytes(identifier, words, ntt=False))
+    if not np.array_equal(parse_ciphertext(file.save(empty)), words):
+        raise CryptoError("SEAL's serialised ciphertexts have a layout that this version does not know")
+
+
+def _framed(prefix: bytes, words: UInt64[np.ndarray, "..."]) -> bytes:
+    array_bytes = _HEADER.size + 8 + words.nbytes
+    total = _HEADER.size + len(prefix) + array_bytes
+    major, minor = _VERSIONS[-1]
+    return b"".join(
+        (
+            _HEADER.pack(_MAGIC, _HEADER.size, major, minor, _PLAIN, 0, total),
+            prefix,
+            _HEADER.pack(_MAGIC, _HEADER.size, major, minor, _PLAIN, 0, array_bytes),
+            struct.pack("<Q", words.size),
+            words.tobytes(),
+        )
+    )
+
+
+def _body(data: bytes) -> bytes:
+    from zstandard import ZstdDecompressor, ZstdError
+
+    if len(data) < _HEADER.size:
+        raise CryptoError("SEAL wrote fewer bytes than a header")
+    magic, size, major, minor, compression, _, _ = _HEADER.unpack_from(data)
+    if magic != _MAGIC or size != _HEADER.size or (major, minor) not in _VERSIONS:
+        raise CryptoError(
+            f"SEAL {major}.{minor} writes a format that is not known here; known are "
+            f"{', '.join(f'{a}.{b}' for a, b in _VERSIONS)}"
+        )
+    if compression == _PLAIN:
+        return data[_HEADER.size :]
+    if compression != _ZSTD:
+        raise CryptoError(f"SEAL wrote with compression mode {compression}; zstd is expected")
+    try:
+        return ZstdDecompressor().decompressobj().decompress(data[_HEADER.size :])
+    except ZstdError as error:
+        raise CryptoError("SEAL's compressed object cannot be read") from error
+
+
+def _words(body: bytes, offset: int) -> UInt64[np.ndarray, " n"]:
+    (count,) = struct.unpack_from("<Q", body, offset + _HEADER.size)
+    first = offset + _HEADER.size + 8
+    if len(body) != first + 8 * count:
+        raise CryptoError("SEAL's array has another length than it announces")
+    return np.frombuffer(body, dtype="<u8", offset=first)

@@ -1,0 +1,555 @@
+"""Private weighting: the right sum, a server that sees nothing else, and nothing wrong accepted."""
+
+import dataclasses
+import os
+from functools import cache, partial
+
+import numpy as np
+import pytest
+from gmpy2 import legendre, mpz
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedveil.crypto.agreement import Moment
+from fedveil.crypto.keys import IdentityKey
+from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER, Envelope, RevealRequest
+from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
+from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
+from fedveil.protection.session import WeightingSession
+from fedveil.protection.weighting_messages import (
+    BlindedHistogram,
+    EncryptedSum,
+    EncryptedWeights,
+    Participants,
+    SealedSeed,
+    WeightingKey,
+)
+from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.protection.weighting_server import WeightingServer, drawn_places
+from fedveil.protection.weighting_silo import WeightingSilo
+
+FALSE_ALARM = 1e-6
+
+
+@cache
+def paillier_key(bits):
+    return PaillierPrivateKey.generate_insecure(bits)
+
+
+def evaluator(bits=768):
+    return partial(PaillierEvaluator, smallest_bits=bits)
+
+
+def plan_of(**changes):
+    numbers = {
+        "run": os.urandom(16),
+        "silos": 3,
+        "users": 6,
+        "length": 5,
+        "largest_count": 30,
+        "unit_limit": 2**18,
+        "noise_limit": 2**20,
+    }
+    return WeightingPlan(**(numbers | changes))
+
+
+def session_of(plan, counts, bits=768):
+    return WeightingSession(
+        plan, counts, holder=PaillierKeyHolder(plan, paillier_key(bits)), evaluator=evaluator(bits)
+    )
+
+
+def inputs(session, rng):
+    plan = session.plan
+    limit = plan.unit_limit
+    contributions = [rng.integers(-limit, limit + 1, (len(s.members), plan.length)) for s in session.silos]
+    limit = plan.noise_limit
+    noise = [rng.integers(-limit, limit + 1, plan.length) for _ in session.silos]
+    return contributions, noise
+
+
+def plain_sum(session, counts, contributions, noise, drawn=None):
+    """The oracle: sum of n_su / N_u y_su + z_s in float64."""
+    taking_part = np.ones(session.plan.users) if drawn is None else drawn
+    totals = np.maximum(counts.sum(axis=0), 1)
+    result = np.sum(noise, axis=0).astype(float)
+    for silo, rows in zip(session.silos, contributions, strict=True):
+        users = silo.members
+        result += (counts[silo.index][users] / totals[users] * taking_part[users]) @ rows
+    return result
+
+
+def check_round(session, counts, rng, round_number=1, drawn=None):
+    contributions, noise = inputs(session, rng)
+    found = session.aggregate(round_number, contributions, noise, drawn=drawn)
+    expected = plain_sum(session, counts, contributions, noise, drawn)
+    assert np.abs(found - expected).max() <= session.plan.silos / 2 + 1e-3
+
+
+@given(
+    silos=st.integers(2, 10),
+    users=st.integers(1, 50),
+    length=st.integers(1, 6),
+    per_silo=st.integers(1, 4),
+    renewed=st.booleans(),
+    rounds=st.integers(1, 3),
+    bits=st.sampled_from([512, 768]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=15)
+def test_paillier_gives_the_weighted_sum(silos, users, length, per_silo, renewed, rounds, bits, seed):
+    rng = np.random.default_rng(seed)
+    plan = plan_of(
+        silos=silos,
+        users=users,
+        length=length,
+        largest_count=silos * per_silo,
+        renewed=renewed,
+        rounds=rounds,
+    )
+    counts = rng.integers(0, per_silo + 1, (silos, users)) * (rng.random((silos, users)) < 0.6)
+    counts[0, 0] = 1
+    session = session_of(plan, counts, bits)
+    for round_number in range(1, rounds + 1):
+        drawn = rng.random(users) < 0.5 if renewed else None
+        check_round(session, counts, rng, round_number, drawn)
+
+
+def test_real_numbers_come_out_within_the_published_precision():
+    """|secure - plain| <= (|U| + |S|) P for contributions and noise rounded to multiples of P (Theorem 4)."""
+    rng = np.random.default_rng(1)
+    plan = plan_of(silos=4, users=9, length=12, largest_count=20)
+    counts = rng.integers(0, 6, (4, 9))
+    session = session_of(plan, counts)
+    precision = 1.0 / plan.unit_limit
+    deltas = [rng.uniform(-1, 1, (len(s.members), 12)) for s in session.silos]
+    noise = [rng.normal(0, 0.5, 12) for _ in session.silos]
+    rounded = [np.rint(d / precision).astype(np.int64) for d in deltas]
+    shares = [np.rint(z / precision).astype(np.int64) for z in noise]
+    found = session.aggregate(1, rounded, shares) * precision
+    expected = plain_sum(session, counts, deltas, noise)
+    assert np.abs(found - expected).max() <= (plan.users + plan.silos) * precision
+
+
+@pytest.mark.parametrize(
+    ("users", "length", "rounds", "bits", "packed", "direct"),
+    [(6, 4, 1, 512, True, True), (6, 3, 50, 1024, True, False), (100, 200, 50, 768, False, False)],
+)
+def test_every_layout_gives_the_same_sum(users, length, rounds, bits, packed, direct):
+    rng = np.random.default_rng(2)
+    plan = plan_of(users=users, length=length, rounds=rounds)
+    layout = choose_layout(plan, bits)
+    assert (layout.slots > 1, layout.direct) == (packed, direct)
+    counts = rng.integers(0, 11, (3, users))
+    session = session_of(plan, counts, bits)
+    check_round(session, counts, rng, 1)
+    check_round(session, counts, rng, 2)
+
+
+def test_oblivious_transfer_gives_each_user_wholly_or_not_at_all():
+    rng = np.random.default_rng(3)
+    plan = plan_of(users=3, length=3, renewed=True, places=3, chosen=2, noise_limit=0)
+    counts = np.array([[1, 2, 0], [2, 0, 0], [1, 1, 1]])
+    session = session_of(plan, counts)
+    rows = [np.eye(3, dtype=np.int64)[silo.members] * 1000 for silo in session.silos]
+    zero = [np.zeros(3, dtype=np.int64)] * 3
+    drawn = []
+    for round_number in range(1, 21):
+        found = session.aggregate(round_number, rows, zero) / 1000
+        assert np.all((np.abs(found) < 0.002) | (np.abs(found - 1) < 0.002))
+        drawn.append(found > 0.5)
+    rate = np.mean(drawn)
+    assert stats.binomtest(int(np.sum(drawn)), 60, 2 / 3).pvalue > FALSE_ALARM, rate
+    assert 0 < np.sum(drawn) < 60
+    del rng
+
+
+def test_places_are_a_uniform_subset():
+    counts = np.sum([drawn_places(5, 2) for _ in range(5000)], axis=0)
+    assert counts.sum() == 10_000
+    assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_ring_lwe_gives_the_weighted_sum(renewed):
+    rng = np.random.default_rng(4)
+    plan = plan_of(users=4, length=20, largest_count=40, renewed=renewed)
+    counts = rng.integers(0, 14, (3, 4))
+    counts[:, 2] = 0
+    session = WeightingSession(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
+    for round_number in (1, 2):
+        drawn = np.array([True, False, True, True]) if renewed else None
+        check_round(session, counts, rng, round_number, drawn)
+
+
+def test_ring_lwe_works_over_several_blocks_and_with_oblivious_transfer():
+    rng = np.random.default_rng(5)
+    plan = plan_of(silos=2, users=2, length=8192, largest_count=8, renewed=True, places=2, chosen=1)
+    counts = np.array([[1, 3], [2, 0]])
+    session = WeightingSession(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
+    contributions, noise = inputs(session, rng)
+    found = session.aggregate(1, contributions, noise)
+    possible = [
+        plain_sum(session, counts, contributions, noise, np.array([a, b])) for a in (0, 1) for b in (0, 1)
+    ]
+    assert min(np.abs(found - expected).max() for expected in possible) <= 1.001
+
+
+def test_users_without_records_are_agreed_on_and_count_nothing():
+    rng = np.random.default_rng(6)
+    counts = np.array([[0, 3, 0, 0, 1, 0], [0, 0, 0, 2, 1, 0], [0, 1, 0, 0, 0, 0]])
+    session = session_of(plan_of(), counts)
+    assert session.server.participants == (1, 3, 4)
+    check_round(session, counts, rng)
+
+
+def test_a_run_without_any_record_is_refused():
+    with pytest.raises(ProtocolError, match="no user has a record"):
+        session_of(plan_of(), np.zeros((3, 6), dtype=np.int64))
+
+
+def test_a_silo_without_records_still_takes_part():
+    rng = np.random.default_rng(7)
+    counts = np.array([[2, 3, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 4]])
+    check_round(session_of(plan_of(), counts), counts, rng)
+
+
+# --- conditions checked before any training --------------------------------------------------------------------------
+
+
+def test_too_many_records_are_refused_without_showing_how_many():
+    counts = np.full((3, 6), 3)
+    counts[1, 4] = 17
+    with pytest.raises(ProtocolError, match=r"silo 1: .* N_max / \|S\| = 10") as error:
+        session_of(plan_of(), counts)
+    assert "17" not in str(error.value)
+    counts[1, 4] = -1
+    with pytest.raises(ProtocolError, match="silo 1"):
+        session_of(plan_of(), counts)
+
+
+def test_a_modulus_that_is_too_small_is_refused_with_both_sizes():
+    with pytest.raises(
+        ProtocolError, match=r"needs 29\d\d bits \(lcm\(1..2000\) alone has 2878\) and .* 2047"
+    ):
+        choose_layout(plan_of(largest_count=2000), 2048)
+    assert choose_layout(plan_of(largest_count=2000), 3072).slots == 1
+
+
+def test_a_key_below_the_agreed_size_is_refused():
+    with pytest.raises(ProtocolError, match="768 bits; at least 2048"):
+        PaillierEvaluator(plan_of(), int(paillier_key(768).public.n).to_bytes(96, "big"))
+    with pytest.raises(ProtocolError, match="refused"):
+        PaillierEvaluator(plan_of(), b"\x00")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"silos": 1}, "at least 2 silos"),
+        ({"users": 0}, "1 user"),
+        ({"largest_count": 2}, "N_max must be at least 3"),
+        ({"largest_count": 10_000}, "cap the records"),
+        ({"unit_limit": 2**60, "largest_count": 30}, "61 bits"),
+        ({"places": 3, "chosen": 1}, "draws users anew"),
+        ({"places": 3, "chosen": 3, "renewed": True}, "strictly between"),
+    ],
+)
+def test_plans_that_cannot_work_are_refused(changes, message):
+    with pytest.raises(ProtocolError, match=message):
+        plan_of(**changes)
+
+
+def test_ring_lwe_says_what_it_cannot_hold():
+    with pytest.raises(ProtocolError, match="cap the records per user"):
+        choose_parameters(plan_of(largest_count=2000))
+
+
+@pytest.mark.parametrize(("largest_count", "users"), [(6, 5), (16, 100), (64, 100), (100, 1000)])
+def test_ring_parameters_leave_room_for_the_flood(largest_count, users):
+    plan = plan_of(largest_count=largest_count, users=users, length=10**6, silos=5, noise_limit=2**26)
+    chosen = choose_parameters(plan)
+    assert chosen.spare_bits >= 0
+    assert chosen.flood_bits >= chosen.noise_bits + 40 + 20
+    assert chosen.modulus > 2 * plan.largest_sum
+    assert all(prime > 2 * plan.unit_limit * plan.count_limit for prime in chosen.plain_primes)
+
+
+# --- what goes wrong during a run ------------------------------------------------------------------------------------
+
+
+def test_inputs_outside_the_plan_are_refused_with_their_silo():
+    counts = np.ones((3, 6), dtype=np.int64)
+    session = session_of(plan_of(), counts)
+    session._post.to_silos(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
+    silo = session.silos[2]
+    rows, zero = np.zeros((6, 5), dtype=np.int64), np.zeros(5, dtype=np.int64)
+    for bad_rows, bad_noise, message in (
+        (rows[:5], zero, "6 users"),
+        (rows, zero[:4], "5 coordinates"),
+        (rows + 2**18 + 1, zero, "262144 grid units"),
+        (rows, zero - 2**20 - 1, "noise share exceeds"),
+    ):
+        with pytest.raises(ProtocolError, match=f"silo 2: .*{message}"):
+            silo.contribute(bad_rows, bad_noise)
+
+
+def test_a_silo_that_changes_its_counts_is_noticed():
+    rng = np.random.default_rng(8)
+    counts = np.full((3, 6), 5)
+    session = session_of(plan_of(), counts)
+    session.silos[1]._counts[3] += 1
+    with pytest.raises(ProtocolError, match="check coordinate is wrong"):
+        session.aggregate(1, *inputs(session, rng))
+
+
+def test_more_records_than_n_max_give_an_error_and_no_garbage():
+    rng = np.random.default_rng(9)
+    plan = plan_of(largest_count=9)
+    counts = np.full((3, 6), 3)
+    session = session_of(plan, counts)
+    totals = [
+        (t + 8 * b) % session.server._holder.modulus
+        for t, b in zip(session.server._totals, session.silos[0]._blinds, strict=True)
+    ]
+    session.server._inverses = {
+        u: pow(int(t), -1, session.server._holder.modulus) for u, t in enumerate(totals)
+    }
+    with pytest.raises(ProtocolError, match="N_max = 9"):
+        session.aggregate(1, *inputs(session, rng))
+
+
+def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
+    rng = np.random.default_rng(10)
+    counts = np.full((3, 6), 2)
+    session = session_of(plan_of(), counts)
+    contributions, noise = inputs(session, rng)
+    first = Moment(run=session.plan.run, round=1, attempt=0)
+    session._post.to_silos(session.server.begin(first))
+    late = [session.silos[s].contribute(contributions[s], noise[s]) for s in range(3)]
+    session.server.receive(0, late[0])
+    session.server.receive(1, late[1])
+    assert session.server.missing == (2,)
+    assert not session.server.may_have_released
+    with pytest.raises(ProtocolError, match=r"silos \[2\] are missing"):
+        session.server.result()
+    with pytest.raises(ProtocolError, match="keys are used once"):
+        session.server.begin(first)
+    found = session.aggregate(1, contributions, noise, attempt=1)
+    assert np.abs(found - plain_sum(session, counts, contributions, noise)).max() <= 2
+    assert session.server.may_have_released
+    with pytest.raises(ProtocolError, match="silo 2: "):
+        session.server.receive(2, late[2])
+    request = Envelope(moment=first, sender=SERVER, recipient=0, message=RevealRequest()).encode()
+    with pytest.raises(ProtocolError, match="attempt 0"):
+        session.silos[0].receive(request)
+
+
+def altered(data, **changes):
+    envelope = Envelope.decode(data)
+    message = dataclasses.replace(envelope.message, **changes)
+    return dataclasses.replace(envelope, message=message).encode()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (lambda old: old[:-1], "ciphertexts instead of"),
+        (lambda old: (*old[:-1], bytes(len(old[0]))), "no unit"),
+        (lambda old: (*old[:-1], b"\xff" * len(old[0])), "no unit"),
+        (lambda old: (*old[:-1], int(paillier_key(768).public.n).to_bytes(len(old[0]), "big")), "no unit"),
+        (lambda old: (*old[:-1], b"short"), "5 bytes"),
+    ],
+)
+def test_ciphertexts_outside_the_group_are_refused(blocks, message):
+    rng = np.random.default_rng(11)
+    session = session_of(plan_of(), np.full((3, 6), 2))
+    contributions, noise = inputs(session, rng)
+    session._post.to_silos(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
+    data = session.silos[1].contribute(contributions[1], noise[1])
+    old = Envelope.decode(data).message.blocks
+    with pytest.raises(ProtocolError, match=f"silo 1: .*{message}"):
+        session.server.receive(1, altered(data, blocks=blocks(old)))
+
+
+def test_weights_outside_the_group_are_refused_by_the_silo():
+    session = session_of(plan_of(), np.full((3, 6), 2))
+    ((_, data), *_) = session.server.begin(Moment(run=session.plan.run, round=1, attempt=0))
+    old = Envelope.decode(data).message.blocks
+    with pytest.raises(ProtocolError, match="no unit"):
+        session.silos[0].receive(altered(data, blocks=(bytes(len(old[0])), *old[1:])))
+    other = Moment(run=session.plan.run, round=2, attempt=0)
+    short = Envelope(moment=other, sender=SERVER, recipient=0, message=EncryptedWeights(blocks=old[1:]))
+    with pytest.raises(ProtocolError, match="5 encrypted weights for 6"):
+        session.silos[0].receive(short.encode())
+
+
+def test_the_server_must_list_every_user_of_a_silo():
+    plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
+    roster = tuple(identity.public for identity in identities)
+    silos = [
+        WeightingSilo(
+            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
+        )
+        for i, identity in enumerate(identities)
+    ]
+    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    messages = []
+    for silo in silos:
+        messages += server.receive(silo.index, silo.announce())
+    while messages:
+        recipient, data = messages.pop(0)
+        content = Envelope.decode(data).message
+        if isinstance(content, Participants) and recipient == 1:
+            with pytest.raises(ProtocolError, match="lacks a user of this silo"):
+                silos[1].receive(altered(data, present=(True,) * 5 + (False,)))
+            return
+        for reply in silos[recipient].receive(data):
+            messages += server.receive(recipient, reply)
+    pytest.fail("no list of participants was sent")
+
+
+def test_rounds_need_the_setup_and_the_plans_way_of_sampling():
+    plan = plan_of()
+    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    with pytest.raises(ProtocolError, match="setup"):
+        server.begin(Moment(run=plan.run, round=1, attempt=0))
+    session = session_of(plan_of(renewed=True), np.full((3, 6), 2))
+    with pytest.raises(ProtocolError, match="users are drawn"):
+        session.server.begin(Moment(run=session.plan.run, round=1, attempt=0))
+    with pytest.raises(ProtocolError, match="users are drawn"):
+        session.server.begin(Moment(run=session.plan.run, round=1, attempt=0), np.ones(5, dtype=bool))
+
+
+def test_a_blinding_seed_from_elsewhere_is_refused():
+    plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
+    roster = tuple(identity.public for identity in identities)
+    silos = [
+        WeightingSilo(
+            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
+        )
+        for i, identity in enumerate(identities)
+    ]
+    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    messages = []
+    for silo in silos:
+        messages += server.receive(silo.index, silo.announce())
+    seed = Envelope(moment=plan.setup, sender=0, recipient=1, message=SealedSeed(sealed=bytes(60)))
+    with pytest.raises(ProtocolError, match="before the silos' keys"):
+        silos[1].receive(seed.encode())
+    for recipient, data in messages:
+        if recipient == 2:
+            silos[2].receive(data)
+    forged = Envelope(moment=plan.setup, sender=0, recipient=2, message=SealedSeed(sealed=bytes(60)))
+    with pytest.raises(ProtocolError, match="silo 0: its blinding seed was refused"):
+        silos[2].receive(forged.encode())
+    with pytest.raises(ProtocolError, match="silo 1: "):
+        server.receive(1, dataclasses.replace(forged, sender=1, recipient=2).encode())
+
+
+# --- the server's view -----------------------------------------------------------------------------------------------
+
+
+def histograms(counts, plan):
+    """The doubly blinded counts that the server receives in a setup."""
+    seen = []
+
+    class Watching(WeightingServer):
+        def _add_histogram(self, content):
+            seen.append([int.from_bytes(block, "big") for block in content.blocks])
+            super()._add_histogram(content)
+
+    import fedveil.protection.session as module
+
+    original = module.WeightingServer
+    module.WeightingServer = Watching
+    try:
+        session = session_of(plan, counts)
+    finally:
+        module.WeightingServer = original
+    return np.array(seen, dtype=object), session
+
+
+def test_what_the_server_sees_of_the_counts_is_uniform():
+    """Blinded counts of very different histograms fall evenly into 8 bins of Z_n, and so do the totals."""
+    plan = plan_of(users=300, length=1)
+    counts = np.zeros((3, 300), dtype=np.int64)
+    counts[0], counts[1, ::2], counts[2, :150] = 10, 1, 7
+    seen, session = histograms(counts, plan)
+    n = session.server._holder.modulus
+    for values in (*seen, session.server._totals):
+        bins = np.bincount([int(value) * 8 // n for value in values], minlength=8)
+        assert stats.chisquare(bins).pvalue > FALSE_ALARM
+
+
+def test_decrypted_messages_of_one_silo_are_uniform_before_the_sum():
+    """The key holder decrypts a silo's ciphertexts (zero contributions, zero noise): uniform modulo n all the same."""
+    plan = plan_of(length=400, noise_limit=1)
+    session = session_of(plan, np.full((3, 6), 2))
+    session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=0)))
+    zero = np.zeros((6, 400), dtype=np.int64)
+    data = session.silos[0].contribute(zero, zero[0])
+    key = paillier_key(768)
+    values = [int(key.decrypt(mpz.from_bytes(b, "big"))) for b in Envelope.decode(data).message.blocks]
+    if len(values) >= 80:
+        bins = np.bincount([value * 8 // int(key.public.n) for value in values], minlength=8)
+        assert stats.chisquare(bins).pvalue > FALSE_ALARM
+    assert len(set(values)) == len(values)
+
+
+def test_the_randomness_of_a_ciphertext_carries_no_trace_of_the_exponents():
+    """All contributions even: without re-randomisation the randomness would always be a square modulo p and q."""
+    plan = plan_of(length=300, rounds=30, noise_limit=1)
+    key = paillier_key(768)
+    session = session_of(plan, np.full((3, 6), 2))
+    session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=0)))
+    rows = np.full((6, 300), 4)
+    data = session.silos[0].contribute(rows, np.zeros(300, dtype=np.int64))
+    randomness = [key.randomness(mpz.from_bytes(b, "big")) for b in Envelope.decode(data).message.blocks]
+    classes = [2 * (legendre(r, key.p) > 0) + (legendre(r, key.q) > 0) for r in randomness]
+    assert stats.chisquare(np.bincount(classes, minlength=4)).pvalue > FALSE_ALARM
+    bins = np.bincount([int(r) * 8 // int(key.public.n) for r in randomness], minlength=8)
+    assert stats.chisquare(bins).pvalue > FALSE_ALARM
+
+
+def test_the_same_inputs_twice_give_unlinkable_ciphertexts():
+    plan = plan_of()
+    session = session_of(plan, np.full((3, 6), 2))
+    rows, zero = np.full((6, 5), 7), np.zeros(5, dtype=np.int64)
+    key, seen = paillier_key(768), []
+    for attempt in (0, 1):
+        session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=attempt)))
+        data = session.silos[0].contribute(rows, zero)
+        for block in Envelope.decode(data).message.blocks:
+            value = mpz.from_bytes(block, "big")
+            seen += [key.decrypt(value), key.randomness(value)]
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_fraction_that_noise_cannot_cover_is_uniform():
+    """T mod C would show n/N exactly, whatever the noise on the grid; the dither makes it uniform."""
+    plan = plan_of(users=1, length=400, largest_count=6, noise_limit=1)
+    counts = np.array([[1], [2], [0]])
+    session = session_of(plan, counts)
+    rows = [np.ones((len(s.members), 400), dtype=np.int64) for s in session.silos]
+    found = session.aggregate(1, rows, [np.zeros(400, dtype=np.int64)] * 3)
+    remainders = np.rint(found * plan.common).astype(np.int64) % plan.common
+    assert plan.common == 60
+    assert stats.chisquare(np.bincount(remainders // 10, minlength=6)).pvalue > FALSE_ALARM
+
+
+def test_a_transcript_shows_no_function_of_one_silos_counts():
+    """Messages have the same senders, purposes and sizes for any counts; their bytes are covered by the tests above."""
+    lines = []
+    for counts in (np.repeat([[1], [0], [0]], 6, axis=1), np.full((3, 6), 9)):
+        session = session_of(plan_of(), counts)
+        zero = np.zeros(5, dtype=np.int64)
+        rows = [np.zeros((len(s.members), 5), dtype=np.int64) for s in session.silos]
+        session.aggregate(1, rows, [zero] * 3)
+        lines.append(session.transcript.lines)
+    assert lines[0] == lines[1]
+    kinds = {WeightingKey, SealedSeed, BlindedHistogram, Participants, EncryptedWeights, EncryptedSum}
+    assert {kind.purpose for kind in kinds} <= {line.purpose for line in lines[0]}
