@@ -25,6 +25,8 @@ from fedveil.channel import portable
 from fedveil.channel.errors import ChannelError, UnsupportedPairError
 from fedveil.randomness import BitSource
 
+SMALLEST_SCALE = 2.0**-200
+"""Scales outside [2^-200, 2^200] are refused: products with them would leave the normal numbers."""
 SQUARE_FLOOR = 2.0**-44
 """Smallest latent of a law whose radius is scale * sqrt(U): P(chi-square(3) < 2^-44) < 2^-67, less in more
 dimensions."""
@@ -83,8 +85,8 @@ class NoiseLaw(Law, Protocol):
 
 
 def _require_scale(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ChannelError(f"{name} must be a finite number above 0, got {value}")
+    if not SMALLEST_SCALE <= value <= 1 / SMALLEST_SCALE:
+        raise ChannelError(f"{name} must be a finite number above 0, between 2^-200 and 2^200, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

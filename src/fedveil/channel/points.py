@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64
 
+from fedveil.channel.errors import MessageError
 from fedveil.channel.lattices import Lattice
 from fedveil.channel.models import Contexts
 from fedveil.channel.symbols import SymbolReader, SymbolWriter
@@ -62,7 +63,11 @@ def read_points(
     ratio: Float64[np.ndarray, " m"],
     lattice: Lattice,
 ) -> Float64[np.ndarray, "m n"]:
-    """Read what :func:`write_points` wrote."""
+    """Read what :func:`write_points` wrote.
+
+    Raises:
+        MessageError: a point too far away for any sender.
+    """
     if _cubic(lattice):
         contexts = Contexts.of(dithers.ravel(), np.repeat(ratio, lattice.dimension))
         return reader.integers(contexts).astype(np.float64).reshape(dithers.shape)
@@ -75,4 +80,6 @@ def read_points(
         contexts = Contexts.of(centre - mean, _deviation(lattice, ratio, i))
         integers[:, i] = centre.astype(np.int64) + reader.integers(contexts)
         rest -= integers[:, i, None] * row
+        if np.abs(rest).max(initial=0) > 2.0**58:
+            raise MessageError("the message holds a lattice point that no sender writes")
     return lattice.points(integers)

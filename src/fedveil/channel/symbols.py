@@ -182,7 +182,7 @@ class SymbolReader:
         """Read integers less their centres.
 
         Raises:
-            MessageError: an integer does not fit 62 bits, or uses the long form where the short one would do.
+            MessageError: an integer does not fit 60 bits, or uses the long form where the short one would do.
         """
         order, groups = _groups(contexts.context)
         ordered = np.empty(len(order), dtype=np.int32)
@@ -198,7 +198,7 @@ class SymbolReader:
         high -= reach
         far = np.flatnonzero(high > reach)
         high[far] = self._long(len(far))
-        bound = np.int64(1) << (62 - (0 if contexts.shift is None else contexts.shift[far]))
+        bound = np.int64(1) << (60 - (0 if contexts.shift is None else contexts.shift[far]))
         if len(far) and ((np.abs(high[far]) <= reach[far] - 1).any() or (np.abs(high[far]) >= bound).any()):
             raise MessageError("the message holds a lattice point that no sender writes")
         if contexts.shift is not None:
