@@ -42,8 +42,10 @@ from fedveil.privacy.events import (
     MixtureOfGaussiansEvent,
     NoGuarantee,
     PoissonSampledEvent,
+    SampledWithoutReplacementEvent,
     atoms,
 )
+from fedveil.privacy.fixed_size import fixed_size_distribution, fixed_size_rdp, widest_loss
 from fedveil.privacy.mixture import mixture_distribution
 
 OPACUS_ORDERS: tuple[float, ...] = (*(1 + step / 10 for step in range(1, 100)), *map(float, range(12, 64)))
@@ -218,9 +220,10 @@ class Conversion(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RdpAccountant:
-    """Renyi accountant: full and Poisson-sampled Gaussian releases, and Laplace ones.
+    """Renyi accountant: full and sampled Gaussian releases, and Laplace ones.
 
-    Under replace-one a full release has twice the sensitivity; sampled releases are refused there.
+    Under replace-one a full release has twice the sensitivity, samples of a fixed size are accounted with that
+    sensitivity, and Poisson-sampled releases are refused; under add-or-remove it is the other way round.
     """
 
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
@@ -242,6 +245,8 @@ class RdpAccountant:
                 return True
             case PoissonSampledEvent(event=GaussianEvent()):
                 return self.adjacency is Adjacency.ADD_OR_REMOVE_ONE
+            case SampledWithoutReplacementEvent(event=GaussianEvent()):
+                return self.adjacency is Adjacency.REPLACE_ONE
         return False
 
     def rdp(self, event: Event) -> Float64[np.ndarray, " orders"]:
@@ -260,6 +265,8 @@ class RdpAccountant:
                 return laplace_rdp(release.noise_multiplier / sensitivity, self.orders)
             case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
                 return sampled_gaussian_rdp(release.rate, sigma, self.orders)
+            case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
+                return fixed_size_rdp(release.rate, sigma / sensitivity, self.orders)
             case _:  # NoGuarantee: _require has refused everything else
                 return np.full(len(self.orders), math.inf)
 
@@ -299,8 +306,9 @@ class PldAccountant:
     gives a larger epsilon, never an invalid one. Rounding errors of the FFT are covered by asking for
     delta - 1e-12 - 1e-15 per release; a smaller delta is refused.
 
-    Under replace-one, full releases have twice the sensitivity and Poisson-sampled Gaussian ones their own
-    distribution; Poisson-sampled Laplace and mixtures are refused.
+    Under replace-one, full releases have twice the sensitivity, Poisson-sampled Gaussian ones their own
+    distribution and fixed-size samples of Gaussian ones that of :mod:`fedveil.privacy.fixed_size`;
+    Poisson-sampled Laplace and mixtures are refused. Under add-or-remove, fixed-size samples are.
     """
 
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
@@ -323,6 +331,8 @@ class PldAccountant:
                 return True
             case MixtureOfGaussiansEvent() | PoissonSampledEvent(event=LaplaceEvent()):
                 return self.adjacency is Adjacency.ADD_OR_REMOVE_ONE
+            case SampledWithoutReplacementEvent(event=GaussianEvent()):
+                return self.adjacency is Adjacency.REPLACE_ONE
         return False
 
     def epsilon(self, event: Event, delta: float) -> float:
@@ -394,6 +404,8 @@ def _shape(release: Event) -> tuple[float, float]:
             return release.rate / sigma, 1 / (2 * sigma**2) + 10 / sigma
         case PoissonSampledEvent(event=LaplaceEvent(noise_multiplier=scale)):
             return release.rate / scale, 1 / scale
+        case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
+            return 2 * release.rate / sigma, widest_loss(release.rate, 2 / sigma)
         case LaplaceEvent(noise_multiplier=scale):
             return 1 / scale, 1 / scale
     raise AssertionError(f"{release} has no discretised distribution")
@@ -431,6 +443,8 @@ def _distribution(release: Event, adjacency: Adjacency, interval: float) -> pld.
             )
         case MixtureOfGaussiansEvent():
             return mixture_distribution(release, interval)
+        case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
+            return fixed_size_distribution(release.rate, _sensitivity(adjacency) / sigma, interval)
     raise AssertionError(f"{release} has no discretised distribution")
 
 

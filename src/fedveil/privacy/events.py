@@ -114,6 +114,48 @@ class PoissonSampledEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampledWithoutReplacementEvent(Event):
+    """An event over ``sample`` of ``population`` units, drawn uniformly without replacement.
+
+    Its neighbours replace one unit's data: adding a unit would change the population's public size. As everywhere,
+    noise multipliers of ``event`` are relative to ONE contribution; accountants count that a replaced unit takes its
+    own away and brings another.
+    """
+
+    population: int
+    sample: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        """Refuse a sample that cannot be drawn."""
+        if not 1 <= self.sample <= self.population:
+            raise PrivacyError(
+                f"SampledWithoutReplacementEvent: {self.sample} of {self.population} units; "
+                "the sample must be at least 1 and at most the population"
+            )
+
+    @property
+    def rate(self) -> float:
+        """Probability that a given unit is drawn."""
+        return self.sample / self.population
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {
+            "type": "sampled_without_replacement",
+            "population": self.population,
+            "sample": self.sample,
+            "event": self.event.to_json(),
+        }
+
+    def to_dp_event(self) -> dp_event.DpEvent:
+        """Return ``SampledWithoutReplacementDpEvent``."""
+        return dp_event.SampledWithoutReplacementDpEvent(
+            self.population, self.sample, self.event.to_dp_event()
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComposedEvent(Event):
     """Several events, each possibly chosen after the outcomes before it; empty: nothing was released."""
 
@@ -224,7 +266,7 @@ def atoms(event: Event) -> Counter[Event]:
     """Count the single releases in an event: compositions are opened, equal releases are added up.
 
     The order of adaptive composition does not change any accountant's bound, so the counts say all. A Poisson
-    sample of rate 1 is the event itself.
+    or fixed-size sample of rate 1 is the event itself.
 
     >>> step = GaussianEvent(noise_multiplier=2.0)
     >>> atoms(ComposedEvent(events=(step, SelfComposedEvent(event=step, count=9)))) == {step: 10}
@@ -239,7 +281,7 @@ def atoms(event: Event) -> Counter[Event]:
                 pending.extend((inner, times) for inner in reversed(current.events))
             case SelfComposedEvent():
                 pending.append((current.event, times * current.count))
-            case PoissonSampledEvent(rate=1.0):
+            case PoissonSampledEvent(rate=1.0) | SampledWithoutReplacementEvent(rate=1.0):
                 pending.append((current.event, times))
             case _:
                 counts[current] += times
@@ -271,15 +313,19 @@ def event_from_json(data: object) -> Event:
         case "poisson_sampled":
             _keys(data, "rate", "event")
             return PoissonSampledEvent(rate=_number(fields, "rate"), event=event_from_json(fields["event"]))
+        case "sampled_without_replacement":
+            _keys(data, "population", "sample", "event")
+            return SampledWithoutReplacementEvent(
+                population=_integer(data, "population"),
+                sample=_integer(data, "sample"),
+                event=event_from_json(fields["event"]),
+            )
         case "composed":
             _keys(data, "events")
             return ComposedEvent(events=tuple(event_from_json(item) for item in _list(fields, "events")))
         case "self_composed":
             _keys(data, "count", "event")
-            count = fields["count"]
-            if not isinstance(count, int) or isinstance(count, bool):
-                raise PrivacyError("event 'self_composed': 'count' must be an integer")
-            return SelfComposedEvent(event=event_from_json(fields["event"]), count=count)
+            return SelfComposedEvent(count=_integer(data, "count"), event=event_from_json(fields["event"]))
         case "mixture_of_gaussians":
             _keys(data, "noise_multiplier", "sensitivities", "probabilities")
             columns = {
@@ -314,6 +360,13 @@ def _number(fields: Mapping[str, object], name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise PrivacyError(f"event field {name!r}: must be a number, found {type(value).__name__}")
     return float(value)
+
+
+def _integer(data: Mapping[str, object], name: str) -> int:
+    value = data[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PrivacyError(f"event {data['type']!r}: {name!r} must be an integer")
+    return value
 
 
 def _list(fields: Mapping[str, object], name: str) -> list[object]:

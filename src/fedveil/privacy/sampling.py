@@ -1,4 +1,4 @@
-"""Who takes part in a round: independent draws of users with an exactly known probability.
+"""Who takes part in a round: users drawn by an exactly known law, which fixes adjacency and event.
 
 A sampler is a frozen value. It draws a mask over the PUBLIC list of users, from privacy randomness: the
 amplification that sampling gives holds only while nobody can predict the draw.
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.events import Adjacency, Event, PoissonSampledEvent
+from fedveil.privacy.events import Adjacency, Event, PoissonSampledEvent, SampledWithoutReplacementEvent
 from fedveil.randomness import BitSource
 
 _WORD_BITS: Final = 64
@@ -123,6 +123,67 @@ class PoissonUsers:
     def event(self, base: Event) -> Event:
         """Return ``base`` amplified by Poisson sampling at the rate; ``base`` itself at rate 1."""
         return base if self.rate == 1.0 else PoissonSampledEvent(rate=self.rate, event=base)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformClients:
+    """Exactly m of n clients take part, every set of m equally likely, independently of all other rounds.
+
+    Every client gets one 64-bit word and the m smallest take part. If the m-th and the next are equal, all words are
+    drawn again: given that they differ, every set is exactly equally likely, by symmetry.
+
+    Its neighbours replace one client's data (n is public and fixed), so it brings replace-one and
+    :class:`~fedveil.privacy.events.SampledWithoutReplacementEvent`: no accountant can count it as Poisson sampling,
+    nor a Poisson sample as this.
+
+    Args:
+        population: n >= 1, the public number of clients.
+        sample: m in 1 .. n, the clients of a round.
+
+    Raises:
+        PrivacyError: m outside 1 .. n; later, a draw among another number of clients than n.
+    """
+
+    population: int
+    sample: int
+
+    def __post_init__(self) -> None:
+        """Refuse a cohort that cannot be drawn."""
+        if not 1 <= self.sample <= self.population:
+            raise PrivacyError(
+                f"a cohort of {self.sample} out of {self.population} clients cannot be drawn without replacement; "
+                f"it must be at least 1 and at most {self.population}"
+            )
+
+    @property
+    def rate(self) -> float:
+        """Probability that a given client takes part: m / n."""
+        return self.sample / self.population
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Replace one client's data by any other."""
+        return Adjacency.REPLACE_ONE
+
+    def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
+        """Return who of ``n`` clients takes part."""
+        if n != self.population:
+            raise PrivacyError(
+                f"this sampler draws {self.sample} of {self.population} clients; it cannot draw among {n}"
+            )
+        if self.sample == n:
+            return np.ones(n, dtype=np.bool_)
+        while True:
+            words = source.uint64(n)
+            smallest = np.partition(words, (self.sample - 1, self.sample))
+            if smallest[self.sample - 1] < smallest[self.sample]:
+                return np.asarray(words <= smallest[self.sample - 1])
+
+    def event(self, base: Event) -> Event:
+        """Return ``base`` amplified by a fixed-size sample; ``base`` itself if everyone takes part."""
+        if self.sample == self.population:
+            return base
+        return SampledWithoutReplacementEvent(population=self.population, sample=self.sample, event=base)
 
 
 def _check_count(n: int) -> None:
