@@ -121,22 +121,20 @@ def rounded_gaussian(units: np.ndarray, ratio: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ratio", [100.0, 300.0, 1000.0])
-def test_distance_to_the_rounded_gaussian_is_bounded(ratio: float) -> None:
-    """chi-square of one value against its bound 1 / (100 s^4), summed out."""
+def test_log_ratio_to_the_rounded_gaussian_is_bounded(ratio: float) -> None:
+    """Summed out: the bound holds everywhere within reach, and a bound half as large would not."""
     law = DiscreteGaussian(std=ratio, grid=1.0)
-    units = np.arange(-math.ceil(8 * ratio), math.ceil(8 * ratio) + 1)
-    discrete, rounded = law.pmf(units), rounded_gaussian(units, ratio)
-    chi_square = float((rounded**2 / discrete).sum() - 2 * rounded.sum() + discrete.sum())
-    assert -1e-15 < chi_square < 1.0 / (100.0 * ratio**4) + 1e-15
-    assert float(np.abs(rounded - discrete).sum() / 2) < law.distance_to_gaussian(1)
+    units = np.arange(0, math.ceil(30 * ratio))
+    rounded = rounded_gaussian(units, ratio)
+    log_ratio = np.abs(np.log(law.pmf(units) / rounded))
+    bound = law.log_ratio_to_gaussian * (30 / 40) ** 2
+    assert log_ratio.max() <= bound * (1 + 1e-6) + 1e-11
+    assert log_ratio.max() > bound / 2
 
 
-def test_distance_grows_with_the_square_root_and_is_a_probability() -> None:
-    law = DiscreteGaussian(std=1.0, grid=2.0**-20)
-    assert law.distance_to_gaussian(400) == pytest.approx(2 * law.distance_to_gaussian(100))
-    assert DiscreteGaussian(std=100.0, grid=1.0).distance_to_gaussian(10**15) == 1.0
+def test_log_ratio_is_refused_where_it_is_not_proved() -> None:
     with pytest.raises(PrivacyError, match="100"):
-        DiscreteGaussian(std=99.0, grid=1.0).distance_to_gaussian(1)
+        _ = DiscreteGaussian(std=99.0, grid=1.0).log_ratio_to_gaussian
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.7, 1.0])

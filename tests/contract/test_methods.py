@@ -23,7 +23,7 @@ from fedveil.methods import METHODS
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.guarantee import Federation, derive, sensitivity
 from fedveil.methods.method import Method
-from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights
+from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights, grid_law
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Affine, Records
@@ -186,12 +186,14 @@ def test_shares_add_up_to_the_stated_noise_against_the_honest_silos(name: str, c
         assert abs(variance_ratio - 1) > 5.5 * math.sqrt(2 / d)
 
 
-def test_noise_lies_on_the_grid_of_the_contributions() -> None:
+def test_noisy_sums_lie_on_a_grid_that_divides_the_contributions() -> None:
     method = METHOD_CASES["uldp-avg"](SIGMA)
     grid = method.bound.grid
+    fine = grid_law(method.channel.share_std(SILOS), grid).grid
+    assert (grid / fine).is_integer()
     source = PrivacyRandomness.system().stream("noise", 0, 0)
     noisy = method.channel.transmit(np.arange(100) * grid, grid, SILOS, source)
-    assert (noisy / grid == np.round(noisy / grid)).all()
+    assert (noisy / fine == np.round(noisy / fine)).all()
 
 
 # --- what is derived ------------------------------------------------------------------------------------------

@@ -203,5 +203,5 @@ def test_a_ratio_that_cannot_be_sampled_is_refused(grid: float) -> None:
 
 @pytest.mark.parametrize("std", [1.0, 0.1, 5.0, 3e-9, 7e12])
 def test_grid_for_resolves_the_noise_and_the_contributions(std: float) -> None:
-    assert 2**20 <= std / grid_for(std) < 2**21
+    assert 2**29 <= std / grid_for(std) < 2**30
     assert grid_for(std, at_most=2.0**-60) == min(2.0**-60, grid_for(std))

@@ -24,6 +24,7 @@ from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
+from fedveil.errors import RunFolderError
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -86,6 +87,10 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     with Ledger(folder / "ledger.jsonl", unit="user", adjacency=prepared.guarantee.adjacency) as ledger:
         checkpoint = folder.read_checkpoint() or _initial(prepared, folder, ledger.head)
         ledger.require_extends(checkpoint.ledger)
+        if any(entry.event != prepared.guarantee.event for entry in ledger.entries):
+            raise RunFolderError(
+                f"{folder.path}: the ledger was charged for other events than this experiment's"
+            )
         folder.mend_metrics(checkpoint)
         observer.started(folder.path, experiment, checkpoint.round)
         stopped = None
@@ -100,9 +105,9 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
             folder.write_checkpoint(checkpoint)
             folder.append_metrics(checkpoint.row)
             observer.completed(checkpoint.row)
-        spent = ledger.spent()
+        charges, spent = len(ledger.entries), ledger.spent()
     folder.write_model(prepared.task.state(checkpoint.model))
-    statement = state(prepared, checkpoint.round, spent)
+    statement = state(prepared, checkpoint.round, charges, spent)
     folder.write_json("privacy.json", statement.to_json())
     return Outcome(
         folder=folder.path,

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from fedveil.engine.folder import finite
 from fedveil.engine.setup import Prepared
-from fedveil.privacy.events import ComposedEvent, Event, NoGuarantee, SelfComposedEvent, atoms
+from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
 
 _TEST_METRICS = "metrics on the test records, which are shown after every evaluated round"
 
 
-def state(prepared: Prepared, rounds: int, spent: Event) -> Statement:
+def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statement:
     """Return what a run of so many complete rounds guarantees.
 
     Args:
         prepared: the experiment that ran.
         rounds: complete rounds.
-        spent: everything the ledger charged (a crash may have charged a round more).
+        charges: rounds the ledger was charged for (a crash may have charged one more).
+        spent: everything the ledger charged.
     """
     guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
     delta = privacy.delta
     reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
     if not prepared.secure:
         reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
-    epsilon = None if reasons else prepared.accountant.epsilon(spent, delta)
+    epsilon = None if reasons else prepared.epsilon_of(guarantee.event, charges)
     return Statement(
         unit="user",
         adjacency=guarantee.adjacency,
@@ -56,7 +57,4 @@ def state(prepared: Prepared, rounds: int, spent: Event) -> Statement:
 
 def _against(prepared: Prepared, event: Event, rounds: int) -> float | None:
     """Return the epsilon of all rounds against one party; None if nothing is guaranteed."""
-    if not prepared.secure:
-        return None
-    spent: Event = SelfComposedEvent(event=event, count=rounds) if rounds else ComposedEvent(events=())
-    return finite(prepared.accountant.epsilon(spent, prepared.experiment.privacy.delta))
+    return finite(prepared.epsilon_of(event, rounds)) if prepared.secure else None

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 from fedveil.local.steps import LocalDpSgd
 from fedveil.methods.method import Method
-from fedveil.methods.stages import GaussianShares, RecordContribution, SiloContribution, Weights
+from fedveil.methods.stages import GaussianShares, RecordContribution, SiloContribution, Weights, grid_law
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.bounds import Unbounded
+from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.privacy.events import Adjacency, Event, GaussianEvent, NoGuarantee, SelfComposedEvent
 from fedveil.privacy.group import published, worst_split
 from fedveil.privacy.sampling import PoissonUsers
@@ -80,6 +80,7 @@ class Guarantee:
         views: the parties other than readers of the models.
         uncovered: choices that depend on private data and that the event does not account for.
         published: figures in the literature that the derivation does not support.
+        grid_loss: what a round costs in epsilon, per coordinate, because its noise lies on a grid.
     """
 
     adjacency: Adjacency
@@ -88,6 +89,7 @@ class Guarantee:
     views: tuple[View, ...] = ()
     uncovered: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
+    grid_loss: float = 0.0
 
 
 def derive(method: Method, federation: Federation) -> Guarantee:
@@ -159,6 +161,7 @@ def _gaussian_shares(
         mechanisms=tuple(mechanisms),
         views=views,
         published=_published(method, channel),
+        grid_loss=2 * n_silos * grid_law(share, method.bound.grid).log_ratio_to_gaussian,
     )
 
 
@@ -187,6 +190,7 @@ def _dp_sgd(method: Method, federation: Federation) -> Guarantee:
     local = method.local
     assert isinstance(local, LocalDpSgd)
     assert isinstance(method.contribution, RecordContribution)
+    assert isinstance(method.bound, Clip)
     per_user = method.contribution.per_user
     if local.noise_multiplier == 0:
         return _none("DP-SGD runs without noise")
@@ -194,6 +198,7 @@ def _dp_sgd(method: Method, federation: Federation) -> Guarantee:
         return _none("the number of records in each silo is not known")
     plans = tuple(local.plan(records) for records in federation.silo_records)
     sigma, silos = local.noise_multiplier, tuple((plan.rate, plan.steps) for plan in plans)
+    law = grid_law(sigma * method.bound.norm, method.bound.grid)
     event, split = worst_split(group_size=per_user, noise_multiplier=sigma, silos=silos)
 
     def theorem_2(rounds: int, delta: float) -> float:
@@ -207,13 +212,15 @@ def _dp_sgd(method: Method, federation: Federation) -> Guarantee:
         mechanisms=(
             f"DP-SGD in every silo: noise multiplier {sigma:g}, "
             + "; ".join(f"rate {p.rate:g} for {p.steps} steps a round" for p in plans),
-            f"a user keeps at most {per_user} records over all silos; worst split over the silos: {split}",
+            f"a user keeps at most {per_user} records over all silos; every split over the silos is covered "
+            f"(the nearest: {split})",
         ),
         views=(
             View(party="server", sees="every silo's own noisy model", event=event),
             View(party="one silo", sees="the models, its own records and its own noise", event=event),
         ),
         uncovered=("the number of records each silo keeps sets its batch rate and counts as public",),
+        grid_loss=2 * sum(plan.steps for plan in plans) * law.log_ratio_to_gaussian,
         published=(
             Published(name="Theorem 2 of ULDP-FL, as its program computes it", gap=gap, epsilon=theorem_2),
         ),

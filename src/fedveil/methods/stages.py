@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedveil.errors import CompositionError
 from fedveil.population.records import Groups
-from fedveil.privacy.noise import DiscreteGaussian
+from fedveil.privacy.noise import DiscreteGaussian, grid_for
 from fedveil.randomness import BitSource
 
 
@@ -123,8 +123,13 @@ class GaussianShares:
 
 
 def grid_gaussian(dimension: int, std: float, grid: float, source: BitSource) -> Float64[np.ndarray, " d"]:
-    """Return exact discrete Gaussian noise, one value a coordinate, on the grid of the contributions."""
-    return DiscreteGaussian(std=std, grid=grid).sample((dimension,), source)
+    """Return exact discrete Gaussian noise, one value a coordinate, on a grid that divides the contributions'."""
+    return grid_law(std, grid).sample((dimension,), source)
+
+
+def grid_law(std: float, grid: float) -> DiscreteGaussian:
+    """Return the noise law for sums on this grid: so fine that it is Gaussian for every accountant."""
+    return DiscreteGaussian(std=std, grid=grid_for(std, at_most=grid))
 
 
 Channel = Identity | GaussianShares

@@ -133,22 +133,20 @@ class DiscreteGaussian:
         cumulative = np.concatenate([[0.0], np.cumsum(self.pmf(table))])
         return np.asarray(cumulative[np.clip(units - table[0] + 1, 0, table.size).astype(np.int64)])
 
-    def distance_to_gaussian(self, values: int) -> float:
-        """Bound the total variation between ``values`` samples and continuous noise rounded to the grid.
+    @property
+    def log_ratio_to_gaussian(self) -> float:
+        r"""Bound eta on \|ln(P(k) / R(k))\| within 40 standard deviations, R being rounded continuous noise.
 
-        Rounding continuous Gaussian noise after adding it to a value on the grid is post-processing, so the
-        rounded mechanism has every guarantee of the continuous one. The two laws differ by a chi-square
-        divergence of at most 1 / (100 s^4) per value, hence by total variation at most sqrt(values / 200) /
-        s² (Pinsker; the divergence adds up over coordinates and adaptively chosen rounds). If the continuous
-        mechanism is (eps, delta)-DP, this one is (eps, delta + (1 + e^eps) · distance)-DP.
-
-        Args:
-            values: number of noise values in all that is released: coordinates times rounds.
+        Rounding continuous Gaussian noise after adding it to a value on the grid is post-processing, so R has every
+        guarantee of the continuous mechanism. Replacing R by this law in N released values changes any log-likelihood
+        ratio by at most 2 N eta, outside an event of probability below 1e-340. So if the continuous mechanism is
+        (eps, delta)-DP, this one is (eps + 2 N eta, e^(N eta) delta)-DP, for every eps, sampled or not. With s = std /
+        grid, eta = 40^2 / (24 s^2) + 3 exp(-2 pi^2 s^2) (docs/theory/discrete-gaussian.md); at s = 2^29 it is 2.4e-16.
 
         Raises:
-            PrivacyError: std / grid is below 100, where the constant is not proved.
+            PrivacyError: std / grid is below 100, where the constants are not proved.
 
-        >>> DiscreteGaussian(std=1.0, grid=2.0**-20).distance_to_gaussian(100 * 25_000) < 1.1e-10
+        >>> DiscreteGaussian(std=1.0, grid=2.0**-29).log_ratio_to_gaussian < 2.4e-16
         True
         """
         ratio = self.std / self.grid
@@ -156,7 +154,7 @@ class DiscreteGaussian:
             raise PrivacyError(
                 f"std / grid is {ratio:g}; the distance to the Gaussian is bounded for 100 and above"
             )
-        return min(1.0, math.sqrt(values / 200.0) / ratio**2)
+        return _REACH**2 / (24.0 * ratio**2) + 3.0 * math.exp(-2.0 * (math.pi * ratio) ** 2)
 
     def sum_divergence(self, shares: int) -> float:
         """Bound how far the sum of ``shares`` samples is from one discrete Gaussian of the summed variance.
