@@ -13,6 +13,7 @@ from fedveil.channel.errors import (
     UnsupportedPairError,
     UpdateError,
 )
+from fedveil.channel.information import gaussian_limit, information_limit
 from fedveil.channel.lattices import Lattice, lattice
 from fedveil.channel.laws import BallLaw, CellLaw, GaussianLaw, LaplaceLaw, Law, NoiseLaw, StudentLaw
 from fedveil.channel.quantizers import LayeredQuantizer
@@ -40,6 +41,8 @@ __all__ = [
     "UnsupportedPairError",
     "UpdateError",
     "decode_any",
+    "gaussian_limit",
+    "information_limit",
     "lattice",
     "read_header",
     "update_key",

@@ -23,8 +23,9 @@ _SINE_SERIES = tuple(
     (-1) ** k * (math.pi / 2) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(9, -1, -1)
 )
 
-CHUNK = 8192
-"""Elements per pass: the temporaries of one pass stay in the first-level cache."""
+CHUNK = 16384
+"""Elements per pass: the temporaries of one pass stay in the second-level cache. Part of the wire format: it fixes the
+order in which words are drawn."""
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
