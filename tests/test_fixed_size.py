@@ -136,7 +136,7 @@ def test_a_whole_sample_is_the_release_itself() -> None:
 
 
 @settings(max_examples=40)
-@given(rate=st.floats(0.001, 0.99), sigma=st.floats(0.3, 30), order=st.floats(1.1, 60))
+@given(rate=st.floats(0.001, 0.99), sigma=st.floats(0.3, 6), order=st.floats(1.1, 40))
 def test_divergences_are_those_of_dp_accounting(rate: float, sigma: float, order: float) -> None:
     event = SampledWithoutReplacementEvent(
         population=1000, sample=max(1, round(1000 * rate)), event=GaussianEvent(noise_multiplier=sigma)

@@ -100,6 +100,14 @@ local_steps = st.one_of(
         momentum=st.sampled_from([0.0, 0.9]),
         weight_decay=st.sampled_from([0.0, 0.05]),
     ),
+    st.builds(
+        LocalSgd,
+        learning_rate=st.sampled_from([0.01, 0.1]),
+        epochs=st.integers(1, 3),
+        batch_size=st.sampled_from([None, 3, 8, 64]),
+        weight_decay=st.sampled_from([0.0, 0.05]),
+        projection=st.sampled_from([1e-3, 0.05, 1.0]),
+    ),
 )
 
 
@@ -296,3 +304,9 @@ def test_other_models_are_refused() -> None:
     task = Task(model=nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), loss=LOSSES["cox"])
     with pytest.raises(ModelError, match='use "auto"'):
         SpanTrainer(task=task, local=LocalGradient())
+
+
+def test_projected_steps_with_momentum_are_refused() -> None:
+    local = LocalSgd(learning_rate=0.1, epochs=1, momentum=0.5, projection=1.0)
+    with pytest.raises(ModelError, match="momentum"):
+        SpanTrainer(task=make_task("cross_entropy", 3, True), local=local)

@@ -23,6 +23,7 @@ LOCAL = st.builds(
     batch_size=st.none() | st.integers(1, 5),
     momentum=st.sampled_from([0.0, 0.9]),
     weight_decay=st.sampled_from([0.0, 0.05]),
+    projection=st.sampled_from([None, 1e-3, 0.05, 1.0]),
 )
 
 

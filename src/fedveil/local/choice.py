@@ -9,7 +9,8 @@ from fedveil.errors import ConfigError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer
 from fedveil.local.span_plan import linear_layer
-from fedveil.local.steps import LocalStep
+from fedveil.local.span_steps import spannable
+from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
 from fedveil.local.vectorized import BatchedGradients, VmapTrainer
@@ -37,10 +38,10 @@ def choose_trainer(
 
     Raises:
         ConfigError: a name that does not exist.
-        ModelError: ``span`` for a model that is not linear.
+        ModelError: ``span`` for a model that is not linear, or for projected steps with momentum.
     """
     if name == "auto":
-        name = _fastest(task, cohort)
+        name = _fastest(task, local, cohort)
     if name == "span":
         return SpanTrainer(task=task, local=local)
     if name == "vmap":
@@ -50,8 +51,8 @@ def choose_trainer(
     raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
 
 
-def _fastest(task: Task, cohort: Cohort | None) -> str:
-    if linear_layer(task.model) is not None:
+def _fastest(task: Task, local: LocalStep, cohort: Cohort | None) -> str:
+    if linear_layer(task.model) is not None and spannable(as_sgd(local)):
         return "span"
     return "vmap" if vmappable(task, cohort) else "loop"
 

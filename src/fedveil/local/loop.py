@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from fedveil.local.counters import batch_order, contribution_seeds, step_seeds
 from fedveil.local.dropout import seed_names
+from fedveil.local.projection import project_
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
@@ -81,6 +82,8 @@ class LoopTrainer:
                 slope = gradient.at(model, *cohort.batch(batch), step_seeds(seed, epoch, step)[0])
                 velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
                 delta = delta - sgd.learning_rate * velocity
+                if sgd.projection is not None:
+                    project_(delta[None], None, sgd.projection)
         return delta
 
 

@@ -32,7 +32,7 @@ from fedveil.local.silo_sums import SiloSums
 from fedveil.local.span_packing import Layout, stack_layouts
 from fedveil.local.span_plan import Plan, linear_layer, split_linear
 from fedveil.local.span_primal import train_primal
-from fedveil.local.span_steps import Trained, train_batches, train_full_batch
+from fedveil.local.span_steps import Trained, spannable, train_batches, train_full_batch
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
 from fedveil.local.task import Task
@@ -51,7 +51,7 @@ class SpanTrainer:
         memory: bytes of Gram matrices that are kept between rounds.
 
     Raises:
-        ModelError: the model is not one linear layer.
+        ModelError: the model is not one linear layer, or the steps are projected and have momentum.
     """
 
     task: Task
@@ -62,6 +62,8 @@ class SpanTrainer:
     def __post_init__(self) -> None:
         if linear_layer(self.task.model) is None:
             raise ModelError('trainer "span" is for models that are one trainable nn.Linear; use "auto"')
+        if not spannable(as_sgd(self.local)):
+            raise ModelError('trainer "span" does not project steps with momentum; use "auto"')
 
     @torch.no_grad()
     def sums(
@@ -112,7 +114,7 @@ class SpanTrainer:
                     members,
                     bias=layer.bias is not None,
                     batch_size=as_sgd(self.local).batch_size,
-                    separable=self.task.loss.separable,
+                    separable=self.task.loss.separable and as_sgd(self.local).projection is None,
                     memory=self.memory,
                 )
             ]
@@ -179,7 +181,14 @@ class _Training:
         sizes = torch.from_numpy(self._plan.sizes[layout.members])
         seeds = self._seeds[torch.from_numpy(layout.members)]
         trained = train_batches(
-            self._loss, self._sgd, grams.float(), logits, self._targets[records], sizes, seeds
+            self._loss,
+            self._sgd,
+            grams.float(),
+            logits,
+            self._targets[records],
+            sizes,
+            seeds,
+            float(self._start.double().norm()),
         )
         self._store(layout, trained, grams)
 

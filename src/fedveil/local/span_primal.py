@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from fedveil.local.counters import batch_order
+from fedveil.local.projection import project_
 from fedveil.local.span_plan import Plan, split_linear
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
@@ -63,6 +64,8 @@ def _train(
             if sgd.weight_decay:
                 velocity[:active].add_(model, alpha=sgd.weight_decay)
             deltas[:active].sub_(velocity[:active], alpha=sgd.learning_rate)
+            if sgd.projection is not None:
+                project_(deltas[:active], None, sgd.projection)
     return deltas
 
 

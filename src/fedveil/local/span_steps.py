@@ -10,12 +10,18 @@ is
 
 and the logits that G needs are Z = c Z0 + K A with Z0 = X W0^T and K = X X^T. Here A and Z are stored class
 by class, (contributions, k, n), so that Z = c Z0 + A K.
+
+A projection (:class:`Ball`) needs the length of the update U = (c - 1) W0 + A^T X after every step,
+
+    ||U||^2 = (c - 1)^2 ||W0||^2 + 2 (c - 1) <A, Z0> + <A, A K>,
+
+whose two products follow a step that moves b records at the cost of their b x b Gram matrix alone.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
 from torch import Tensor
 
 from fedveil.local.counters import batch_order
@@ -82,6 +88,7 @@ def train_batches(
     targets: Shaped[Tensor, "g n *target"],
     sizes: Int64[Tensor, "g"],
     seeds: Int64[Tensor, "g"],
+    start_norm: float,
 ) -> Trained:
     """Train contributions side by side, padded to the largest, in the batches every trainer takes.
 
@@ -96,6 +103,7 @@ def train_batches(
         targets: any valid target for padding.
         sizes: n of each contribution, descending, at least 1.
         seeds: of each contribution's batches.
+        start_norm: ||W0||; only a projection with weight decay reads it.
     """
     count, outputs, longest = logits.shape
     device = logits.device
@@ -109,6 +117,7 @@ def train_batches(
     velocity = torch.zeros_like(logits) if sgd.momentum else None
     scale = torch.ones(count, 1, 1, dtype=torch.float64, device=device)
     drift = torch.zeros_like(scale)
+    ball = None if sgd.projection is None else Ball(sgd, count, start_norm, device)
     gram_rows = grams.flatten(0, 1)
     row_of_first = torch.arange(count, device=device).unsqueeze(-1) * longest
     for epoch in range(sgd.epochs):
@@ -124,15 +133,68 @@ def train_batches(
                 batch_logits = batch_logits * scale[:active].float()
             batch_rows = rows[:active, batch]
             batch_grams = gram_rows.index_select(0, batch_rows.flatten()).view(*batch_rows.shape, longest)
-            batch_logits = torch.baddbmm(batch_logits, coefficients[:active], batch_grams.mT)
+            learned = torch.bmm(coefficients[:active], batch_grams.mT)
+            batch_logits = batch_logits + learned
             slopes = loss.slopes(batch_logits, epoch_targets[:active, batch], step.present)
             slopes = slopes.mul_(step.rates)
+            if ball is not None:
+                among = batch_grams.gather(
+                    -1, order[:active, None, batch].expand(-1, batch_rows.shape[1], -1)
+                )
+                ball.step(slopes, learned, among, epoch_logits[:active, :, batch])
             moving = None if velocity is None else velocity[:active]
             _descend(sgd, coefficients[:active], moving, slopes, places[:active, :, batch])
             if sgd.weight_decay:
                 drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
                 scale[:active] -= sgd.learning_rate * drift[:active]
+            if ball is not None:
+                ball.project_(coefficients[:active], scale[:active])
     return Trained(coefficients=coefficients, shrink=scale[:, 0, 0] - 1)
+
+
+def spannable(sgd: LocalSgd) -> bool:
+    """Return whether the steps can be taken in the span: momentum would move every record's coefficients."""
+    return sgd.projection is None or sgd.momentum == 0
+
+
+class Ball:
+    """The ball of radius L around the start, for steps without momentum: the products of the module's text."""
+
+    def __init__(self, sgd: LocalSgd, count: int, start_norm: float, device: torch.device) -> None:
+        assert sgd.projection is not None
+        assert spannable(sgd)
+        self._rate, self._radius, self._start_norm = sgd.learning_rate, sgd.projection, start_norm
+        self._kept = 1 - sgd.learning_rate * sgd.weight_decay
+        self._with_start = torch.zeros(count, dtype=torch.float64, device=device)  # <A, Z0>
+        self._with_self = torch.zeros_like(self._with_start)  # <A, A K>
+
+    def step(
+        self,
+        slopes: Float32[Tensor, "g k b"],
+        learned: Float32[Tensor, "g k b"],
+        grams: Float32[Tensor, "g b b"],
+        logits: Float[Tensor, "g k b"],
+    ) -> None:
+        """Follow A <- (1 - eta lambda) A - eta G: ``learned`` is A K at the batch before it, ``logits`` Z0 there."""
+        active, kept = len(slopes), self._kept
+        moves = slopes.double().mul_(-self._rate)
+        crossed, squared = (moves * learned).sum((1, 2)), (moves * torch.bmm(slopes, grams)).sum((1, 2))
+        self._with_self[:active] = (
+            kept**2 * self._with_self[:active] + 2 * kept * crossed - self._rate * squared
+        )
+        self._with_start[:active] = kept * self._with_start[:active] + (moves * logits).sum((1, 2))
+
+    def project_(self, coefficients: Float32[Tensor, "g k n"], scale: Float64[Tensor, "g 1 1"]) -> None:
+        """Pull updates that left the ball back to its surface."""
+        active = len(coefficients)
+        shrink = scale[:, 0, 0] - 1
+        with_start, with_self = self._with_start[:active], self._with_self[:active]
+        square = (shrink * self._start_norm).square() + 2 * shrink * with_start + with_self
+        factor = (self._radius / square.clamp(min=0).sqrt()).clamp(max=1.0)
+        coefficients.mul_(factor.float()[:, None, None])
+        scale.sub_(1).mul_(factor[:, None, None]).add_(1)
+        with_start.mul_(factor)
+        with_self.mul_(factor.square())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ Each is an update in the sense of a model difference: the server ADDS the aggreg
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fedveil.errors import ConfigError
@@ -30,12 +30,21 @@ class LocalSgd:
 
         v <- mu v + (grad + lambda w),    w <- w - learning_rate v,    v starting at 0 in every contribution.
 
+    With a ``projection`` L, every such step is followed by (DP-Fed-LS, Algorithm 1)
+
+        w <- w_t + (w - w_t) / max(1, ||w - w_t|| / L),
+
+    so that the model never leaves the ball of radius L around the global model w_t, up to float32 rounding. It is
+    part of the training, not of the guarantee: the bound of the method is enforced on the update all the same.
+
     Args:
-        learning_rate: local rate eta_l > 0.
+        learning_rate: local rate eta_l > 0, in the first round.
         epochs: Q >= 1.
         batch_size: records per step; None takes all records of the contribution.
         momentum: mu in [0, 1).
         weight_decay: lambda >= 0.
+        decay: factor in (0, 1] by which the learning rate falls from round to round.
+        projection: L > 0, same unit as the update; None projects nothing.
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -46,6 +55,8 @@ class LocalSgd:
     batch_size: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    decay: float = 1.0
+    projection: float | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
@@ -60,6 +71,17 @@ class LocalSgd:
             raise ConfigError(f"local momentum must be in [0, 1), not {self.momentum}")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ConfigError(f"local weight_decay must be a number >= 0, not {self.weight_decay}")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"local decay must be above 0 and at most 1, not {self.decay}")
+        if self.projection is not None and not (math.isfinite(self.projection) and self.projection > 0):
+            raise ConfigError(f"local projection must be a positive number, not {self.projection}")
+
+    def at_round(self, number: int) -> LocalSgd:
+        """Return the training of round 1, 2, ...: the learning rate decayed, and no more decay to come."""
+        if self.decay == 1:
+            return self
+        rate = self.learning_rate * self.decay ** (number - 1)
+        return replace(self, learning_rate=rate, decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

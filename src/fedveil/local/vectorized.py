@@ -27,6 +27,7 @@ from torch.func import functional_call, grad, vmap
 from fedveil.local.counters import batch_order, contribution_seeds, step_seeds
 from fedveil.local.dropout import seed_names
 from fedveil.local.loop import steps_per_member
+from fedveil.local.projection import project_
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
 from fedveil.local.task import Task
@@ -196,6 +197,9 @@ def train(
                 torch.mul(slope, -sgd.learning_rate, out=named[name])
             else:
                 torch.add(at[name], slope, alpha=-sgd.learning_rate, out=named[name])
+        if sgd.projection is not None:
+            centre = None if batches.steps == 1 else start
+            project_(models[: len(batch.mask)], centre, sgd.projection)
     return models if batches.steps == 1 else models.sub_(start)
 
 
