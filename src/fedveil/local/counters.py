@@ -63,9 +63,12 @@ def contribution_seeds(
 
 
 def batch_order(
-    seeds: Int64[Tensor, " b"], sizes: Int64[Tensor, " b"], epoch: int, batch_size: int | None
+    seeds: Int64[Tensor, " b"],
+    sizes: Int64[Tensor, " b"],
+    epoch: int | Int64[Tensor, " b"],
+    batch_size: int | None,
 ) -> Int64[Tensor, "b longest"]:
-    """Return the order in which an epoch visits the records of each contribution.
+    """Return the order in which an epoch (one for all, or one each) visits the records of each contribution.
 
     Row i starts with a permutation of 0 .. sizes[i]-1 and ends with padding. The permutation sorts one random
     word per record; a contribution that fits into one batch keeps the order of its table, since one batch has

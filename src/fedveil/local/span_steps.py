@@ -18,7 +18,9 @@ A projection (:class:`Ball`) needs the length of the update U = (c - 1) W0 + A^T
 whose two products follow a step that moves b records at the cost of their b x b Gram matrix alone.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
@@ -27,6 +29,8 @@ from torch import Tensor
 from fedveil.local.counters import batch_order
 from fedveil.local.losses import Loss
 from fedveil.local.steps import LocalSgd
+
+_ORDER_ELEMENTS: Final = 2**18  # batch orders drawn in one call: 2 MB of int64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,8 +124,7 @@ def train_batches(
     ball = None if sgd.projection is None else Ball(sgd, count, start_norm, device)
     gram_rows = grams.flatten(0, 1)
     row_of_first = torch.arange(count, device=device).unsqueeze(-1) * longest
-    for epoch in range(sgd.epochs):
-        order = batch_order(seeds, sizes, epoch, sgd.batch_size).to(device)
+    for order in _orders(sgd, seeds, sizes, longest, device):
         rows = row_of_first + order
         places = order.unsqueeze(1).expand(-1, outputs, -1)
         epoch_logits = logits.gather(-1, places)
@@ -150,6 +153,18 @@ def train_batches(
             if ball is not None:
                 ball.project_(coefficients[:active], scale[:active])
     return Trained(coefficients=coefficients, shrink=scale[:, 0, 0] - 1)
+
+
+def _orders(
+    sgd: LocalSgd, seeds: Int64[Tensor, "g"], sizes: Int64[Tensor, "g"], longest: int, device: torch.device
+) -> Iterator[Int64[Tensor, "g n"]]:
+    """Yield the batch order of every epoch; many epochs are sorted in one call, as far as memory allows."""
+    together = max(1, _ORDER_ELEMENTS // (len(seeds) * longest))
+    for first in range(0, sgd.epochs, together):
+        epochs = torch.arange(first, min(first + together, sgd.epochs)).repeat_interleave(len(seeds))
+        times = len(epochs) // len(seeds)
+        orders = batch_order(seeds.repeat(times), sizes.repeat(times), epochs, sgd.batch_size)
+        yield from orders.to(device).unflatten(0, (times, len(seeds)))
 
 
 def spannable(sgd: LocalSgd) -> bool:
