@@ -248,6 +248,8 @@ class AggregationServer:
     @property
     def missing(self) -> tuple[int, ...]:
         """Silos of the cohort whose message for the present step has not arrived."""
+        if self._phase is _Phase.DONE:
+            return ()
         return tuple(silo for silo in self._cohort if silo not in self._arrived)
 
     @property

@@ -65,6 +65,8 @@ class WeightingServer:
     @property
     def missing(self) -> tuple[int, ...]:
         """Silos whose message for the present step has not arrived."""
+        if self._phase is Phase.DONE:
+            return ()
         return tuple(silo for silo in range(self._plan.silos) if silo not in self._arrived)
 
     @property

@@ -1,0 +1,373 @@
+"""Secure aggregation that survives vanished silos (Bonawitz et al. 2017, the protocol for parties that
+follow it).
+
+Each silo makes a fresh agreement key and a fresh seed of its own mask for every attempt and gives each
+other silo one Shamir share of both. When the vectors are in, a silo answers with one share per silo: of the
+seed if that silo survived, of the key if it vanished, never both. From ``threshold`` answers the server
+rebuilds what it has to take off.
+
+    start -> fresh signed keys -> directory -> sealed shares -> relayed shares -> masked vectors ->
+    survivors -> shares
+
+The sum is then over the survivors alone. Noise must be enough with ``threshold`` shares of it: a vanished
+silo's share is missing. A late vector of a silo that was declared vanished stays hidden by its own mask, of
+which no share was given.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum, auto
+
+import numpy as np
+from jaxtyping import Int64
+
+from fedveil.crypto.aead import seal, unseal
+from fedveil.crypto.agreement import AgreementKey, Moment
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey
+from fedveil.crypto.masks import add_mask_, subtract_mask_
+from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import (
+    SERVER,
+    Announcement,
+    Directory,
+    Envelope,
+    Inbox,
+    MaskedVector,
+    Message,
+    RoundStart,
+)
+from fedveil.protection.peers import Peers, Roster, check_cohort
+from fedveil.protection.recovery_messages import RelayedShares, RevealedShares, ShareBundle, Survivors
+from fedveil.protection.secure_aggregation import MASK_PURPOSE, AggregationPlan
+
+KEY_PURPOSE = "recoverable aggregation"
+_SHARE_PURPOSE = "recoverable aggregation: shares"
+
+
+class _Step(Enum):
+    IDLE = auto()
+    KEYS = auto()
+    SHARES = auto()
+    VECTORS = auto()
+    REVEAL = auto()
+    DONE = auto()
+
+
+def check_threshold(threshold: int, silos: int) -> None:
+    """Return if more than half of the silos are needed: then no two disjoint groups can both open something.
+
+    Raises:
+        ProtocolError: the threshold is too low or above the number of silos.
+    """
+    if not silos // 2 < threshold <= silos:
+        raise ProtocolError(
+            f"threshold {threshold} of {silos} silos; it must lie above half and at most at all of them"
+        )
+
+
+class RecoverableSilo:
+    """One silo of a run.
+
+    Args:
+        plan: what all parties agreed on.
+        threshold: how many silos must survive.
+        index: the silo's number.
+        identity: its long-term key.
+        roster: all silos' public identities.
+    """
+
+    def __init__(
+        self, plan: AggregationPlan, *, threshold: int, index: int, identity: IdentityKey, roster: Roster
+    ) -> None:
+        check_threshold(threshold, plan.silos)
+        self.index = index
+        self._plan, self._threshold, self._identity, self._roster = plan, threshold, identity, roster
+        self._new_peers()
+        self._inbox = Inbox(index)
+        self._moment = Moment(run=plan.run, round=0, attempt=0)
+        self._step = _Step.IDLE
+        self._cohort: tuple[int, ...] = ()
+        self._seed = b""
+        self._own: tuple[bytes, bytes] = (b"", b"")
+        self._held: dict[int, tuple[bytes, bytes]] = {}
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether :meth:`contribute` is due."""
+        return self._step is _Step.VECTORS
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Read a message of the server; return the answers to it.
+
+        Raises:
+            ProtocolError: a message that must not be accepted; nothing was revealed.
+        """
+        envelope = Envelope.decode(data)
+        content = envelope.message
+        if isinstance(content, RoundStart):
+            return self._start(envelope, content)
+        awaited: dict[_Step, type[Message]] = {
+            _Step.KEYS: Directory,
+            _Step.SHARES: RelayedShares,
+            _Step.REVEAL: Survivors,
+        }
+        if self._step not in awaited:
+            raise ProtocolError("the server sent a message when none was awaited")
+        self._inbox.accept(envelope, awaited[self._step])
+        if isinstance(content, Directory):
+            return self._share(content)
+        if isinstance(content, RelayedShares):
+            return self._hold(content)
+        assert isinstance(content, Survivors)
+        return self._reveal(content)
+
+    def contribute(self, units: Int64[np.ndarray, " d"]) -> bytes:
+        """Return the masked vector for the round that has begun; see ``AggregationSilo.contribute``."""
+        if self._step is not _Step.VECTORS:
+            raise ProtocolError("no round awaits this silo's vector", silo=self.index)
+        words = self._plan.encode(units, self.index)
+        add_mask_(words, self._seed)
+        for key, adds in self._peers.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._moment):
+            (add_mask_ if adds else subtract_mask_)(words, key)
+        self._step = _Step.REVEAL
+        return self._envelope(MaskedVector(words=words))
+
+    def _new_peers(self) -> None:
+        self._peers = Peers(
+            index=self.index, identity=self._identity, roster=self._roster, purpose=KEY_PURPOSE
+        )
+
+    def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
+        if envelope.moment.run != self._plan.run:
+            raise ProtocolError("a round of another run begins")
+        check_cohort(start.cohort, self._plan.silos, index=self.index)
+        self._inbox.open(envelope.moment)
+        self._inbox.accept(envelope, RoundStart)
+        self._moment, self._cohort = envelope.moment, start.cohort
+        self._new_peers()
+        self._seed, self._held = os.urandom(32), {}
+        self._step = _Step.KEYS
+        return [self._envelope(Announcement(key=self._peers.sign(self._moment)))]
+
+    def _share(self, directory: Directory) -> list[bytes]:
+        members = tuple(silo for silo, _ in directory.keys)
+        if not set(members) <= set(self._cohort) or len(members) < self._threshold:
+            raise ProtocolError(f"the directory names {len(members)} silos; {self._threshold} are needed")
+        self._peers.meet(directory.keys, self._moment)
+        seeds = split(self._seed, holders=self._plan.silos, threshold=self._threshold)
+        private = self._peers.agreement_key.private_bytes()
+        keys = split(private, holders=self._plan.silos, threshold=self._threshold)
+        self._own = seeds[self.index].value, keys[self.index].value
+        sealed = []
+        for silo in members:
+            if silo != self.index:
+                key = self._peers.key(silo, _SHARE_PURPOSE, self._moment)
+                content = seeds[silo].value + keys[silo].value
+                sealed.append((silo, seal(key, content, self._associated(self.index, silo))))
+        self._cohort, self._step = members, _Step.SHARES
+        return [self._envelope(ShareBundle(shares=tuple(sealed)))]
+
+    def _hold(self, relayed: RelayedShares) -> list[bytes]:
+        if len(relayed.shares) + 1 < self._threshold:
+            raise ProtocolError(f"shares of {len(relayed.shares) + 1} silos; {self._threshold} are needed")
+        held = {self.index: self._own}
+        for silo, sealed in relayed.shares:
+            if silo not in self._cohort or silo == self.index:
+                raise ProtocolError("shares come from a silo that is not in the directory", silo=silo)
+            key = self._peers.key(silo, _SHARE_PURPOSE, self._moment)
+            try:
+                content = unseal(key, sealed, self._associated(silo, self.index))
+            except CryptoError as error:
+                raise ProtocolError(f"its shares were refused: {error}", silo=silo) from error
+            if len(content) != 2 * SHARE_BYTES:
+                raise ProtocolError("its shares have a wrong length", silo=silo)
+            held[silo] = content[:SHARE_BYTES], content[SHARE_BYTES:]
+        self._held, self._step = held, _Step.VECTORS
+        return []
+
+    def _reveal(self, survivors: Survivors) -> list[bytes]:
+        alive = set(survivors.silos)
+        if not alive <= set(self._held) or self.index not in alive or len(alive) < self._threshold:
+            raise ProtocolError(
+                f"the server names {len(alive)} survivors; at least {self._threshold} of the silos that "
+                "shared, this one among them, are needed"
+            )
+        shares = tuple((silo, self._held[silo][0 if silo in alive else 1]) for silo in sorted(self._held))
+        self._step, self._held = _Step.DONE, {}
+        return [self._envelope(RevealedShares(shares=shares))]
+
+    def _associated(self, sender: int, recipient: int) -> bytes:
+        return self._moment.encode() + sender.to_bytes(2, "big") + recipient.to_bytes(2, "big")
+
+    def _envelope(self, content: Message) -> bytes:
+        return Envelope(moment=self._moment, sender=self.index, recipient=SERVER, message=content).encode()
+
+
+class RecoverableServer:
+    """The server of a run. The caller decides with :meth:`proceed` when it has waited long enough.
+
+    Args:
+        plan: what all parties agreed on.
+        threshold: how many silos must survive.
+    """
+
+    def __init__(self, plan: AggregationPlan, *, threshold: int) -> None:
+        check_threshold(threshold, plan.silos)
+        self._plan, self._threshold = plan, threshold
+        self._inbox = Inbox(SERVER)
+        self._moment = Moment(run=plan.run, round=0, attempt=0)
+        self._step = _Step.IDLE
+        self._cohort: tuple[int, ...] = ()
+        self._arrived: dict[int, Message] = {}
+        self._keys: dict[int, bytes] = {}
+        self._sharers: tuple[int, ...] = ()
+        self._sum = np.zeros(0, dtype=plan.word)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Silos whose message for the present step has not arrived."""
+        if self._step is _Step.DONE:
+            return ()
+        return tuple(silo for silo in self._cohort if silo not in self._arrived)
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The silos whose vectors the sum is over, once :attr:`may_have_released`."""
+        return self._cohort
+
+    @property
+    def may_have_released(self) -> bool:
+        """Whether shares of this attempt were asked for: from then on its privacy event counts."""
+        return self._step in (_Step.REVEAL, _Step.DONE)
+
+    def begin(self, moment: Moment, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
+        """Begin a round, or another attempt of it; return the messages to the cohort.
+
+        Raises:
+            ProtocolError: a moment that was played before, or fewer silos than the threshold.
+        """
+        check_cohort(cohort, self._plan.silos)
+        self._enough(len(cohort))
+        if moment.run != self._plan.run:
+            raise ProtocolError("a round of another run cannot be played")
+        self._inbox.open(moment)
+        self._moment, self._cohort, self._step = moment, cohort, _Step.KEYS
+        self._arrived, self._keys = {}, {}
+        self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
+        return self._to_all(RoundStart(cohort=cohort))
+
+    def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Read a message of a silo; return the messages that follow when all of a step are in.
+
+        Raises:
+            ProtocolError: a message that must not be accepted, naming the silo.
+        """
+        try:
+            envelope = Envelope.decode(data)
+            awaited: dict[_Step, type[Message]] = {
+                _Step.KEYS: Announcement,
+                _Step.SHARES: ShareBundle,
+                _Step.VECTORS: MaskedVector,
+                _Step.REVEAL: RevealedShares,
+            }
+            if envelope.sender != sender or sender not in self._cohort or self._step not in awaited:
+                raise ProtocolError("sent a message as somebody else, too late, or when none was awaited")
+            self._inbox.accept(envelope, awaited[self._step])
+            self._check(envelope.message)
+        except ProtocolError as error:
+            raise ProtocolError(error.reason, silo=sender) from error
+        self._arrived[sender] = envelope.message
+        return [] if self.missing else self.proceed()
+
+    def proceed(self) -> list[tuple[int, bytes]]:
+        """Go on with the silos that have answered; the others have vanished.
+
+        Raises:
+            ProtocolError: fewer than the threshold answered: the attempt is over and nothing was revealed.
+        """
+        self._enough(len(self._arrived))
+        answers, self._arrived = self._arrived, {}
+        if self._step is not _Step.REVEAL:
+            self._cohort = tuple(sorted(answers))
+        if self._step is _Step.KEYS:
+            self._step = _Step.SHARES
+            keys = [(silo, m.key) for silo, m in sorted(answers.items()) if isinstance(m, Announcement)]
+            self._keys = {silo: key.public for silo, key in keys}
+            return self._to_all(Directory(keys=tuple(keys)))
+        if self._step is _Step.SHARES:
+            self._step, self._sharers = _Step.VECTORS, self._cohort
+            return self._relay(
+                {silo: dict(m.shares) for silo, m in answers.items() if isinstance(m, ShareBundle)}
+            )
+        if self._step is _Step.VECTORS:
+            self._step = _Step.REVEAL
+            for content in answers.values():
+                if isinstance(content, MaskedVector):
+                    self._sum += content.words
+            return self._to_all(Survivors(silos=self._cohort))
+        self._step = _Step.DONE
+        self._unmask({s: dict(m.shares) for s, m in answers.items() if isinstance(m, RevealedShares)})
+        return []
+
+    def result(self) -> Int64[np.ndarray, " d"]:
+        """Return the sum of the survivors' vectors in grid units.
+
+        Raises:
+            ProtocolError: the attempt is not complete, or the sum is out of range.
+        """
+        if self._step is not _Step.DONE:
+            raise ProtocolError(f"the sum is not complete; silos {list(self.missing)} are missing")
+        return self._plan.decode(self._sum)
+
+    def _enough(self, silos: int) -> None:
+        if silos < self._threshold:
+            raise ProtocolError(
+                f"{silos} silos are left and {self._threshold} are needed; the attempt is over"
+            )
+
+    def _check(self, content: Message) -> None:
+        if isinstance(content, MaskedVector):
+            words = content.words
+            if words.dtype != self._plan.word or words.shape != (self._plan.length,):
+                raise ProtocolError(f"sent {len(words)} words of {words.dtype.itemsize} bytes")
+        if isinstance(content, RevealedShares) and tuple(s for s, _ in content.shares) != self._sharers:
+            raise ProtocolError("did not give one share for every silo")
+
+    def _relay(self, bundles: dict[int, dict[int, bytes]]) -> list[tuple[int, bytes]]:
+        messages = []
+        for recipient in self._cohort:
+            shares = []
+            for sender in self._cohort:
+                if sender != recipient:
+                    if recipient not in bundles[sender]:
+                        raise ProtocolError(f"sealed no shares for silo {recipient}", silo=sender)
+                    shares.append((sender, bundles[sender][recipient]))
+            messages.append((recipient, self._to(recipient, RelayedShares(shares=tuple(shares)))))
+        return messages
+
+    def _unmask(self, revealed: dict[int, dict[int, bytes]]) -> None:
+        """Take the survivors' own masks off, and the pairwise masks that vanished silos left behind."""
+        for silo in self._sharers:
+            shares = [Share(point=holder + 1, value=given[silo]) for holder, given in revealed.items()]
+            try:
+                secret = combine(shares, threshold=self._threshold)
+            except CryptoError as error:
+                raise ProtocolError(f"its shares do not fit together: {error}", silo=silo) from error
+            if silo in self._cohort:
+                subtract_mask_(self._sum, secret)
+                continue
+            vanished = AgreementKey.from_bytes(secret)
+            if vanished.public != self._keys[silo]:
+                raise ProtocolError("the shares of its key give another key", silo=silo)
+            for survivor in self._cohort:
+                key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._moment)
+                (subtract_mask_ if survivor < silo else add_mask_)(self._sum, key)
+
+    def _to(self, silo: int, content: Message) -> bytes:
+        return Envelope(moment=self._moment, sender=SERVER, recipient=silo, message=content).encode()
+
+    def _to_all(self, content: Message) -> list[tuple[int, bytes]]:
+        return [(silo, self._to(silo, content)) for silo in self._cohort]

@@ -1,0 +1,125 @@
+"""What every protection must keep: add one line to PROTECTIONS for a new one.
+
+A protection takes one integer vector per silo and gives the server their sum; before the sum is complete
+the server has nothing, and each pair of round and attempt is played once.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache, partial
+
+import numpy as np
+import pytest
+
+from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder
+from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
+from fedveil.protection.session import AggregationSession, WeightingSession
+from fedveil.protection.weighting_plan import WeightingPlan
+
+SILOS, LENGTH, LIMIT = 3, 5, 1000
+
+
+@cache
+def paillier_key():
+    return PaillierPrivateKey.generate_insecure(512)
+
+
+class Summing:
+    """Secure aggregation, as the contract sees it."""
+
+    tolerance = 0.0
+
+    def __init__(self) -> None:
+        self.session = AggregationSession(silos=SILOS, length=LENGTH, limit=LIMIT)
+        self.transcript = self.session.transcript
+
+    def play(self, vectors, round_number, attempt=0):
+        return self.session.aggregate(round_number, dict(enumerate(vectors)), attempt=attempt)
+
+
+class Weighting:
+    """Private weighting with one user per silo: each weight is 1, so the weighted sum is the sum."""
+
+    tolerance = SILOS / 2
+
+    def __init__(self, cipher: str) -> None:
+        plan = WeightingPlan(
+            run=os.urandom(16),
+            silos=SILOS,
+            users=SILOS,
+            length=LENGTH,
+            largest_count=6,
+            unit_limit=LIMIT,
+            noise_limit=LIMIT,
+        )
+        holder, evaluator = RlweKeyHolder, RlweEvaluator
+        if cipher == "paillier":
+            holder = partial(PaillierKeyHolder, key=paillier_key())
+            evaluator = partial(PaillierEvaluator, smallest_bits=512)
+        counts = np.diag([1, 2, 1])
+        self.session = WeightingSession(plan, counts, holder=holder(plan), evaluator=evaluator)
+        self.transcript = self.session.transcript
+
+    def play(self, vectors, round_number, attempt=0):
+        zero = [np.zeros(LENGTH, dtype=np.int64)] * SILOS
+        rows = [vector[None] for vector in vectors]
+        return self.session.aggregate(round_number, rows, zero, attempt=attempt)
+
+
+PROTECTIONS = {
+    "secure aggregation": Summing,
+    "private weighting, Paillier": partial(Weighting, "paillier"),
+    "private weighting, ring-LWE": partial(Weighting, "rlwe"),
+}
+pytestmark = pytest.mark.parametrize("make", PROTECTIONS.values(), ids=PROTECTIONS)
+
+
+def vectors(seed=0):
+    return list(np.random.default_rng(seed).integers(-LIMIT, LIMIT + 1, (SILOS, LENGTH)))
+
+
+def test_the_sum_is_right_round_after_round(make):
+    protection = make()
+    for round_number in (1, 2, 5):
+        sent = vectors(round_number)
+        found = protection.play(sent, round_number)
+        assert np.abs(found - sum(sent)).max() <= protection.tolerance
+
+
+def test_a_round_and_attempt_is_played_once_and_in_order(make):
+    protection = make()
+    protection.play(vectors(), 2, attempt=1)
+    for round_number, attempt in ((2, 1), (2, 0), (1, 5)):
+        with pytest.raises(ProtocolError, match="keys are used once"):
+            protection.play(vectors(), round_number, attempt)
+    protection.play(vectors(), 2, attempt=2)
+
+
+def test_a_value_above_the_limit_is_refused_and_names_its_silo_and_not_the_value(make):
+    protection = make()
+    bad = vectors()
+    bad[1][3] = LIMIT + 7
+    with pytest.raises(ProtocolError, match="silo 1") as error:
+        protection.play(bad, 1)
+    assert str(LIMIT + 7) not in str(error.value)
+
+
+def test_every_message_is_in_the_transcript_with_its_purpose(make):
+    protection = make()
+    protection.play(vectors(), 1)
+    lines = protection.transcript.lines
+    assert {line.round for line in lines} == {0, 1}
+    assert all(line.purpose and line.bytes > 0 for line in lines)
+    assert all("server" in (line.sender, line.recipient) or line.sender == "silo 0" for line in lines)
+
+
+def test_sizes_do_not_depend_on_the_data(make):
+    sizes = []
+    for factor in (0, 1):
+        protection = make()
+        protection.play([factor * vector for vector in vectors()], 1)
+        sizes.append([line.bytes for line in protection.transcript.lines])
+    assert sizes[0] == sizes[1]

@@ -1,0 +1,165 @@
+"""Every decoder meets 20,000 messages, cut, stretched, altered or random: a typed error or a message, no more."""
+
+import os
+
+import numpy as np
+import pytest
+from gmpy2 import mpz
+
+from fedveil.crypto.agreement import Moment, SignedKey
+from fedveil.crypto.keys import IdentityKey
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import (
+    KINDS,
+    SERVER,
+    Announcement,
+    Directory,
+    Envelope,
+    MaskedVector,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
+from fedveil.protection.recovery_messages import RelayedShares, RevealedShares, ShareBundle, Survivors
+from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.protection.weighting_messages import (
+    BlindedHistogram,
+    EncryptedSum,
+    EncryptedWeights,
+    Participants,
+    SealedSeed,
+    TransferAnswers,
+    TransferOffer,
+    TransferRequests,
+    WeightingKey,
+)
+from fedveil.protection.wire import Reader, Writer
+
+CASES = 20_000
+MOMENT = Moment(run=bytes(range(16)), round=1, attempt=0)
+KEY = SignedKey(public=bytes(32), signature=bytes(64))
+EXAMPLES = [
+    Announcement(key=KEY),
+    Directory(keys=((0, KEY), (3, KEY))),
+    RoundStart(cohort=(0, 1, 5)),
+    MaskedVector(words=np.arange(9, dtype="<u4")),
+    MaskedVector(words=np.arange(9, dtype="<u8")),
+    RevealRequest(),
+    OwnMask(seed=bytes(32)),
+    ShareBundle(shares=((0, b"abc"), (2, b""))),
+    RelayedShares(shares=((1, b"abc"),)),
+    Survivors(silos=(0, 2)),
+    RevealedShares(shares=((0, bytes(33)), (1, bytes(33)))),
+    WeightingKey(key=b"key"),
+    SealedSeed(sealed=b"sealed"),
+    BlindedHistogram(blocks=(b"a", b"bc")),
+    Participants(present=(True, False, True)),
+    EncryptedWeights(blocks=()),
+    EncryptedSum(blocks=(b"x" * 40,)),
+    TransferOffer(public=mpz(4), constants=(mpz(9), mpz(16))),
+    TransferRequests(points=(mpz(4),)),
+    TransferAnswers(blocks=(b"1", b"2", b"3")),
+]
+
+
+def envelope(message):
+    return Envelope(moment=MOMENT, sender=SERVER, recipient=0, message=message).encode()
+
+
+def equal(a, b):
+    if isinstance(a, MaskedVector):
+        return a.words.dtype == b.words.dtype and np.array_equal(a.words, b.words)
+    return a == b
+
+
+def test_every_kind_has_an_example():
+    assert {type(example) for example in EXAMPLES} == set(KINDS.values())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_messages_survive_their_bytes(example):
+    decoded = Envelope.decode(envelope(example))
+    assert (decoded.moment, decoded.sender, decoded.recipient) == (MOMENT, SERVER, 0)
+    assert equal(decoded.message, example)
+    assert decoded.encode() == envelope(example)
+
+
+def mutations(count, seed):
+    """Yield altered messages: bytes changed, cut off, added, with right and wrong lengths, or random."""
+    rng = np.random.default_rng(seed)
+    originals = [envelope(example) for example in EXAMPLES]
+    header = len(envelope(RevealRequest()))
+    for _ in range(count):
+        data = bytearray(originals[rng.integers(len(originals))])
+        kind = rng.integers(6)
+        if kind == 0:
+            data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+        elif kind == 1:
+            del data[rng.integers(len(data)) :]
+        elif kind == 2:
+            data += rng.bytes(int(rng.integers(1, 40)))
+        elif kind == 3:
+            data = bytearray(rng.bytes(int(rng.integers(0, 200))))
+        else:
+            body = bytearray(data[header:])
+            for _ in range(int(rng.integers(1, 4))):
+                if body:
+                    body[rng.integers(len(body))] = int(rng.choice([0, 1, 127, 255, rng.integers(256)]))
+            if kind == 5:
+                body = body[: rng.integers(len(body) + 1)] + rng.bytes(int(rng.integers(0, 20)))
+            data = data[:header] + body
+            data[header - 8 : header] = len(body).to_bytes(8, "big")
+        yield bytes(data)
+
+
+def test_decoders_raise_typed_errors_alone():
+    decoded = 0
+    for data in mutations(CASES, seed=0):
+        try:
+            message = Envelope.decode(data)
+        except ProtocolError:
+            continue
+        decoded += 1
+        assert len(message.encode()) == len(data)
+    assert CASES // 20 < decoded < CASES
+
+
+def test_state_machines_raise_typed_errors_alone_and_reveal_nothing():
+    identities = [IdentityKey.generate() for _ in range(2)]
+    roster = tuple(identity.public for identity in identities)
+    plan = AggregationPlan(run=MOMENT.run, silos=2, length=9, limit=5)
+    silos = [AggregationSilo(plan, index=i, identity=key, roster=roster) for i, key in enumerate(identities)]
+    server = AggregationServer(plan)
+    for silo in silos:
+        for recipient, data in server.receive(silo.index, silo.announce()):
+            silos[recipient].receive(data)
+    for recipient, data in server.begin(MOMENT, (0, 1)):
+        silos[recipient].receive(data)
+    for data in mutations(3000, seed=1):
+        for party in (silos[0].receive, lambda content: server.receive(0, content)):
+            try:
+                answers = party(data)
+            except ProtocolError:
+                continue
+            assert not any(
+                isinstance(Envelope.decode(a).message, OwnMask) for a in answers if isinstance(a, bytes)
+            )
+
+
+def test_announced_sizes_do_not_allocate_memory():
+    for body in (b"\xff\xff\xff\xff", b"\x0f\xff\xff\xff" + bytes(8)):
+        with pytest.raises(ProtocolError, match="announces"):
+            BlindedHistogram.decode(body)
+    with pytest.raises(ProtocolError, match="ends"):
+        Reader(b"\x00" * 7 + b"\xff").block()
+
+
+def test_fields_are_checked_when_written_too():
+    with pytest.raises(ProtocolError, match="4 bytes was given 3"):
+        Writer().fixed(b"abc", 4)
+    with pytest.raises(ProtocolError, match="numbers of 3 bytes"):
+        Reader(Writer().integers([mpz(1)], 4).bytes()).integers(3)
+    with pytest.raises(ProtocolError, match="too many"):
+        Reader(os.urandom(3)).finish()
+    with pytest.raises(ProtocolError, match="ascend"):
+        RoundStart.decode(RoundStart(cohort=(2, 1)).encode())

@@ -1,0 +1,200 @@
+"""Secure aggregation with recovery: the sum over the survivors, and nothing about the vanished."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedveil.crypto.agreement import Moment
+from fedveil.crypto.keys import IdentityKey
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo, check_threshold
+from fedveil.protection.recovery_messages import RelayedShares, RevealedShares, ShareBundle, Survivors
+from fedveil.protection.secure_aggregation import AggregationPlan
+
+FALSE_ALARM = 1e-6
+LIMIT = 10**6
+
+
+class Run:
+    """All parties; silos vanish at the steps a test names."""
+
+    def __init__(self, silos=4, threshold=3, length=6):
+        self.plan = AggregationPlan(run=os.urandom(16), silos=silos, length=length, limit=LIMIT)
+        identities = [IdentityKey.generate() for _ in range(silos)]
+        roster = tuple(identity.public for identity in identities)
+        self.silos = [
+            RecoverableSilo(self.plan, threshold=threshold, index=i, identity=identity, roster=roster)
+            for i, identity in enumerate(identities)
+        ]
+        self.server = RecoverableServer(self.plan, threshold=threshold)
+
+    def step(self, messages, vanished=()):
+        """Let the silos answer; return the server's next messages and what the silos said."""
+        said, replies = {}, []
+        for recipient, data in messages:
+            for reply in self.silos[recipient].receive(data):
+                said[recipient] = reply
+        for silo, reply in said.items():
+            if silo not in vanished:
+                replies = self.server.receive(silo, reply)
+        return replies or self.server.proceed(), said
+
+    def to_vectors(self, round_number=1, attempt=0, cohort=None, vanished=()):
+        moment = Moment(run=self.plan.run, round=round_number, attempt=attempt)
+        messages = self.server.begin(moment, cohort or tuple(range(self.plan.silos)))
+        messages, _ = self.step(messages, vanished)
+        messages, _ = self.step([m for m in messages if m[0] not in vanished])
+        for recipient, data in messages:
+            self.silos[recipient].receive(data)
+        return [recipient for recipient, _ in messages]
+
+    def finish(self, units, vanished=(), silent=()):
+        members = [silo.index for silo in self.silos if silo.awaits_input]
+        vectors = {silo: self.silos[silo].contribute(units[silo]) for silo in members}
+        replies = []
+        for silo in members:
+            if silo not in vanished:
+                replies = self.server.receive(silo, vectors[silo])
+        messages = replies or self.server.proceed()
+        self.said = {recipient: self.silos[recipient].receive(data)[0] for recipient, data in messages}
+        for silo, reply in self.said.items():
+            if silo not in silent:
+                self.server.receive(silo, reply)
+        if self.server.missing:
+            self.server.proceed()
+        return vectors
+
+
+@given(st.integers(3, 8), st.integers(0, 2**32 - 1), st.data())
+@settings(max_examples=25)
+def test_the_sum_over_the_survivors_is_exact(silos, seed, data):
+    threshold = data.draw(st.integers(silos // 2 + 1, silos))
+    spare = silos - threshold
+    gone = data.draw(st.lists(st.integers(0, silos - 1), unique=True, max_size=spare))
+    early = gone[: data.draw(st.integers(0, len(gone)))]
+    late = [silo for silo in gone if silo not in early]
+    rng = np.random.default_rng(seed)
+    run = Run(silos, threshold)
+    run.to_vectors(vanished=early)
+    units = {s: rng.integers(-LIMIT, LIMIT + 1, 6) for s in range(silos)}
+    run.finish(units, vanished=late)
+    alive = [s for s in range(silos) if s not in gone]
+    assert run.server.survivors == tuple(alive)
+    np.testing.assert_array_equal(run.server.result(), sum(units[s] for s in alive))
+
+
+def test_a_silo_may_vanish_after_its_vector_too():
+    run = Run()
+    run.to_vectors()
+    units = {s: np.full(6, s + 1) for s in range(4)}
+    run.finish(units, silent=(2,))
+    np.testing.assert_array_equal(run.server.result(), 10)
+
+
+def test_too_few_survivors_end_the_attempt_and_reveal_nothing():
+    run = Run()
+    run.to_vectors()
+    vectors = {s: run.silos[s].contribute(np.zeros(6, dtype=np.int64)) for s in range(4)}
+    run.server.receive(0, vectors[0])
+    run.server.receive(1, vectors[1])
+    with pytest.raises(ProtocolError, match="2 silos are left and 3 are needed"):
+        run.server.proceed()
+    assert not run.server.may_have_released
+    with pytest.raises(ProtocolError, match="not complete"):
+        run.server.result()
+    run.to_vectors(attempt=1, cohort=(0, 1, 3))
+    run.finish({s: np.full(6, 5) for s in range(4)})
+    np.testing.assert_array_equal(run.server.result(), 15)
+
+
+def test_a_vanished_silos_late_vector_stays_hidden():
+    run = Run(length=4096)
+    run.to_vectors()
+    vectors = run.finish({s: np.zeros(4096, dtype=np.int64) for s in range(4)}, vanished=(3,))
+    with pytest.raises(ProtocolError, match="silo 3"):
+        run.server.receive(3, vectors[3])
+    total = sum(Envelope.decode(data).message.words for data in vectors.values())
+    partly = total - sum(Envelope.decode(vectors[s]).message.words for s in range(3)) + run.server._sum
+    counts = np.bincount(partly.view(np.uint8), minlength=256)
+    assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+def test_a_silo_never_gives_both_shares_of_anybody():
+    run = Run()
+    run.to_vectors()
+    run.finish({s: np.zeros(6, dtype=np.int64) for s in range(4)})
+    moment = run.server._moment
+    again = Envelope(moment=moment, sender=SERVER, recipient=0, message=Survivors(silos=(0, 1, 2))).encode()
+    with pytest.raises(ProtocolError, match="none was awaited"):
+        run.silos[0].receive(again)
+
+
+@pytest.mark.parametrize("alive", [(0, 1), (1, 2, 3), (0, 1, 2, 3, 7)])
+def test_wrong_survivors_are_refused(alive):
+    run = Run()
+    run.to_vectors()
+    run.silos[0].contribute(np.zeros(6, dtype=np.int64))
+    named = Survivors(silos=alive)
+    data = Envelope(moment=run.server._moment, sender=SERVER, recipient=0, message=named).encode()
+    with pytest.raises(ProtocolError, match="survivors"):
+        run.silos[0].receive(data)
+
+
+def test_altered_shares_are_noticed_with_their_silo():
+    run = Run()
+    messages = run.server.begin(Moment(run=run.plan.run, round=1, attempt=0), (0, 1, 2, 3))
+    messages, _ = run.step(messages)
+    messages, _ = run.step(messages)
+    recipient, data = messages[0]
+    envelope = Envelope.decode(data)
+    (silo, sealed), *others = envelope.message.shares
+    bad = RelayedShares(shares=((silo, sealed[:-1] + bytes([sealed[-1] ^ 1])), *others))
+    with pytest.raises(ProtocolError, match="silo 1: its shares were refused"):
+        run.silos[recipient].receive(dataclasses.replace(envelope, message=bad).encode())
+
+
+def test_wrong_revealed_shares_are_noticed():
+    run = Run()
+    run.to_vectors()
+    for silo in (0, 1, 2):
+        run.server.receive(silo, run.silos[silo].contribute(np.zeros(6, dtype=np.int64)))
+    answers = []
+    for recipient, data in run.server.proceed():
+        envelope = Envelope.decode(run.silos[recipient].receive(data)[0])
+        altered = tuple((s, share[:-1] + bytes([share[-1] ^ 1])) for s, share in envelope.message.shares)
+        bad = dataclasses.replace(envelope, message=RevealedShares(shares=altered))
+        answers.append((recipient, bad.encode()))
+    for recipient, data in answers[:-1]:
+        run.server.receive(recipient, data)
+    with pytest.raises(ProtocolError, match="silo 3: the shares of its key give another key"):
+        run.server.receive(*answers[-1])
+
+
+def test_a_bundle_must_serve_every_silo():
+    run = Run()
+    messages = run.server.begin(Moment(run=run.plan.run, round=1, attempt=0), (0, 1, 2, 3))
+    messages, _ = run.step(messages)
+    for recipient, data in messages:
+        (reply,) = run.silos[recipient].receive(data)
+        if recipient == 2:
+            envelope = Envelope.decode(reply)
+            bad = ShareBundle(shares=envelope.message.shares[1:])
+            reply = dataclasses.replace(envelope, message=bad).encode()
+        if recipient == 3:
+            with pytest.raises(ProtocolError, match="silo 2: sealed no shares for silo 0"):
+                run.server.receive(recipient, reply)
+        else:
+            run.server.receive(recipient, reply)
+
+
+@pytest.mark.parametrize(("threshold", "silos"), [(2, 4), (5, 4), (0, 3)])
+def test_thresholds_lie_above_half(threshold, silos):
+    with pytest.raises(ProtocolError, match="above half"):
+        check_threshold(threshold, silos)
+    check_threshold(3, 4)
