@@ -4,7 +4,7 @@ A :class:`~fedveil.channel.codec.Channel` turns an update into one byte string a
 Start there; docs/theory/lrsuq.md states what holds and under which conditions.
 """
 
-from fedveil.channel.codec import Channel, decode_any
+from fedveil.channel.codec import Channel, decode_any, gaussian_channel
 from fedveil.channel.errors import (
     ChannelError,
     ForeignStreamError,
@@ -41,6 +41,7 @@ __all__ = [
     "UnsupportedPairError",
     "UpdateError",
     "decode_any",
+    "gaussian_channel",
     "gaussian_limit",
     "information_limit",
     "lattice",
