@@ -161,6 +161,8 @@ def gaussian_channel(std: float) -> Channel:
 
 
 def _check(update: Float[np.ndarray, " m"], scale: float) -> None:
+    if update.ndim != 1 or update.dtype.kind != "f":
+        raise UpdateError(f"an update is one vector of floats, got shape {update.shape} of {update.dtype}")
     if not 1 <= len(update) <= MAX_LENGTH:
         raise UpdateError(f"an update has 1 to {MAX_LENGTH} parameters, got {len(update)}")
     for start in range(0, len(update), BLOCK):
