@@ -20,6 +20,7 @@ from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 from fedveil.methods import METHODS
+from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.guarantee import Federation, derive, sensitivity
 from fedveil.methods.method import Method
@@ -41,6 +42,10 @@ METHOD_CASES = {
     "uldp-sgd": lambda sigma: uldp_sgd(clip=CLIP, noise_multiplier=sigma),
     "uldp-avg": lambda sigma: uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=sigma),
     "uldp-avg-w": lambda sigma: uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=sigma),
+    "dp-fed": lambda sigma: dp_fed(local=LOCAL, n_users=USERS, clip=CLIP, noise_multiplier=sigma),
+    "dp-fed-ls": lambda sigma: dp_fed_ls(
+        local=LOCAL, n_users=USERS, clip=CLIP, noise_multiplier=sigma, smoothing=1.0
+    ),
 }
 every_method = pytest.mark.parametrize("name", METHOD_CASES)
 bounded_sum = pytest.mark.parametrize("name", ["uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w"])

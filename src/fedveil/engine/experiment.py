@@ -104,6 +104,7 @@ class LocalSection(_Section):
     batch_size: Count | None = Field(None, description="records per step; default: all of the contribution")
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NonNegative = 0.0
+    decay: Fraction = Field(1.0, description="factor by which learning_rate falls from round to round")
 
 
 class TrainerSection(_Section):
@@ -123,11 +124,21 @@ class MethodSection(_Section):
     name: str
     learning_rate: Positive = Field(1.0, description="eta_g, the server's learning rate")
     clip: Positive | None = Field(None, description="C, l2 bound of a contribution")
-    noise_multiplier: NonNegative | Literal["calibrated"] | None = Field(
-        None, description="sigma; 'calibrated' finds the least noise for privacy.epsilon"
+    noise_multiplier: NonNegative | Literal["calibrated", "closed-form"] | None = Field(
+        None,
+        description="sigma; 'calibrated' finds the least noise for privacy.epsilon by the accountant, "
+        "'closed-form' by Theorem 1 or 2 of DP-Fed-LS",
     )
     user_sampling_rate: Fraction | None = Field(None, description="q, Poisson rate of users per round")
     group_size: Count | Literal["median", "max"] | None = Field(None, description="k, records kept per user")
+    client_sampling: Literal["uniform", "poisson"] | None = Field(
+        None, description="clients without replacement, or each by itself; default: poisson"
+    )
+    client_sampling_rate: Fraction | None = Field(None, description="tau, share of the clients in a round")
+    denominator: Literal["expected", "actual"] | None = Field(
+        None, description="what a mean over clients is divided by; 'actual' is not covered by the guarantee"
+    )
+    smoothing: NonNegative | None = Field(None, description="sigma of Laplacian smoothing (dp-fed-ls)")
 
     @model_validator(mode="after")
     def _known(self) -> MethodSection:
@@ -143,6 +154,19 @@ class MethodSection(_Section):
         """Return the method's own parameters: those that were given."""
         given = self.model_dump(exclude={"name", "learning_rate"})
         return {key: value for key, value in given.items() if value is not None}
+
+
+class ServerSection(_Section):
+    """What the server does to the noisy mean, whatever the method: post-processing, free of charge."""
+
+    denoiser: Literal["none", "laplacian", "james-stein", "soft-threshold"] | None = Field(
+        None, description="default: the method's own, which is none but for dp-fed-ls"
+    )
+    smoothing: NonNegative = Field(1.0, description="sigma of the laplacian denoiser")
+    scope: Literal["tensor", "vector"] = Field("tensor", description="what is one cycle of the laplacian")
+    order: Literal["BCHW", "BCWH", "BHWC", "BWHC"] = Field(
+        "BCHW", description="the order in which convolution kernels are unfolded"
+    )
 
 
 class PrivacySection(_Section):
@@ -173,6 +197,7 @@ class Experiment(_Section):
     local: LocalSection | None = None
     trainer: TrainerSection = TrainerSection()
     method: MethodSection
+    server: ServerSection = ServerSection()
     privacy: PrivacySection = PrivacySection()
 
     @model_validator(mode="after")
@@ -182,9 +207,13 @@ class Experiment(_Section):
             raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
         if not recipe.uses_local and self.local is not None:
             raise ValueError(f"local: {self.method.name} sends one gradient per contribution; remove [local]")
-        calibrated = self.method.noise_multiplier == "calibrated"
+        if self.method.noise_multiplier == "closed-form" and not self.method.name.startswith("dp-fed"):
+            raise ValueError("method.noise_multiplier: the closed forms are those of dp-fed and dp-fed-ls")
+        if self.method.name == "dp-fed-ls" and self.server.denoiser is not None:
+            raise ValueError("server.denoiser: dp-fed-ls brings its own; use dp-fed with another one")
+        calibrated = isinstance(self.method.noise_multiplier, str)
         if calibrated and self.privacy.epsilon is None:
-            raise ValueError("privacy.epsilon: needed where method.noise_multiplier is 'calibrated'")
+            raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
         if not calibrated and self.privacy.epsilon is not None:
             raise ValueError(
                 "privacy.epsilon: the target of a calibrated noise_multiplier; to stop at a budget use privacy.budget"

@@ -1,22 +1,26 @@
-"""One round, as the data sees it: sampler, local training, bound, sum per silo, channel, server.
+"""One round, as the data sees it: sampler, local training, bound, sum per silo, channel, denoiser, server.
 
-    population -> local -> bound -> sum per silo -> channel -> server -> model t+1
+    population -> local -> bound -> sum per silo -> channel -> denoiser -> server -> model t+1
 
 The privacy event of the round is charged to the ledger by the run, before :func:`play_round` is called.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from fedveil.local.loop import LoopTrainer
+from fedveil.local.span import SpanTrainer
+from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import Cohort, Progress, Sums, Trainer
+from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.method import Method
-from fedveil.methods.stages import GaussianShares, SiloUserContribution
+from fedveil.methods.stages import CentralGaussian, ClientContribution, GaussianShares, SiloUserContribution
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -50,6 +54,7 @@ class Seat:
     cohort: Cohort
     weights: Float64[Tensor, " m"]
     n_users: int
+    shapes: tuple[tuple[int, ...], ...]
 
 
 def play_round(
@@ -62,9 +67,9 @@ def play_round(
 ) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
     """Play one round from the global model; return the next one and what a simulation may show of the round."""
     method, cohort = seat.method, seat.cohort
-    taking_part = _taking_part(seat, privacy, round_number)
+    drawn, taking_part = _taking_part(seat, privacy, round_number)
     members = torch.from_numpy(np.flatnonzero(taking_part))
-    sums = seat.trainer.sums(
+    sums = _trainer_of(seat, round_number).sums(
         model,
         cohort,
         members,
@@ -81,17 +86,33 @@ def play_round(
             source = privacy.stream("noise", round_number, silo)
             total = method.channel.transmit(total, method.bound.grid, cohort.n_silos, source)
         aggregate += total
-    mean = torch.from_numpy(aggregate / method.divisor(cohort.n_silos, seat.n_users))
+    if isinstance(method.channel, CentralGaussian):
+        source = privacy.stream("noise", round_number)
+        aggregate = method.channel.release(aggregate, method.bound.grid, source)
+    divisor = method.divisor(cohort.n_silos, seat.n_users)
+    if method.denominator == "actual":
+        divisor = float(max(1, drawn))
+    noise_std = (method.noise_std(cohort.n_silos) or 0.0) / divisor
+    mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, seat.shapes)
     return method.server.step(model, mean), _diagnose(seat, taking_part, sums)
 
 
-def _taking_part(seat: Seat, privacy: PrivacyRandomness, round_number: int) -> np.ndarray:
-    """Return which contributions take part: those of the sampled users."""
+def _trainer_of(seat: Seat, round_number: int) -> Trainer:
+    """Return the trainer with this round's learning rate."""
+    trainer = seat.trainer
+    if isinstance(trainer, LoopTrainer | VmapTrainer | SpanTrainer) and isinstance(trainer.local, LocalSgd):
+        local = trainer.local.at_round(round_number)
+        return trainer if local is trainer.local else replace(trainer, local=local)
+    return trainer
+
+
+def _taking_part(seat: Seat, privacy: PrivacyRandomness, round_number: int) -> tuple[int, np.ndarray]:
+    """Return how many were drawn, and which contributions take part: those of the drawn users."""
     groups = seat.cohort.groups
-    if not isinstance(seat.method.contribution, SiloUserContribution):
-        return np.ones(len(groups), dtype=bool)
+    if not isinstance(seat.method.contribution, SiloUserContribution | ClientContribution):
+        return len(groups), np.ones(len(groups), dtype=bool)
     drawn = seat.method.sampler.draw(seat.n_users, privacy.stream("participants", round_number))
-    return np.asarray(drawn[groups.user])
+    return int(drawn.sum()), np.asarray(drawn[groups.user])
 
 
 def _diagnose(seat: Seat, taking_part: np.ndarray, sums: Sums) -> RoundDiagnostics:

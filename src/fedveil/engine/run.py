@@ -84,7 +84,8 @@ def resume(path: Path, observer: Observer) -> Outcome:
 def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
     experiment = prepared.experiment
     privacy = privacy_randomness(experiment)
-    with Ledger(folder / "ledger.jsonl", unit="user", adjacency=prepared.guarantee.adjacency) as ledger:
+    guarantee = prepared.guarantee
+    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         checkpoint = folder.read_checkpoint() or _initial(prepared, folder, ledger.head)
         ledger.require_extends(checkpoint.ledger)
         if any(entry.event != prepared.guarantee.event for entry in ledger.entries):

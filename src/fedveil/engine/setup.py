@@ -6,8 +6,9 @@ Everything that can be wrong with data, model, composition or budget is found he
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from fedveil.engine.experiment import DataSection, Experiment
@@ -25,18 +26,25 @@ from fedveil.local.trainer import Cohort, Trainer
 from fedveil.methods import METHODS
 from fedveil.methods.guarantee import Federation, Guarantee, derive
 from fedveil.methods.method import Method
-from fedveil.methods.stages import RecordContribution, SiloUserContribution, grid_gaussian
+from fedveil.methods.stages import (
+    ClientContribution,
+    RecordContribution,
+    SiloUserContribution,
+    grid_gaussian,
+)
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load
 from fedveil.population.flags import keep_at_most
-from fedveil.population.records import Population, Records
+from fedveil.population.records import Groups, Population, Records
 from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
 from fedveil.privacy.accounting import Accountant, make_accountant
 from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.closed_form import theorem_noise
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.denoise import make_denoiser
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,14 +127,15 @@ def prepare(experiment: Experiment) -> Prepared:
     if isinstance(method.contribution, RecordContribution):
         records = records.select(keep_at_most(records, method.contribution.per_user))
     federation = _federation(population, records)
-    numerics = make_accountant(experiment.privacy.accountant)
     if experiment.method.noise_multiplier == "calibrated":
         method = _calibrate(experiment, population, federation)
+    elif experiment.method.noise_multiplier == "closed-form":
+        method = _compose(experiment, population, _closed_form(experiment))[0]
     guarantee = derive(method, federation)
-    pairs = isinstance(method.contribution, SiloUserContribution)
-    groups = records.by_silo_user() if pairs else records.by_silo(population.n_silos)
+    numerics = make_accountant(experiment.privacy.accountant, guarantee.adjacency)
+    groups, n_silos = _groups(method, population, records)
     cohort = Cohort.of(
-        records, groups=groups, n_silos=population.n_silos, scale=population.scale, device=_device(experiment)
+        records, groups=groups, n_silos=n_silos, scale=population.scale, device=_device(experiment)
     )
     trainer = _trainer(experiment, task, method, cohort)
     seat = Seat(
@@ -135,6 +144,7 @@ def prepare(experiment: Experiment) -> Prepared:
         cohort=cohort,
         weights=method.weights.of(groups, population.n_silos, population.n_users),
         n_users=population.n_users,
+        shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )
     return Prepared(
         experiment=experiment,
@@ -145,6 +155,21 @@ def prepare(experiment: Experiment) -> Prepared:
         seat=seat,
         uncovered=(*guarantee.uncovered, *uncovered, *_batching(trainer), *population.notes),
     )
+
+
+def _groups(method: Method, population: Population, records: Records) -> tuple[Groups, int]:
+    """Return the contributions, and over how many silos they are summed: clients share one sum."""
+    if isinstance(method.contribution, ClientContribution):
+        groups = records.by_silo_user()
+        if max(np.bincount(groups.silo, minlength=1).max(), np.bincount(groups.user, minlength=1).max()) > 1:
+            raise ConfigError(
+                f"{method.name}: a client is a silo that holds one user, but these data have silos with several "
+                'users or users in several silos; allot them by data.allocation.law = "clients"'
+            )
+        return replace(groups, silo=np.zeros_like(groups.silo)), 1
+    if isinstance(method.contribution, SiloUserContribution):
+        return records.by_silo_user(), population.n_silos
+    return records.by_silo(population.n_silos), population.n_silos
 
 
 def load_population(data: DataSection, seed: int) -> Population:
@@ -195,7 +220,7 @@ def _compose(
     """Build the method for this population; return it with the private choices that its parameters rest on."""
     given = experiment.method.parameters()
     uncovered: tuple[str, ...] = ()
-    if given.get("noise_multiplier") == "calibrated":
+    if isinstance(given.get("noise_multiplier"), str):
         given["noise_multiplier"] = noise_multiplier or 1.0
     if given.get("group_size") in ("median", "max"):
         rule, per_user = given["group_size"], population.records_per_user()
@@ -206,10 +231,33 @@ def _compose(
         given,
         local=None if experiment.local is None else LocalSgd(**experiment.local.model_dump()),
         n_silos=population.n_silos,
+        n_users=population.n_users,
         colluding_silos=experiment.privacy.colluding_silos,
         learning_rate=experiment.method.learning_rate,
     )
+    server = experiment.server
+    if server.denoiser is not None:
+        denoiser = make_denoiser(
+            server.denoiser, smoothing=server.smoothing, scope=server.scope, order=server.order
+        )
+        method = replace(method, denoiser=denoiser)
     return method, uncovered
+
+
+def _closed_form(experiment: Experiment) -> float:
+    """Return the noise multiplier that Theorem 1 (uniform sampling) or 2 (Poisson) admits for the target epsilon."""
+    method, privacy = experiment.method, experiment.privacy
+    assert method.clip is not None
+    assert privacy.epsilon is not None
+    found = theorem_noise(
+        method.client_sampling or "poisson",
+        rate=method.client_sampling_rate or 1.0,
+        clip=method.clip,
+        rounds=experiment.rounds,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+    )
+    return found.noise_std / method.clip
 
 
 def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort) -> Trainer:
@@ -261,7 +309,9 @@ def _calibrate(experiment: Experiment, population: Population, federation: Feder
     budget = Budget(
         epsilon=experiment.privacy.epsilon,
         delta=experiment.privacy.delta,
-        accountant=make_accountant(experiment.privacy.accountant),
+        accountant=make_accountant(
+            experiment.privacy.accountant, derive(_compose(experiment, population)[0], federation).adjacency
+        ),
     )
     found = calibrate_noise(event, budget)
     return _compose(experiment, population, found)[0]

@@ -26,7 +26,7 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
         reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
     epsilon = None if reasons else prepared.epsilon_of(guarantee.event, charges)
     return Statement(
-        unit="user",
+        unit=guarantee.unit,
         adjacency=guarantee.adjacency,
         epsilon=epsilon,
         delta=delta,

@@ -13,11 +13,12 @@ from typing import Any
 
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.method import Method
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd
 
-_FROM_ELSEWHERE = {"local", "n_silos", "colluding_silos", "learning_rate"}
+_FROM_ELSEWHERE = {"local", "n_silos", "n_users", "colluding_silos", "learning_rate"}
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,15 @@ class Recipe:
         *,
         local: LocalSgd | None,
         n_silos: int,
+        n_users: int,
         colluding_silos: int,
         learning_rate: float,
     ) -> Method:
-        """Build the method for a federation of ``n_silos`` silos."""
+        """Build the method for a federation of ``n_silos`` silos and ``n_users`` users."""
         shared = {
             "local": local,
             "n_silos": n_silos,
+            "n_users": n_users,
             "colluding_silos": colluding_silos,
             "learning_rate": learning_rate,
         }
@@ -82,4 +85,6 @@ METHODS: dict[str, Recipe] = {
     "uldp-sgd": Recipe(uldp_sgd),
     "uldp-avg": Recipe(uldp_avg),
     "uldp-avg-w": Recipe(uldp_avg_w),
+    "dp-fed": Recipe(dp_fed),
+    "dp-fed-ls": Recipe(dp_fed_ls),
 }

@@ -8,26 +8,40 @@ weights                how a user's influence is spread over the silos
 sampler                adjacency, and amplification by sub-sampling
 channel                the noise law, its share per silo, who knows which share
 local (DP-SGD only)    the noise of every local step, and the group conversion from records to users
+denoiser               nothing: it reads no record (post-processing)
 protection             what the server sees of a single silo (until a protocol hides it: every silo's own message)
 =====================  ===========================================================================================
 
-The unit is always the user, with all her records in all silos; adjacency is adding or removing one user.
+The unit is the user with all her records in all silos, or, where clients contribute, the client. The sampler says
+which neighbours are compared: adding or removing one, or replacing one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from fedveil.local.steps import LocalDpSgd
 from fedveil.methods.method import Method
-from fedveil.methods.stages import GaussianShares, RecordContribution, SiloContribution, Weights, grid_law
+from fedveil.methods.stages import (
+    CentralGaussian,
+    ClientContribution,
+    GaussianShares,
+    Identity,
+    RecordContribution,
+    SiloContribution,
+    Weights,
+    grid_law,
+)
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.privacy.events import Adjacency, Event, GaussianEvent, NoGuarantee, SelfComposedEvent
+from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.group import published, worst_split
-from fedveil.privacy.sampling import PoissonUsers
+from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
+from fedveil.server.denoise import NoDenoiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +90,7 @@ class Guarantee:
     Attributes:
         adjacency: which neighbouring data the guarantee compares.
         event: the privacy event of one round against whoever reads the models: this is what the ledger is charged.
+        unit: who is protected as a whole.
         mechanisms: every mechanism in words, with its parameters.
         views: the parties other than readers of the models.
         uncovered: choices that depend on private data and that the event does not account for.
@@ -85,6 +100,7 @@ class Guarantee:
 
     adjacency: Adjacency
     event: Event
+    unit: Literal["user", "client"] = "user"
     mechanisms: tuple[str, ...] = ()
     views: tuple[View, ...] = ()
     uncovered: tuple[str, ...] = ()
@@ -94,12 +110,25 @@ class Guarantee:
 
 def derive(method: Method, federation: Federation) -> Guarantee:
     """Return what one round of the method guarantees in this federation."""
+    guarantee = _of_stages(method, federation)
+    if isinstance(method.contribution, ClientContribution):
+        guarantee = replace(guarantee, unit="client")
+    if not isinstance(method.denoiser, NoDenoiser):
+        note = f"the server denoises the noisy mean ({method.denoiser.description}): post-processing, free of charge"
+        guarantee = replace(guarantee, mechanisms=(*guarantee.mechanisms, note))
+    return guarantee
+
+
+def _of_stages(method: Method, federation: Federation) -> Guarantee:
+    """Return what the stages before the denoiser guarantee."""
     if isinstance(method.contribution, RecordContribution):
         return _dp_sgd(method, federation)
     if isinstance(method.bound, Unbounded):
         return _none("contributions are not bounded and no noise is added")
-    if not isinstance(method.channel, GaussianShares) or method.channel.noise_multiplier == 0:
+    if isinstance(method.channel, Identity) or method.channel.noise_multiplier == 0:
         return _none("no noise is added to the sums")
+    if isinstance(method.channel, CentralGaussian):
+        return _central(method, method.channel, method.bound, federation)
     return _gaussian_shares(method, method.channel, method.bound.norm, federation)
 
 
@@ -107,6 +136,7 @@ def sensitivity(method: Method, clip: float, federation: Federation) -> float:
     """Return the l2 sensitivity of the sum over all silos to adding or removing one user.
 
     Pairs: the user's weighted, clipped updates come or go; their weights sum to at most 1: C.
+    Clients: one clipped update comes or goes: C. (Replacing it moves the sum by 2 C, which accountants count.)
     Silos: every silo's update may move from anywhere to anywhere in the ball of radius C: 2 C |S|. (Theorem 1 of the
     paper counts C |S|, as if a silo's update were absent without the user.)
     """
@@ -139,10 +169,7 @@ def _gaussian_shares(
     whole_sum = f"the sum over {n_silos} silos moves by at most {moved:g} (l2) with one user"
     noise = f"discrete Gaussian shares of std {share:g} per silo, noise multiplier {nominal:g} of the sum"
     mechanisms = [f"every round: {whole_sum}; {noise}"]
-    if isinstance(method.sampler, PoissonUsers):
-        mechanisms.append(
-            f"each user takes part in a round with probability {method.sampler.rate:g} (Poisson)"
-        )
+    mechanisms.extend(_sampling(method, "user"))
     views = (
         View(
             party="server",
@@ -163,6 +190,83 @@ def _gaussian_shares(
         published=_published(method, channel),
         grid_loss=2 * n_silos * grid_law(share, method.bound.grid).log_ratio_to_gaussian,
     )
+
+
+def _central(method: Method, channel: CentralGaussian, bound: Clip, federation: Federation) -> Guarantee:
+    """A server that is trusted with the sum and adds the noise; readers of the models see only what it releases."""
+    unit = "client" if isinstance(method.contribution, ClientContribution) else "user"
+    replaced = method.sampler.adjacency is Adjacency.REPLACE_ONE
+    moved = sensitivity(method, bound.norm, federation)
+    neighbours = f"replacing one {unit}" if replaced else f"one {unit} more or less"
+    base = GaussianEvent(noise_multiplier=channel.std / moved)
+    uncovered: tuple[str, ...] = ()
+    if method.denominator == "actual" and isinstance(method.sampler, PoissonUsers):
+        uncovered = (
+            "the sum is divided by the number of clients drawn in the round (method.denominator = 'actual'), which "
+            "is private under Poisson sampling: epsilon does not cover dividing by it",
+        )
+    return Guarantee(
+        adjacency=method.sampler.adjacency,
+        event=method.sampler.event(base),
+        mechanisms=(
+            f"every round: {neighbours} moves the sum by at most {2 * moved if replaced else moved:g} (l2); the "
+            f"server adds discrete Gaussian noise of std {channel.std:g}, {channel.std / moved:g} times the bound "
+            "of one contribution",
+            *_sampling(method, unit),
+        ),
+        views=(
+            View(
+                party="server",
+                sees=f"every {unit}'s own update, before the noise: it is trusted",
+                event=NoGuarantee(reason="the server adds the noise itself"),
+            ),
+            View(
+                party=f"one {unit}",
+                sees=f"the models it is sent, and whether it was drawn; guaranteed to every other {unit}",
+                event=_knowing_one(method.sampler).event(base),
+            ),
+        ),
+        uncovered=uncovered,
+        published=_published_sampling(method, channel, bound.norm),
+        grid_loss=2 * grid_law(channel.std, bound.grid).log_ratio_to_gaussian,
+    )
+
+
+def _sampling(method: Method, unit: str) -> tuple[str, ...]:
+    """Say who takes part in a round, where not everyone does."""
+    sampler = method.sampler
+    if isinstance(sampler, PoissonUsers):
+        return (f"each {unit} takes part in a round with probability {sampler.rate:g} (Poisson)",)
+    if isinstance(sampler, UniformClients):
+        drawn = f"{sampler.sample} of {sampler.population} {unit}s"
+        return (f"{drawn} take part in a round, drawn uniformly without replacement",)
+    return ()
+
+
+def _knowing_one(
+    sampler: Everyone | PoissonUsers | UniformClients,
+) -> Everyone | PoissonUsers | UniformClients:
+    """Return the sampler of the others, as one who knows of its own draw sees it.
+
+    Poisson draws are independent. Of a sample of fixed size m out of n, m or m - 1 of the other n - 1 are drawn: the
+    amplification of m of n - 1 covers both.
+    """
+    if isinstance(sampler, UniformClients) and sampler.sample < sampler.population:
+        return UniformClients(population=sampler.population - 1, sample=sampler.sample)
+    return sampler
+
+
+def _published_sampling(method: Method, channel: CentralGaussian, clip: float) -> tuple[Published, ...]:
+    """The budget that Tables 3 and 6 of DP-Fed-LS print for this noise, if clients are sampled as they were."""
+    sampler = method.sampler
+    if not isinstance(sampler, UniformClients) or not isinstance(method.contribution, ClientContribution):
+        return ()
+
+    def tables(rounds: int, delta: float) -> float:
+        return published_epsilon(sampler.rate, channel.std / clip, rounds, delta)
+
+    gap = "replacing a client moves the sum by 2L, as Theorem 1 says, but the tables take L"
+    return (Published(name="Tables 3 and 6 of DP-Fed-LS (sensitivity L)", gap=gap, epsilon=tables),)
 
 
 def _published(method: Method, channel: GaussianShares) -> tuple[Published, ...]:

@@ -32,6 +32,14 @@ class SiloUserContribution:
 
 
 @dataclass(frozen=True)
+class ClientContribution:
+    """Each client, a silo that holds one user, is one contribution: cross-device learning.
+
+    Clients are many, so their updates go into one sum; what a silo would send alone is not kept.
+    """
+
+
+@dataclass(frozen=True)
 class RecordContribution:
     """Each record is one contribution inside DP-SGD; a user keeps at most ``per_user`` records over all silos."""
 
@@ -42,13 +50,13 @@ class RecordContribution:
             raise CompositionError(f"group size k = {self.per_user}: a user keeps at least 1 record")
 
 
-Contribution = SiloContribution | SiloUserContribution | RecordContribution
+Contribution = SiloContribution | SiloUserContribution | ClientContribution | RecordContribution
 
 
 class Weights(Enum):
     """The weight of a contribution in its silo's sum. For pairs, the weights of one user sum to at most 1.
 
-    ONE: w = 1 (FedAVG, ULDP-NAIVE: the server divides by the number of silos).
+    ONE: w = 1 (FedAVG, ULDP-NAIVE, DP-Fed: the server divides by the number of silos or of clients).
     UNIFORM: w_{s,u} = 1/|S| (ULDP-AVG); the share of a silo where the user has no record is lost.
     BY_RECORDS: w_{s,u} = n_{s,u}/N_u (ULDP-AVG-w).
     """
@@ -122,6 +130,39 @@ class GaussianShares:
         return noisy
 
 
+@dataclass(frozen=True, kw_only=True)
+class CentralGaussian:
+    """A server that is trusted with the sum adds noise to it, once: std = noise_multiplier * scale per coordinate.
+
+    Attributes:
+        noise_multiplier: sigma, in units of scale.
+        scale: what the noise is measured in, same unit as the update: the bound of one contribution.
+    """
+
+    noise_multiplier: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
+            raise CompositionError(
+                f"noise_multiplier = {self.noise_multiplier}: a finite number >= 0 is needed"
+            )
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise on the sum, per coordinate."""
+        return self.noise_multiplier * self.scale
+
+    def release(
+        self, total: Float64[np.ndarray, " d"], grid: float, source: BitSource
+    ) -> Float64[np.ndarray, " d"]:
+        """Return the sum with exact discrete Gaussian noise on the grid of the contributions."""
+        if self.noise_multiplier == 0:
+            return total
+        noisy: np.ndarray = total + grid_gaussian(len(total), self.std, grid, source)
+        return noisy
+
+
 def grid_gaussian(dimension: int, std: float, grid: float, source: BitSource) -> Float64[np.ndarray, " d"]:
     """Return exact discrete Gaussian noise, one value a coordinate, on a grid that divides the contributions'."""
     return grid_law(std, grid).sample((dimension,), source)
@@ -132,4 +173,4 @@ def grid_law(std: float, grid: float) -> DiscreteGaussian:
     return DiscreteGaussian(std=std, grid=grid_for(std, at_most=grid))
 
 
-Channel = Identity | GaussianShares
+Channel = Identity | GaussianShares | CentralGaussian

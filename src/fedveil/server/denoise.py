@@ -243,6 +243,7 @@ def _check_std(noise_std: float) -> None:
 
 
 DenoiserValue: TypeAlias = NoDenoiser | Laplacian | JamesStein | SoftThreshold
+NO_DENOISER: Final = NoDenoiser()
 DENOISERS: Final = ("none", "laplacian", "james-stein", "soft-threshold")
 
 
