@@ -13,10 +13,11 @@ import os
 import platform
 import resource
 import statistics
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -75,9 +76,10 @@ def cpu_seconds(*cases: Callable[[], object], repeats: int) -> list[float]:
 
 
 def extra_peak_megabytes(prepare: Callable[..., Callable[[], object]], *arguments: object) -> float:
-    """Return by how much a call raises the peak resident memory of a fresh process, in MB.
+    """Return how far a call raises the resident memory of a fresh process above what it held before, in MB.
 
-    ``prepare(*arguments)`` builds the data and returns the call; what it allocates is not counted.
+    ``prepare(*arguments)`` builds the data and returns the call; what it allocates is not counted. Memory is sampled
+    every millisecond (Linux).
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -91,18 +93,29 @@ def extra_peak_megabytes(prepare: Callable[..., Callable[[], object]], *argument
 
 
 def _measure(
-    sender: object, prepare: Callable[..., Callable[[], object]], arguments: tuple[object, ...]
+    sender: Connection, prepare: Callable[..., Callable[[], object]], arguments: tuple[object, ...]
 ) -> None:
     torch.set_num_threads(1)
     call = prepare(*arguments)
-    before = _peak_megabytes()
+    before = peak = _resident_megabytes()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.001):
+            peak = max(peak, _resident_megabytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     call()
-    sender.send(_peak_megabytes() - before)  # type: ignore[attr-defined]
+    done.set()
+    watcher.join()
+    sender.send(max(peak, _resident_megabytes()) - before)
 
 
-def _peak_megabytes() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+def _resident_megabytes() -> float:
+    with open("/proc/self/statm") as fields:
+        return int(fields.read().split()[1]) * resource.getpagesize() / 1e6
 
 
 def machine() -> dict[str, str | int]:
