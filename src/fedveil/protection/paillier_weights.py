@@ -39,7 +39,8 @@ class Layout:
     Attributes:
         slots: coordinates per plaintext.
         direct: powers of Enc(B_u) itself with full-size exponents instead of short powers of Enc(C / N_u).
-        cost: estimated modular multiplications per round of a silo and of the server's decryption together.
+        cost: estimated modular multiplications per round of all silos and of the server's decryption
+        together.
     """
 
     slots: int
@@ -48,12 +49,12 @@ class Layout:
 
 
 def choose_layout(plan: WeightingPlan, modulus_bits: int) -> Layout:
-    """Return the cheapest layout for a plaintext modulus of so many bits.
+    """Return the layout with the least work of all parties for a plaintext modulus of so many bits.
 
     A silo's round costs its bases (one full-size power per user, spread over the rounds they serve), the
     products (Straus), and 66 multiplications per outgoing ciphertext; the server's costs one decryption per
     ciphertext. Packing k coordinates divides the number of ciphertexts by k and lengthens exponents to k
-    slots; it wins for few coordinates.
+    slots, so it wins for few coordinates and loses beyond some dozens.
 
     Raises:
         ProtocolError: not even one coordinate fits.
@@ -63,14 +64,16 @@ def choose_layout(plan: WeightingPlan, modulus_bits: int) -> Layout:
     layouts = []
     for slots in range(1, min(plan.coordinates, (modulus_bits - 2) // plan.slot_bits) + 1):
         ciphertexts = math.ceil(plan.coordinates / slots)
-        fixed = ciphertexts * (_RERANDOMIZE + plan.silos + _DECRYPT * modulus_bits)
+        sending = ciphertexts * _RERANDOMIZE
+        opening = ciphertexts * (plan.silos + _DECRYPT * modulus_bits)
         for direct in (False, True):
             bits = modulus_bits if direct else exponent_bits(plan, slots)
             products = straus_cost(
                 bases=plan.users, bits=bits + 1, products=served * ciphertexts, modulus_bits=2 * modulus_bits
             ).total(served * ciphertexts)
             bases = 0 if direct else plan.users * modulus_bits
-            layouts.append(Layout(slots=slots, direct=direct, cost=fixed + (products + bases) / served))
+            cost = plan.silos * (sending + (products + bases) / served) + opening
+            layouts.append(Layout(slots=slots, direct=direct, cost=cost))
     return min(layouts, key=lambda layout: layout.cost)
 
 
