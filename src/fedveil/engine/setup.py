@@ -98,6 +98,7 @@ class _Defaults:
 _BY_DATA_SET = {
     "digits": _Defaults(model="mlp", loss="cross_entropy", metrics=("accuracy", "loss")),
     "mnist": _Defaults(model="cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "mnist_canonical": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
     "creditcard": _Defaults(
         model="mlp_groupnorm", loss="cross_entropy", metrics=("balanced_accuracy", "loss")
     ),

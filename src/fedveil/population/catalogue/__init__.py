@@ -14,12 +14,13 @@ from fedveil.population.catalogue.data_set import DataSet, Request
 from fedveil.population.catalogue.digits import DIGITS
 from fedveil.population.catalogue.files import DataFile, store
 from fedveil.population.catalogue.heart_disease import HEART_DISEASE
-from fedveil.population.catalogue.mnist import MNIST
+from fedveil.population.catalogue.mnist import MNIST, MNIST_CANONICAL
 from fedveil.population.catalogue.tcga_brca import TCGA_BRCA
 from fedveil.population.records import Population
 
 DATASETS: dict[str, DataSet] = {
-    data_set.name: data_set for data_set in (DIGITS, MNIST, CREDITCARD, HEART_DISEASE, TCGA_BRCA)
+    data_set.name: data_set
+    for data_set in (DIGITS, MNIST, MNIST_CANONICAL, CREDITCARD, HEART_DISEASE, TCGA_BRCA)
 }
 
 __all__ = ["DATASETS", "Allocation", "DataSet", "Entry", "Request", "catalogue", "load"]
