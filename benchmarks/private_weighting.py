@@ -1,11 +1,10 @@
-"""The private weighting protocol: a silo's step against one full-size power per user and parameter, and
-deep models.
+"""The private weighting protocol: a silo's step against one full-size power per user and parameter, and deep models.
 
-Settings are those of the ULDP-FL paper where it has them: 20 users, 3 silos, 16 parameters, 3072-bit
-Paillier, N_max 2000, precision P = 1e-10. Peers: (i) one full-size power per user and parameter by gmpy2,
-(ii) the ``phe`` package as the authors' program uses it (if installed). Both are measured on a part of
-their powers and scaled up to all of them, and so is said in the case. CPU seconds of one core; the first
-row gives the speed of this machine's modular multiplication.
+Settings are those of the ULDP-FL paper where it has them: 20 users, 3 silos, 16 parameters, 3072-bit Paillier, N_max
+2000, precision P = 1e-10. Peers: (i) one full-size power per user and parameter by gmpy2, (ii) the ``phe`` package as
+the authors' program uses it (if installed). Both are measured on a part of their powers and scaled up to all of them,
+and so is said in the case. CPU seconds of one core; the first row gives the speed of this machine's modular
+multiplication.
 """
 
 from __future__ import annotations

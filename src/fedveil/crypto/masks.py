@@ -1,7 +1,7 @@
 """Masks that two parties draw alike from one key: vectors modulo 2^k at memory speed, and integers modulo n.
 
-A key serves one mask. A keystream of ChaCha20 is indistinguishable from uniform words, so a vector plus a
-mask under a key that the reader lacks is indistinguishable from noise.
+A key serves one mask. A keystream of ChaCha20 is indistinguishable from uniform words, so a vector plus a mask under
+a key that the reader lacks is indistinguishable from noise.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _accumulate(words: Words, key: bytes, operation: np.ufunc) -> None:
 class UniformIntegers:
     """Integers uniform on 0 .. modulus - 1 from a key's stream, by rejection of whole draws.
 
-    Both holders of the key draw the same sequence. A draw has as many bits as the modulus, so at most one
-    in two is rejected, and what is kept is exactly uniform if the stream is.
+    Both holders of the key draw the same sequence. A draw has as many bits as the modulus, so at most one in two is
+    rejected, and what is kept is exactly uniform if the stream is.
     """
 
     def __init__(self, key: bytes, modulus: int) -> None:

@@ -1,8 +1,7 @@
-"""Many products of powers of the same bases: Straus' simultaneous exponentiation, and powers of one fixed
-base.
+"""Many products of powers of the same bases: Straus' simultaneous exponentiation, and powers of one fixed base.
 
-Everything is counted in modular multiplications (one costs about 8.5 microseconds modulo a 6144-bit
-number), and the window is chosen by that count.
+Everything is counted in modular multiplications (one costs about 8.5 microseconds modulo a 6144-bit number), and the
+window is chosen by that count.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Cost:
 def straus_cost(*, bases: int, bits: int, products: int, modulus_bits: int) -> Cost:
     """Return the cost with the cheapest window for so many products of so many powers.
 
-    A window of w bits needs 2^w - 2 multiplications per base for its table; a product then needs ``bits``
-    squarings and one multiplication per base and digit.
+    A window of w bits needs 2^w - 2 multiplications per base for its table; a product then needs ``bits`` squarings
+    and one multiplication per base and digit.
     """
     entry = (modulus_bits + 7) // 8 + 32
     candidates = []
@@ -62,8 +61,8 @@ def straus_cost(*, bases: int, bits: int, products: int, modulus_bits: int) -> C
 class SimultaneousPowers:
     """Products of powers b_1^e_1 ... b_k^e_k mod m of the same bases for many exponent vectors (Straus 1964).
 
-    Exponents may be negative. A common power of two is added to each exponent of a product and taken off
-    the result again with one multiplication by (b_1 ... b_k)^(-2^bits), so the tables hold no inverses.
+    Exponents may be negative. A common power of two is added to each exponent of a product and taken off the result
+    again with one multiplication by (b_1 ... b_k)^(-2^bits), so the tables hold no inverses.
 
     Args:
         bases: k units modulo m; k = 0 is allowed, every product is then 1.

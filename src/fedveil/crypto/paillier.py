@@ -2,9 +2,9 @@
 
     Enc(m; r) = (1 + m n) r^n mod n²,   Enc(a) Enc(b) = Enc(a + b),   Enc(a)^k = Enc(k a)
 
-Keys have primes p = q = 3 mod 4 for which (p - 1)/2 and (q - 1)/2 have no prime factor below 2^16. A silo
-can then hide what it did to the key holder's ciphertexts with powers of a single element
-(:class:`Rerandomizer`): the only small subgroup left is that of order two.
+Keys have primes p = q = 3 mod 4 for which (p - 1)/2 and (q - 1)/2 have no prime factor below 2^16. A silo can then
+hide what it did to the key holder's ciphertexts with powers of a single element (:class:`Rerandomizer`): the only
+small subgroup left is that of order two.
 """
 
 from __future__ import annotations
@@ -169,8 +169,7 @@ class PaillierPrivateKey:
     def encrypt(self, message: int) -> mpz:
         """Return a fresh ciphertext of m mod n, at a quarter of the price of the public way.
 
-        The n-th powers modulo p² are the p-th powers of the p - 1 units modulo p, and each is met equally
-        often.
+        The n-th powers modulo p² are the p-th powers of the p - 1 units modulo p, and each is met equally often.
         """
         p, q = self.p, self.q
         powers = tuple(powmod(1 + secrets.randbelow(int(r - 1)), r, r * r) for r in (p, q))
@@ -203,12 +202,11 @@ class PaillierPrivateKey:
 class Rerandomizer:
     """Factors rho^n that make the randomness of an outgoing ciphertext independent of how it was computed.
 
-    rho = ± h^x with h a random element of Jacobi symbol -1 and x fresh and uniform on 512 bits. -1 and h
-    generate the whole group except with probability about 2^-15, because (p-1)/2 and (q-1)/2 have no prime
-    factor below 2^16. That the short x is as good as a long one towards the key holder is the assumption of
-    short discrete logarithms modulo p and q (Damgard, Jurik and Nielsen 2010 use the same factors); towards
-    everybody else it is implied by that of Paillier's scheme. The page docs/theory/private-weighting.md
-    says what this means in bits.
+    rho = ± h^x with h a random element of Jacobi symbol -1 and x fresh and uniform on 512 bits. -1 and h generate the
+    whole group except with probability about 2^-15, because (p-1)/2 and (q-1)/2 have no prime factor below 2^16. That
+    the short x is as good as a long one towards the key holder is the assumption of short discrete logarithms modulo
+    p and q (Damgard, Jurik and Nielsen 2010 use the same factors); towards everybody else it is implied by that of
+    Paillier's scheme. The page docs/theory/private-weighting.md says what this means in bits.
 
     Args:
         key: the public key.
@@ -253,8 +251,7 @@ def _odd_primes(limit: int) -> list[int]:
 
 
 def _prime(bits: int) -> mpz:
-    """Return a prime p = 3 mod 4 with its two top bits set and (p - 1)/2 free of factors below 2^16 (or
-    2^(bits/4)).
+    """Return a prime p = 3 mod 4 with its two top bits set and (p - 1)/2 free of factors below 2^16 (or 2^(bits/4)).
 
     Candidates start + 4 i are sieved: neither p nor (p - 1)/2 may have a small factor.
     """

@@ -1,9 +1,8 @@
-"""Vectors of residues modulo primes below 2^60, in numpy: products, wide random numbers, and back to
-integers.
+"""Vectors of residues modulo primes below 2^60, in numpy: products, wide random numbers, and back to integers.
 
-A product modulo q is a difference of two wrapped 64-bit products: with k = round(a b / q) in floating
-point, a b - k q is small, so its low 64 bits determine it. For a < q < 2^60 and 0 <= b < 2^30 the quotient
-is below 2^30 and float64 gets it right to far less than 1, so the remainder lies in (-q, q).
+A product modulo q is a difference of two wrapped 64-bit products: with k = round(a b / q) in floating point, a b - k
+q is small, so its low 64 bits determine it. For a < q < 2^60 and 0 <= b < 2^30 the quotient is below 2^30 and float64
+gets it right to far less than 1, so the remainder lies in (-q, q).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """BFV over a ring (Brakerski 2012; Fan and Vercauteren 2012) as weighted sums need it, by SEAL.
 
-A weight is encrypted as a constant polynomial modulo a plaintext prime t; multiplying by a polynomial of N
-small numbers gives N products at once. Products do not depend on t: a :class:`RingEngine` multiplies
-ciphertexts of several plaintext primes with the same transformed polynomial. Ciphertexts travel as (2,
-primes, N) residues, not in SEAL's format.
+A weight is encrypted as a constant polynomial modulo a plaintext prime t; multiplying by a polynomial of N small
+numbers gives N products at once. Products do not depend on t: a :class:`RingEngine` multiplies ciphertexts of several
+plaintext primes with the same transformed polynomial. Ciphertexts travel as (2, primes, N) residues, not in SEAL's
+format.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def _seal() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Ring:
-    """Polynomials modulo X^N + 1 and a product q of 60-bit primes, at 128-bit security (HE standard table,
-    ternary).
+    """Polynomials modulo X^N + 1 and a product q of 60-bit primes, at 128-bit security (HE standard table, ternary).
 
     Attributes:
         degree: N.
@@ -134,11 +133,10 @@ class Ring:
         return np.array(scaled).astype(np.uint64)
 
     def flood(self, ciphertext: Ciphertext, bits: int) -> Ciphertext:
-        """Return the ciphertext with noise uniform on -2^(bits-1) .. 2^(bits-1) - 1 added to every
-        coefficient.
+        """Return the ciphertext with noise uniform on -2^(bits-1) .. 2^(bits-1) - 1 added to every coefficient.
 
-        Statistical distance to noise that does not depend on the ciphertext: at most B / 2^bits per
-        coefficient, if the ciphertext's own noise is at most B (the uniform law shifted by B).
+        Statistical distance to noise that does not depend on the ciphertext: at most B / 2^bits per coefficient, if
+        the ciphertext's own noise is at most B (the uniform law shifted by B).
         """
         limbs = random_limbs(bits, self.degree)
         first = [

@@ -1,16 +1,15 @@
 """Ciphertexts and plaintexts of Microsoft SEAL as numpy arrays: the one place that knows SEAL's file format.
 
-``tenseal.sealapi`` reads and writes files alone and shows no coefficients. What is needed beyond it (adding
-noise to a ciphertext, sharing a transformed plaintext between plaintext moduli) edits the serialised form
-of SEAL 4.1 to 4.3:
+``tenseal.sealapi`` reads and writes files alone and shows no coefficients. What is needed beyond it (adding noise to
+a ciphertext, sharing a transformed plaintext between plaintext moduli) edits the serialised form of SEAL 4.1 to 4.3:
 
     header      magic A15E | 16 | major | minor | compression | 0 (2) | total bytes (8)
-    ciphertext  parameter id (32) | NTT form (1) | polynomials | degree | primes (8 each) | scale |
-    correction (8 each) plaintext   parameter id (32) | coefficients (8) | scale (8)
+    ciphertext  parameter id (32) | NTT form (1) | polynomials, degree, primes (8 each) | scale, correction (8 each)
+    plaintext   parameter id (32) | coefficients (8) | scale (8)
     array       header | length (8) | uint64 words
 
-Files live in anonymous memory (memfd), so nothing private touches a disk. :func:`check_format` writes,
-reads and compares before anything is used, and refuses other versions.
+Files live in anonymous memory (memfd), so nothing private touches a disk. :func:`check_format` writes, reads and
+compares before anything is used, and refuses other versions.
 """
 
 from __future__ import annotations
@@ -110,8 +109,7 @@ def parse_plaintext(data: bytes) -> UInt64[np.ndarray, " n"]:
 
 
 def check_format(context: Any, fresh: Any, empty: Any) -> None:
-    """Return if SEAL's form of a fresh ciphertext is understood: it is read, written anew, loaded, and
-    compared.
+    """Return if SEAL's form of a fresh ciphertext is understood: it is read, written anew, loaded, and compared.
 
     Args:
         context: the SEAL context.

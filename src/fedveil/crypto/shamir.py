@@ -52,8 +52,7 @@ def combine(shares: list[Share], *, threshold: int) -> bytes:
     """Return the secret from at least ``threshold`` shares (Lagrange interpolation at 0).
 
     Raises:
-        CryptoError: too few shares, two of one point, a value outside the field, or shares of different
-        secrets
+        CryptoError: too few shares, two of one point, a value outside the field, or shares of different secrets
             (which shows only when the result is no 32-byte string).
     """
     points = {share.point for share in shares}

@@ -1,8 +1,8 @@
 """1-out-of-P oblivious transfer (Naor and Pinkas 2001, protocol 3.1) in the squares of RFC 3526 group 15.
 
-The sender holds P messages, the receiver an index. The receiver learns that message alone, the sender nothing
-about the index. Against parties that follow the protocol this rests on the Diffie-Hellman problem with
-256-bit exponents in this group (about 128 bits of security), with the hash as a random oracle.
+The sender holds P messages, the receiver an index. The receiver learns that message alone, the sender nothing about
+the index. Against parties that follow the protocol this rests on the Diffie-Hellman problem with 256-bit exponents in
+this group (about 128 bits of security), with the hash as a random oracle.
 
     sender:   C_1 .. C_{P-1}, g^r                       (once; serves many transfers)
     receiver: k random; PK_0 = g^k if index = 0, else C_index / g^k

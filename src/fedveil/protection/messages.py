@@ -1,10 +1,9 @@
 """The envelope every message travels in, and the messages that all protocols share.
 
-    magic "FV" | version 1 | kind | run (16) | round (4) | attempt (2) | sender (2) | recipient (2) | length
-    (8) | body
+    magic "FV" | version 1 | kind | run (16) | round (4) | attempt (2) | sender (2) | recipient (2) | length (8) | body
 
-A message of another run, round or attempt, to somebody else, or seen before is refused by :class:`Inbox`
-before its body is read.
+A message of another run, round or attempt, to somebody else, or seen before is refused by :class:`Inbox` before its
+body is read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Private weighting under Paillier: what the key holder and a silo compute.
 
-A silo raises Enc(B_u) to r_u C once, which encrypts the small integer C / N_u; each coordinate then needs
-only the short exponent n_{s,u} y_{s,u,j}. Several coordinates may share a plaintext. :func:`choose_layout`
-picks the number of coordinates per plaintext by counting modular multiplications.
+A silo raises Enc(B_u) to r_u C once, which encrypts the small integer C / N_u; each coordinate then needs only the
+short exponent n_{s,u} y_{s,u,j}. Several coordinates may share a plaintext. :func:`choose_layout` picks the number of
+coordinates per plaintext by counting modular multiplications.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Layout:
     Attributes:
         slots: coordinates per plaintext.
         direct: powers of Enc(B_u) itself with full-size exponents instead of short powers of Enc(C / N_u).
-        cost: estimated modular multiplications per round of all silos and of the server's decryption
-        together.
+        cost: estimated modular multiplications per round of all silos and of the server's decryption together.
     """
 
     slots: int
@@ -51,10 +50,10 @@ class Layout:
 def choose_layout(plan: WeightingPlan, modulus_bits: int) -> Layout:
     """Return the layout with the least work of all parties for a plaintext modulus of so many bits.
 
-    A silo's round costs its bases (one full-size power per user, spread over the rounds they serve), the
-    products (Straus), and 66 multiplications per outgoing ciphertext; the server's costs one decryption per
-    ciphertext. Packing k coordinates divides the number of ciphertexts by k and lengthens exponents to k
-    slots, so it wins for few coordinates and loses beyond some dozens.
+    A silo's round costs its bases (one full-size power per user, spread over the rounds they serve), the products
+    (Straus), and 66 multiplications per outgoing ciphertext; the server's costs one decryption per ciphertext.
+    Packing k coordinates divides the number of ciphertexts by k and lengthens exponents to k slots, so it wins for
+    few coordinates and loses beyond some dozens.
 
     Raises:
         ProtocolError: not even one coordinate fits.

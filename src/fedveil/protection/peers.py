@@ -16,8 +16,7 @@ Roster = tuple[PublicIdentity, ...]
 class Peers:
     """A silo's agreement key and the secrets it shares with the others.
 
-    The server relays public keys and could put its own in place; it cannot sign them (Protocol 1,
-    requirement 11).
+    The server relays public keys and could put its own in place; it cannot sign them (Protocol 1, requirement 11).
 
     Args:
         index: the silo's own number.
@@ -53,8 +52,7 @@ class Peers:
         """Agree with the owner of every key but the silo's own.
 
         Raises:
-            ProtocolError: a key that its owner did not sign, of a stranger, twice the same, or not this
-            silo's own.
+            ProtocolError: a key that its owner did not sign, of a stranger, twice the same, or not this silo's own.
         """
         publics = dict(keys)
         own = publics.get(self._index)

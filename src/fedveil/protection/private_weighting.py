@@ -7,10 +7,9 @@
             each silo sends Enc( sum_u y_{s,u} n_{s,u} C / N_u + C z_s + v_s + masks )
             when all have arrived, the server asks for the silos' own masks, adds up and decrypts
 
-What a party computes under which cipher is in a key holder and an evaluator (Paillier:
-``paillier_weights``; ring-LWE for deep models: ``rlwe_weights``). A silo that vanishes ends the attempt,
-and nothing is revealed; the weights of the others depend on its records, so the run waits for it, or sets
-up anew without it.
+What a party computes under which cipher is in a key holder and an evaluator (Paillier: ``paillier_weights``; ring-LWE
+for deep models: ``rlwe_weights``). A silo that vanishes ends the attempt, and nothing is revealed; the weights of the
+others depend on its records, so the run waits for it, or sets up anew without it.
 """
 
 from __future__ import annotations

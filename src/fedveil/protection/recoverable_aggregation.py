@@ -1,17 +1,16 @@
-"""Secure aggregation that survives vanished silos (Bonawitz et al. 2017, the protocol for parties that
-follow it).
+"""Secure aggregation that survives vanished silos (Bonawitz et al. 2017, the protocol for parties that follow it).
 
-Each silo makes a fresh agreement key and a fresh seed of its own mask for every attempt and gives each
-other silo one Shamir share of both. When the vectors are in, a silo answers with one share per silo: of the
-seed if that silo survived, of the key if it vanished, never both. From ``threshold`` answers the server
-rebuilds what it has to take off.
+Each silo makes a fresh agreement key and a fresh seed of its own mask for every attempt and gives each other silo one
+Shamir share of both. When the vectors are in, a silo answers with one share per silo: of the seed if that silo
+survived, of the key if it vanished, never both. From ``threshold`` answers the server rebuilds what it has to take
+off.
 
     start -> fresh signed keys -> directory -> sealed shares -> relayed shares -> masked vectors ->
     survivors -> shares
 
-The sum is then over the survivors alone. Noise must be enough with ``threshold`` shares of it: a vanished
-silo's share is missing. A late vector of a silo that was declared vanished stays hidden by its own mask, of
-which no share was given.
+The sum is then over the survivors alone. Noise must be enough with ``threshold`` shares of it: a vanished silo's
+share is missing. A late vector of a silo that was declared vanished stays hidden by its own mask, of which no share
+was given.
 """
 
 from __future__ import annotations

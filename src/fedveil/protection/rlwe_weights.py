@@ -1,22 +1,21 @@
 """Private weighting of deep models under ring-LWE: what the key holder and a silo compute.
 
-The plaintext modulus is a product of primes t_1 .. t_k. Enc(B_u) is one constant per prime; a silo
-multiplies it by (r_u C mod t_i), which encrypts C / N_u mod t_i, and then by polynomials of N short numbers
-n_{s,u} y_{s,u,j}. One transformed polynomial serves all primes.
+The plaintext modulus is a product of primes t_1 .. t_k. Enc(B_u) is one constant per prime; a silo multiplies it by
+(r_u C mod t_i), which encrypts C / N_u mod t_i, and then by polynomials of N short numbers n_{s,u} y_{s,u,j}. One
+transformed polynomial serves all primes.
 
 What a silo sends is independent of how it was computed, towards the key holder too:
 
-* c_1 hides behind a fresh public-key encryption (of noise and masks), an RLWE sample whose secret the key
-holder lacks;
-* the noise that decryption shows hides behind a uniform flood 2^40 times larger per message, for all
-coefficients
-  together (statistical distance 2^-40).
+* c_1 hides behind a fresh public-key encryption (of noise and masks), an RLWE sample whose secret the key holder
+  lacks;
+* the noise that decryption shows hides behind a uniform flood, large enough for a statistical distance of 2^-40 over
+  all coefficients of a message together.
 
-Noise of a weighted sum: fresh noise of deviation 3.2 per coefficient times a constant up to t/2, times
-polynomials with coefficients below 2^b, summed over N coefficients and |U| users; nine deviations of that
-random sum (2^-58), and the rounding of the constant:  B = t/2 · 2^b · (29 sqrt(N |U|) + 2 |U|).  With F =
-2^40 B N k (blocks) values of flood, decryption is right iff |S| (F/2 + B) < q / 2t.
-:func:`choose_parameters` takes the cheapest ring for which that holds.
+Noise of a weighted sum: fresh noise of deviation 3.2 per coefficient times a constant up to t/2, times polynomials
+with coefficients below 2^b, summed over N coefficients and |U| users; nine deviations of that random sum (2^-58), and
+the rounding of the constant:  B = t/2 · 2^b · (29 sqrt(N |U|) + 2 |U|).  With F = 2^40 B N k (blocks) values of
+flood, decryption is right iff |S| (F/2 + B) < q / 2t. :func:`choose_parameters` takes the cheapest ring for which
+that holds.
 """
 
 from __future__ import annotations

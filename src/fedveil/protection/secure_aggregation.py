@@ -1,16 +1,15 @@
-"""Secure aggregation: the server learns the sum of the silos' integer vectors and nothing else (Bonawitz et
-al. 2017).
+"""Secure aggregation: the server learns the silos' sum and nothing else (Bonawitz et al. 2017).
 
-A silo sends y_s = x_s + b_s + sum_{t > s} m_{s,t} - sum_{t < s} m_{t,s} modulo 2^32 or 2^64. The pairwise
-masks m come from a key that silos s and t share and cancel in the sum; the silo's own mask b_s comes from a
-seed that it gives away only when every vector of the attempt has arrived.
+A silo sends y_s = x_s + b_s + sum_{t > s} m_{s,t} - sum_{t < s} m_{t,s} modulo 2^32 or 2^64. The pairwise masks m
+come from a key that silos s and t share and cancel in the sum; the silo's own mask b_s comes from a seed that it
+gives away only when every vector of the attempt has arrived.
 
     setup:  announce -> directory
     round:  start -> masked vectors -> reveal request -> own masks -> sum
 
-A silo that vanishes before the reveal ends the attempt: no own mask was given, so every vector the server
-holds, and each one that arrives late, stays uniform. The attempt may be repeated with other silos; all its
-keys are new. An attempt that reached the reveal may have released its sum, so it is charged
+A silo that vanishes before the reveal ends the attempt: no own mask was given, so every vector the server holds, and
+each one that arrives late, stays uniform. The attempt may be repeated with other silos; all its keys are new. An
+attempt that reached the reveal may have released its sum, so it is charged
 (:attr:`AggregationServer.may_have_released`).
 """
 
@@ -169,8 +168,7 @@ class AggregationSilo:
         """Read a message of the server; return the answers to it.
 
         Raises:
-            ProtocolError: a message that must not be accepted; nothing was revealed and the state is as
-            before.
+            ProtocolError: a message that must not be accepted; nothing was revealed and the state is as before.
         """
         envelope = Envelope.decode(data)
         if isinstance(envelope.message, RoundStart):

@@ -163,15 +163,13 @@ class WeightingSession:
 
         Args:
             round_number: counts from 1; each pair of round and attempt can be played once.
-            contributions: per silo the (m, d) clipped contributions of its :attr:`WeightingSilo.members`,
-            weight 1.
+            contributions: per silo the (m, d) clipped contributions of its :attr:`WeightingSilo.members`, weight 1.
             noise: per silo its (d,) exact integer noise share.
             drawn: (|U|,) who takes part, if the plan has the server draw users.
             attempt: how often this round was begun before.
 
         Raises:
-            ProtocolError: values the plan does not allow, a moment played before, or a sum that fails its
-            check.
+            ProtocolError: values the plan does not allow, a moment played before, or a sum that fails its check.
         """
         moment = Moment(run=self.plan.run, round=round_number, attempt=attempt)
         self._post.to_silos(self.server.begin(moment, drawn))

@@ -1,13 +1,12 @@
 """What all parties of the private weighting protocol agree on, checked before any training starts.
 
-In grid units, with contributions y, counts n, noise shares z and the common multiple C = lcm(1 .. N_max),
-the integer of coordinate j that the server decrypts is
+In grid units, with contributions y, counts n, noise shares z and the common multiple C = lcm(1 .. N_max), the integer
+of coordinate j that the server decrypts is
 
-    T_j = sum_u sum_s y_{s,u,j} n_{s,u} C / N_u  +  sum_s (C z_{s,j} + v_{s,j}),   v_{s,j} uniform, centred,
-    C values
+    T_j = sum_u sum_s y_{s,u,j} n_{s,u} C / N_u  +  sum_s (C z_{s,j} + v_{s,j}),   v uniform on C centred values
 
-and T_j / C is the weighted noisy sum. One more coordinate carries the check: contributions of 1 and no
-noise, so it must come out as C times the number of users who took part.
+and T_j / C is the weighted noisy sum. One more coordinate carries the check: contributions of 1 and no noise, so it
+must come out as C times the number of users who took part.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ class WeightingPlan:
         silos: |S|.
         users: |U|.
         length: d, coordinates of a contribution.
-        largest_count: N_max: no user has more records in all. Each silo checks n_{s,u} <= N_max / |S|, so
-        that
-            nobody has to learn a total.
+        largest_count: N_max: no user has more records in all. Each silo checks n_{s,u} <= N_max / |S|, so that nobody
+            has to learn a total.
         unit_limit: the largest absolute value of one contribution's coordinate, in grid units.
         noise_limit: the largest absolute value of one silo's noise share, in grid units.
         renewed: whether the encrypted weights change from round to round (sub-sampling).
@@ -133,15 +131,13 @@ class WeightingPlan:
         return Moment(run=self.run, round=0, attempt=0)
 
     def sensitivity(self, clip_units: float) -> float:
-        """Return by how much one user moves the rounded sum in l2, in grid units, given contributions of
-        norm <= clip.
+        """Return by how much one user moves the rounded sum in l2, in grid units.
 
-        T_j is no multiple of C: its remainder would show the fractions n_{s,u}/N_u that no noise on the
-        grid covers. The uniform v make the remainder uniform and independent of the data. Given the
-        remainder, T_j / C is the weighted sum rounded to the grid, with the same rounding for neighbouring
-        data, plus noise on the grid; rounding moves each coordinate of the difference by less than 1. So
-        the discrete Gaussian is accounted with clip + sqrt(d) instead of clip
-        (docs/theory/private-weighting.md).
+        T_j is no multiple of C: its remainder would show the fractions n_{s,u}/N_u that no noise on the grid covers.
+        The uniform v make the remainder uniform and independent of the data. Given the remainder, T_j / C is the
+        weighted sum rounded to the grid, with the same rounding for neighbouring data, plus noise on the grid;
+        rounding moves each coordinate of the difference by less than 1. So the discrete Gaussian is accounted with
+        clip + sqrt(d) instead of clip (docs/theory/private-weighting.md).
         """
         return clip_units + math.sqrt(self.length)
 

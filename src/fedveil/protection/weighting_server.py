@@ -89,8 +89,7 @@ class WeightingServer:
             drawn: (|U|,) which users take part; None for all, or where oblivious transfer draws them.
 
         Raises:
-            ProtocolError: the setup is not complete, the moment was played, or drawn users contradict the
-            plan.
+            ProtocolError: the setup is not complete, the moment was played, or drawn users contradict the plan.
         """
         if self._phase in (Phase.SETUP, Phase.HISTOGRAM):
             raise ProtocolError("a round cannot begin before the setup is complete")
@@ -148,8 +147,7 @@ class WeightingServer:
         """Return the weighted noisy sum of all silos in grid units.
 
         Raises:
-            ProtocolError: the attempt is not complete, a value is out of range, or the weights of the users
-            who took
+            ProtocolError: the attempt is not complete, a value is out of range, or the weights of the users who took
                 part do not sum to 1 each.
         """
         if self._phase is not Phase.DONE:
