@@ -115,7 +115,7 @@ class TrainerSection(_Section):
         False, description="compile the vectorised step (pays for long runs of small networks)"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    memory_mb: Count = Field(256, description="memory the vectorised trainer may add")
+    memory_mb: Count | None = Field(None, description="memory a chunk may take; default: what is fastest")
 
 
 class MethodSection(_Section):

@@ -270,7 +270,7 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
         task,
         method.local,
         name=experiment.trainer.name,
-        memory=experiment.trainer.memory_mb << 20,
+        memory=None if experiment.trainer.memory_mb is None else experiment.trainer.memory_mb << 20,
         compile=experiment.trainer.compile,
         cohort=cohort,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
@@ -41,6 +41,8 @@ GradientFunction: TypeAlias = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor]
 _CPU_MEMORY = 48 << 20
 _CUDA_MEMORY = 2 << 30
 
+_COMPILED_SHAPES: Final = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class VmapTrainer:
@@ -52,7 +54,8 @@ class VmapTrainer:
         memory: bytes that a chunk may take, beyond the model and the sums; None takes 48 MiB on a CPU, where
             larger chunks leave its caches and are slower, and 2 GiB on a CUDA device.
         compile: compile the batched gradient with ``torch.compile`` (needs a C++ compiler). It takes tens of
-            seconds once, pays for affine layers only, and changes results by float32 rounding.
+            seconds for every new set of sizes, pays for long runs of networks of affine layers only, and changes
+            results by float32 rounding.
     """
 
     task: Task
@@ -124,7 +127,11 @@ class BatchedGradients:
         self.at_one: GradientFunction = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))
         self.at_each: GradientFunction = vmap(grad(loss), in_dims=(0, 0, 0, 0, 0))
         if compile:
-            self.at_one, self.at_each = torch.compile(self.at_one), torch.compile(self.at_each)
+            # One graph per shape of a chunk: contributions are sorted by size, so there are many shapes.
+            limit = torch._dynamo.config.recompile_limit
+            torch._dynamo.config.recompile_limit = max(limit, _COMPILED_SHAPES)
+            self.at_one = torch.compile(self.at_one, dynamic=False)
+            self.at_each = torch.compile(self.at_each, dynamic=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
