@@ -9,7 +9,10 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 install_import_hook(
-    [f"fedveil.{room}" for room in ("randomness", "privacy", "channel", "population", "local", "server", "methods")],
+    [
+        f"fedveil.{room}"
+        for room in ("randomness", "privacy", "channel", "population", "local", "server", "methods")
+    ],
     "beartype.beartype",
 )
 

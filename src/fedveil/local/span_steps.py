@@ -164,7 +164,7 @@ def _orders(
         epochs = torch.arange(first, min(first + together, sgd.epochs)).repeat_interleave(len(seeds))
         times = len(epochs) // len(seeds)
         orders = batch_order(seeds.repeat(times), sizes.repeat(times), epochs, sgd.batch_size)
-        yield from orders.to(device).unflatten(0, (times, len(seeds)))
+        yield from orders.to(device).view(times, len(seeds), longest)
 
 
 def spannable(sgd: LocalSgd) -> bool:

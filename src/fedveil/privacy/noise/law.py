@@ -59,7 +59,8 @@ def grid_for(std: float, at_most: float | None = None) -> float:
     """Return the grid for noise of standard deviation ``std``: a power of two with std / grid >= 2^29.
 
     So fine a grid makes the difference from continuous noise negligible
-    (:attr:`~fedveil.privacy.noise.DiscreteGaussian.log_ratio_to_gaussian`) and leaves 2^23 standard deviations of room in exact float64 sums.
+    (:attr:`~fedveil.privacy.noise.DiscreteGaussian.log_ratio_to_gaussian`) and leaves 2^23 standard deviations of
+    room in exact float64 sums.
 
     Args:
         std: standard deviation (or scale) of the noise, in the unit of the update.
