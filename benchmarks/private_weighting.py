@@ -1,14 +1,16 @@
-"""The private weighting protocol: a silo's step against one full-size power per user and parameter, and deep models.
+"""The private weighting protocol: a silo's step against one full-size power per user and parameter, and
+deep models.
 
-Settings are those of the ULDP-FL paper where it has them: 20 users, 3 silos, 16 parameters, 3072-bit Paillier, N_max
-2000, precision P = 1e-10. Peers: (i) one full-size power per user and parameter by gmpy2, (ii) the ``phe`` package as
-the authors' program uses it (if installed). Both are measured on a part of their powers and scaled up to all of them,
-and so is said in the case. CPU seconds of one core; the first row gives the speed of this machine's modular
-multiplication.
+Settings are those of the ULDP-FL paper where it has them: 20 users, 3 silos, 16 parameters, 3072-bit
+Paillier, N_max 2000, precision P = 1e-10. Peers: (i) one full-size power per user and parameter by gmpy2,
+(ii) the ``phe`` package as the authors' program uses it (if installed). Both are measured on a part of
+their powers and scaled up to all of them, and so is said in the case. CPU seconds of one core; the first
+row gives the speed of this machine's modular multiplication.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -75,7 +77,7 @@ def _plan(
         users=users,
         length=length,
         largest_count=largest_count,
-        unit_limit=unit,
+        norm_limit=unit,
         noise_limit=40 * 5 * unit,
         rounds=rounds,
     )
@@ -97,8 +99,8 @@ class _Silo:
         cls, plan: WeightingPlan, holder: KeyHolder, make: Callable[[WeightingPlan, bytes], Evaluator]
     ) -> _Silo:
         rng = np.random.default_rng(0)
-        limit = plan.unit_limit
-        contributions = rng.integers(-limit, limit + 1, (plan.users, plan.length))
+        limit = plan.norm_limit
+        contributions = _contributions(rng, plan)
         return cls(
             plan=plan,
             evaluator=make(plan, holder.public),
@@ -122,6 +124,11 @@ class _Silo:
         """Play a later round: the weights of the first still hold."""
         keys = [(os.urandom(32), True) for _ in range(self.plan.silos - 1)]
         return self.evaluator.encrypt_sum(self.contributions, self.counts, self.noise, keys, os.urandom(32))
+
+
+def _contributions(rng: np.random.Generator, plan: WeightingPlan) -> np.ndarray:
+    limit = plan.norm_limit // math.isqrt(plan.length) - 1
+    return rng.integers(-limit, limit + 1, (plan.users, plan.length))
 
 
 def _timed(call: Callable[[], _T]) -> tuple[_T, float]:
@@ -199,7 +206,7 @@ def _whole(plan: WeightingPlan) -> float:
         session = WeightingSession(
             plan, counts, holder=PaillierKeyHolder(plan, _key()), evaluator=PaillierEvaluator
         )
-        rows = [rng.integers(-_UNIT, _UNIT, (plan.users, plan.length)) for _ in range(plan.silos)]
+        rows = [_contributions(rng, plan) for _ in range(plan.silos)]
         session.aggregate(1, rows, [np.zeros(plan.length, dtype=np.int64)] * plan.silos)
 
     return _timed(run)[1]
@@ -276,7 +283,7 @@ def _medical_rounds(plan: WeightingPlan, counts: np.ndarray) -> tuple[float, lis
     zero = [np.zeros(plan.length, dtype=np.int64)] * plan.silos
     spent = []
     for round_number in (1, 2):
-        rows = [rng.integers(-_GRID, _GRID, (len(silo.members), plan.length)) for silo in session.silos]
+        rows = [_contributions(rng, plan)[: len(silo.members)] for silo in session.silos]
         spent.append(_timed(lambda r=round_number, rows=rows: session.aggregate(r, rows, zero))[1])  # type: ignore[misc]
     return setup, spent
 

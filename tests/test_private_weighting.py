@@ -1,6 +1,7 @@
 """Private weighting: the right sum, a server that sees nothing else, and nothing wrong accepted."""
 
 import dataclasses
+import math
 import os
 from functools import cache, partial
 
@@ -50,7 +51,7 @@ def plan_of(**changes):
         "users": 6,
         "length": 5,
         "largest_count": 30,
-        "unit_limit": 2**18,
+        "norm_limit": 2**18,
         "noise_limit": 2**20,
     }
     return WeightingPlan(**(numbers | changes))
@@ -64,7 +65,7 @@ def session_of(plan, counts, bits=768):
 
 def inputs(session, rng):
     plan = session.plan
-    limit = plan.unit_limit
+    limit = plan.norm_limit // math.isqrt(2 * plan.length)
     contributions = [rng.integers(-limit, limit + 1, (len(s.members), plan.length)) for s in session.silos]
     limit = plan.noise_limit
     noise = [rng.integers(-limit, limit + 1, plan.length) for _ in session.silos]
@@ -124,8 +125,8 @@ def test_real_numbers_come_out_within_the_published_precision():
     plan = plan_of(silos=4, users=9, length=12, largest_count=20)
     counts = rng.integers(0, 6, (4, 9))
     session = session_of(plan, counts)
-    precision = 1.0 / plan.unit_limit
-    deltas = [rng.uniform(-1, 1, (len(s.members), 12)) for s in session.silos]
+    precision = 1.0 / plan.norm_limit
+    deltas = [rng.uniform(-0.25, 0.25, (len(s.members), 12)) for s in session.silos]
     noise = [rng.normal(0, 0.5, 12) for _ in session.silos]
     rounded = [np.rint(d / precision).astype(np.int64) for d in deltas]
     shares = [np.rint(z / precision).astype(np.int64) for z in noise]
@@ -253,7 +254,7 @@ def test_a_key_below_the_agreed_size_is_refused():
         ({"users": 0}, "1 user"),
         ({"largest_count": 2}, "N_max must be at least 3"),
         ({"largest_count": 10_000}, "cap the records"),
-        ({"unit_limit": 2**60, "largest_count": 30}, "61 bits"),
+        ({"norm_limit": 2**60, "largest_count": 30}, "61 bits"),
         ({"places": 3, "chosen": 1}, "draws users anew"),
         ({"places": 3, "chosen": 3, "renewed": True}, "strictly between"),
     ],
@@ -275,7 +276,7 @@ def test_ring_parameters_leave_room_for_the_flood(largest_count, users):
     assert chosen.spare_bits >= 0
     assert chosen.flood_bits >= chosen.noise_bits + 40 + 20
     assert chosen.modulus > 2 * plan.largest_sum
-    assert all(prime > 2 * plan.unit_limit * plan.count_limit for prime in chosen.plain_primes)
+    assert all(prime > 2 * plan.norm_limit * plan.count_limit for prime in chosen.plain_primes)
 
 
 # --- what goes wrong during a run ------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ def test_inputs_outside_the_plan_are_refused_with_their_silo():
     for bad_rows, bad_noise, message in (
         (rows[:5], zero, "6 users"),
         (rows, zero[:4], "5 coordinates"),
-        (rows + 2**18 + 1, zero, "262144 grid units"),
+        (rows + 2**18 + 1, zero, "longer than 262144 grid units"),
         (rows, zero - 2**20 - 1, "noise share exceeds"),
     ):
         with pytest.raises(ProtocolError, match=f"silo 2: .*{message}"):

@@ -52,7 +52,7 @@ class Weighting:
             users=SILOS,
             length=LENGTH,
             largest_count=6,
-            unit_limit=LIMIT,
+            norm_limit=3 * LIMIT,
             noise_limit=LIMIT,
         )
         holder, evaluator = RlweKeyHolder, RlweEvaluator
@@ -101,10 +101,10 @@ def test_a_round_and_attempt_is_played_once_and_in_order(make):
 def test_a_value_above_the_limit_is_refused_and_names_its_silo_and_not_the_value(make):
     protection = make()
     bad = vectors()
-    bad[1][3] = LIMIT + 7
+    bad[1][3] = 10 * LIMIT + 7
     with pytest.raises(ProtocolError, match="silo 1") as error:
         protection.play(bad, 1)
-    assert str(LIMIT + 7) not in str(error.value)
+    assert str(10 * LIMIT + 7) not in str(error.value)
 
 
 def test_every_message_is_in_the_transcript_with_its_purpose(make):

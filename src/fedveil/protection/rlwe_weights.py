@@ -1,21 +1,23 @@
 """Private weighting of deep models under ring-LWE: what the key holder and a silo compute.
 
-The plaintext modulus is a product of primes t_1 .. t_k. Enc(B_u) is one constant per prime; a silo multiplies it by
-(r_u C mod t_i), which encrypts C / N_u mod t_i, and then by polynomials of N short numbers n_{s,u} y_{s,u,j}. One
-transformed polynomial serves all primes.
+The plaintext modulus is a product of primes t_1 .. t_k. Enc(B_u) is one constant per prime; a silo
+multiplies it by (r_u C mod t_i), which encrypts C / N_u mod t_i, and then by polynomials of N short numbers
+n_{s,u} y_{s,u,j}. One transformed polynomial serves all primes.
 
 What a silo sends is independent of how it was computed, towards the key holder too:
 
-* c_1 hides behind a fresh public-key encryption (of noise and masks), an RLWE sample whose secret the key holder
+* c_1 hides behind a fresh public-key encryption (of noise and masks), an RLWE sample whose secret the key
+holder
   lacks;
-* the noise that decryption shows hides behind a uniform flood, large enough for a statistical distance of 2^-40 over
+* the noise that decryption shows hides behind a uniform flood, large enough for a statistical distance of
+2^-40 over
   all coefficients of a message together.
 
-Noise of a weighted sum: fresh noise of deviation 3.2 per coefficient times a constant up to t/2, times polynomials
-with coefficients below 2^b, summed over N coefficients and |U| users; nine deviations of that random sum (2^-58), and
-the rounding of the constant:  B = t/2 · 2^b · (29 sqrt(N |U|) + 2 |U|).  With F = 2^40 B N k (blocks) values of
-flood, decryption is right iff |S| (F/2 + B) < q / 2t. :func:`choose_parameters` takes the cheapest ring for which
-that holds.
+Noise of a weighted sum: fresh noise of deviation 3.2 per coefficient times a constant up to t/2, times
+polynomials n y of l2 norm at most L (the largest contribution times the largest count), summed over |U|
+users. Nine deviations of that random sum (2^-57), and the rounding of the constant, make B = t/2 · L · (29
+sqrt(|U|) + |U|). With F = 2^40 B N k (blocks) values of flood, decryption is right iff |S| (F/2 + B) < q /
+2t. :func:`choose_parameters` takes the cheapest ring for which that holds.
 """
 
 from __future__ import annotations
@@ -109,8 +111,8 @@ def choose_parameters(plan: WeightingPlan) -> RlweParameters:
 
 
 def _parameters(plan: WeightingPlan, ring: Ring, bits: int, count: int) -> RlweParameters:
-    terms = 29.0 * math.sqrt(ring.degree * plan.users) + 2.0 * plan.users
-    noise = bits - 1 + plan.exponent_bits + math.log2(terms)
+    longest = (plan.norm_limit + 1) * plan.count_limit  # one more for the check coordinate
+    noise = bits - 1 + math.log2(longest) + math.log2(29.0 * math.sqrt(plan.users) + plan.users)
     coefficients = math.ceil(plan.coordinates / ring.degree) * ring.degree * count
     flood = math.ceil(noise + STATISTICAL_BITS + math.log2(coefficients))
     return RlweParameters(

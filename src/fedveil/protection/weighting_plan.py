@@ -1,12 +1,13 @@
 """What all parties of the private weighting protocol agree on, checked before any training starts.
 
-In grid units, with contributions y, counts n, noise shares z and the common multiple C = lcm(1 .. N_max), the integer
-of coordinate j that the server decrypts is
+In grid units, with contributions y, counts n, noise shares z and the common multiple C = lcm(1 .. N_max),
+the integer of coordinate j that the server decrypts is
 
-    T_j = sum_u sum_s y_{s,u,j} n_{s,u} C / N_u  +  sum_s (C z_{s,j} + v_{s,j}),   v uniform on C centred values
+    T_j = sum_u sum_s y_{s,u,j} n_{s,u} C / N_u  +  sum_s (C z_{s,j} + v_{s,j}),   v uniform on C centred
+    values
 
-and T_j / C is the weighted noisy sum. One more coordinate carries the check: contributions of 1 and no noise, so it
-must come out as C times the number of users who took part.
+and T_j / C is the weighted noisy sum. One more coordinate carries the check: contributions of 1 and no
+noise, so it must come out as C times the number of users who took part.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class WeightingPlan:
         silos: |S|.
         users: |U|.
         length: d, coordinates of a contribution.
-        largest_count: N_max: no user has more records in all. Each silo checks n_{s,u} <= N_max / |S|, so that nobody
+        largest_count: N_max: no user has more records in all. Each silo checks n_{s,u} <= N_max / |S|, so
+        that nobody
             has to learn a total.
-        unit_limit: the largest absolute value of one contribution's coordinate, in grid units.
+        norm_limit: the largest l2 norm of one contribution, in grid units (so also of a coordinate).
         noise_limit: the largest absolute value of one silo's noise share, in grid units.
         renewed: whether the encrypted weights change from round to round (sub-sampling).
         places: P of the oblivious transfer that hides from the server who was drawn; 0 without it.
@@ -49,7 +51,7 @@ class WeightingPlan:
     users: int
     length: int
     largest_count: int
-    unit_limit: int
+    norm_limit: int
     noise_limit: int
     renewed: bool = False
     places: int = 0
@@ -60,7 +62,7 @@ class WeightingPlan:
         """Check what does not depend on a cipher."""
         if (
             self.silos < 2
-            or min(self.users, self.length, self.unit_limit, self.rounds) < 1
+            or min(self.users, self.length, self.norm_limit, self.rounds) < 1
             or self.noise_limit < 0
         ):
             raise ProtocolError("private weighting needs at least 2 silos, 1 user, 1 coordinate and 1 round")
@@ -79,9 +81,9 @@ class WeightingPlan:
                 f"N_max = {self.largest_count} makes lcm(1..N_max) {self.common.bit_length()} bits long, more than "
                 f"{_LARGEST_COMMON_BITS}; cap the records per user"
             )
-        if self.unit_limit * self.count_limit >= 2**61:
+        if self.norm_limit * self.count_limit >= 2**61:
             raise ProtocolError(
-                f"contributions up to {self.unit_limit} grid units times {self.count_limit} records exceed 61 bits; "
+                f"contributions up to {self.norm_limit} grid units times {self.count_limit} records exceed 61 bits; "
                 "take a coarser grid or cap the records per user"
             )
 
@@ -108,7 +110,7 @@ class WeightingPlan:
     @property
     def value_limit(self) -> int:
         """Largest absolute value of T_j / C for the coordinates of a contribution."""
-        return self.users * self.unit_limit + self.silos * (self.noise_limit + 1)
+        return self.users * self.norm_limit + self.silos * (self.noise_limit + 1)
 
     @cached_property
     def largest_sum(self) -> int:
@@ -123,7 +125,7 @@ class WeightingPlan:
     @property
     def exponent_bits(self) -> int:
         """Bits of n_{s,u} y_{s,u,j} without its sign."""
-        return (self.unit_limit * self.count_limit).bit_length()
+        return (self.norm_limit * self.count_limit).bit_length()
 
     @property
     def setup(self) -> Moment:
@@ -133,11 +135,12 @@ class WeightingPlan:
     def sensitivity(self, clip_units: float) -> float:
         """Return by how much one user moves the rounded sum in l2, in grid units.
 
-        T_j is no multiple of C: its remainder would show the fractions n_{s,u}/N_u that no noise on the grid covers.
-        The uniform v make the remainder uniform and independent of the data. Given the remainder, T_j / C is the
-        weighted sum rounded to the grid, with the same rounding for neighbouring data, plus noise on the grid;
-        rounding moves each coordinate of the difference by less than 1. So the discrete Gaussian is accounted with
-        clip + sqrt(d) instead of clip (docs/theory/private-weighting.md).
+        T_j is no multiple of C: its remainder would show the fractions n_{s,u}/N_u that no noise on the
+        grid covers. The uniform v make the remainder uniform and independent of the data. Given the
+        remainder, T_j / C is the weighted sum rounded to the grid, with the same rounding for neighbouring
+        data, plus noise on the grid; rounding moves each coordinate of the difference by less than 1. So
+        the discrete Gaussian is accounted with clip + sqrt(d) instead of clip
+        (docs/theory/private-weighting.md).
         """
         return clip_units + math.sqrt(self.length)
 

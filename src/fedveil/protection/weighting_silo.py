@@ -169,8 +169,11 @@ class WeightingSilo:
                 f"contributions of {len(members)} users and noise of {plan.length} coordinates are expected",
                 silo=self.index,
             )
-        if contributions.size and max(contributions.max(), -contributions.min()) > plan.unit_limit:
-            raise ProtocolError(f"a contribution exceeds {plan.unit_limit} grid units", silo=self.index)
+        limit = float(plan.norm_limit) ** 2 * (1.0 + 2.0**-40)  # float64 rounds the sum of squares
+        if any(float(np.square(row, dtype=np.float64).sum()) > limit for row in contributions):
+            raise ProtocolError(
+                f"a contribution is longer than {plan.norm_limit} grid units", silo=self.index
+            )
         if max(noise.max(), -noise.min()) > plan.noise_limit:
             raise ProtocolError(f"the noise share exceeds {plan.noise_limit} grid units", silo=self.index)
         blind = secrets.randbelow(plan.check_blind + 1) if self.index == 0 else 0
