@@ -99,6 +99,8 @@ _BY_DATA_SET = {
     "digits": _Defaults(model="mlp", loss="cross_entropy", metrics=("accuracy", "loss")),
     "mnist": _Defaults(model="cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
     "mnist_canonical": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "svhn_subset": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "shakespeare": _Defaults(model="lstm", loss="cross_entropy", metrics=("accuracy", "loss")),
     "creditcard": _Defaults(
         model="mlp_groupnorm", loss="cross_entropy", metrics=("balanced_accuracy", "loss")
     ),

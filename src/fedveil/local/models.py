@@ -7,6 +7,8 @@ linear         affine: linear, logistic, softmax or Cox regression           14 
 mlp            Linear(features, 32)-ReLU-Linear(32, outputs)                 25,450 (MNIST)
 mlp_groupnorm  5 x [Linear(30)-ReLU-GroupNorm], dropout after the last four  5,012 (Creditcard)
 cnn            2 x [5x5 convolution-maxpool-ReLU], dropout, 50 hidden units  21,840 (MNIST)
+svhn_cnn       2 x [5x5 convolution, maxpool], affine 384, 192               3,431,754 (SVHN)
+lstm           embedding 8, two LSTM layers of 256, last step                820,450 (Shakespeare)
 =============  ============================================================  =======================
 """
 
@@ -85,7 +87,75 @@ def cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
     )
 
 
-MODELS: dict[str, ModelFactory] = {"linear": linear, "mlp": mlp, "mlp_groupnorm": mlp_groupnorm, "cnn": cnn}
+def svhn_cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
+    """Two convolutions of 64 and 128 channels and three affine layers: the SVHN network of DP-Fed-LS.
+
+    The published initial state: normal weights of standard deviation 1e-4 (convolutions), 0.04 (hidden affine
+    layers) and 1/192 (the last), zero biases but 0.1 in the second convolution and the hidden affine layers.
+    Takes images (channels, height, width).
+    """
+    if len(input_shape) != 3:
+        raise ModelError(f"model svhn_cnn takes images (channels, height, width), not {input_shape}")
+    channels, height, width = input_shape
+    side = [math.ceil(math.ceil(length / 2) / 2) for length in (height, width)]
+    model = nn.Sequential(
+        nn.Conv2d(channels, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.LocalResponseNorm(4),
+        nn.Conv2d(64, 128, 5, padding=2),
+        nn.ReLU(),
+        nn.LocalResponseNorm(4),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.Flatten(),
+        nn.Linear(128 * side[0] * side[1], 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, n_outputs),
+    )
+    states = ((0, 1e-4, 0.0), (4, 1e-4, 0.1), (9, 0.04, 0.1), (11, 0.04, 0.1), (13, 1 / 192, 0.0))
+    for number, std, bias in states:
+        layer = model[number]
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        assert layer.bias is not None
+        nn.init.normal_(layer.weight, std=std)
+        nn.init.constant_(layer.bias, bias)
+    return model
+
+
+class NextCharacter(nn.Module):
+    """Embeds characters, runs two LSTM layers over them and classifies the last step."""
+
+    def __init__(self, n_characters: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(n_characters, 8)
+        self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
+        self.classifier = nn.Linear(256, n_characters)
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return (b, characters) logits for (b, length) character numbers, given as float32 like all features."""
+        numbers = codes.long().clamp(0, self.embedding.num_embeddings - 1)
+        states, _ = self.lstm(self.embedding(numbers))
+        logits: torch.Tensor = self.classifier(states[:, -1])
+        return logits
+
+
+def lstm(input_shape: Shape, n_outputs: int) -> nn.Module:
+    """The Shakespeare network of DP-Fed-LS: characters in, the next character out."""
+    if len(input_shape) != 1:
+        raise ModelError(f"model lstm takes sequences (length,) of character numbers, not {input_shape}")
+    return NextCharacter(n_outputs)
+
+
+MODELS: dict[str, ModelFactory] = {
+    "linear": linear,
+    "mlp": mlp,
+    "mlp_groupnorm": mlp_groupnorm,
+    "cnn": cnn,
+    "svhn_cnn": svhn_cnn,
+    "lstm": lstm,
+}
 """The shipped models by name."""
 
 

@@ -15,13 +15,22 @@ from fedveil.population.catalogue.digits import DIGITS
 from fedveil.population.catalogue.files import DataFile, store
 from fedveil.population.catalogue.heart_disease import HEART_DISEASE
 from fedveil.population.catalogue.mnist import MNIST, MNIST_CANONICAL
+from fedveil.population.catalogue.shakespeare import SHAKESPEARE
+from fedveil.population.catalogue.svhn import SVHN_SUBSET
 from fedveil.population.catalogue.tcga_brca import TCGA_BRCA
 from fedveil.population.records import Population
 
-DATASETS: dict[str, DataSet] = {
-    data_set.name: data_set
-    for data_set in (DIGITS, MNIST, MNIST_CANONICAL, CREDITCARD, HEART_DISEASE, TCGA_BRCA)
-}
+_ALL = (
+    DIGITS,
+    MNIST,
+    MNIST_CANONICAL,
+    SVHN_SUBSET,
+    SHAKESPEARE,
+    CREDITCARD,
+    HEART_DISEASE,
+    TCGA_BRCA,
+)
+DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
 
 __all__ = ["DATASETS", "Allocation", "DataSet", "Entry", "Request", "catalogue", "load"]
 

@@ -1,0 +1,136 @@
+"""Shakespeare by role and SVHN's subset, against the published statistics; and the two networks of DP-Fed-LS."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.errors import ConfigError, DataError, ModelError
+from fedveil.local.choice import choose_trainer
+from fedveil.local.loop import LoopTrainer
+from fedveil.local.losses import load_loss
+from fedveil.local.models import build_model
+from fedveil.local.steps import LocalSgd
+from fedveil.local.task import Task
+from fedveil.local.vectorized import VmapTrainer
+from fedveil.population.allocation import Allocation
+from fedveil.population.catalogue import load
+from fedveil.population.catalogue.shakespeare import ALPHABET, WINDOW, encode, roles_of
+from fedveil.privacy.bounds import Unbounded
+from fedveil.randomness import ExperimentRandomness
+from tests.training import cohort_of, everyone
+
+CLIENTS = Allocation(law="clients")
+
+
+def test_roles_are_those_of_leaf(data_folder: Path) -> None:
+    path = data_folder / "shakespeare" / "pg100.txt"
+    if not path.is_file():
+        pytest.skip("Shakespeare's text is not here")
+    roles = roles_of(path.read_text(encoding="utf-8-sig"))
+    samples = np.array([max(0, len(said) - WINDOW) for said in roles.values()])
+    assert len(roles) == 1144
+    assert (samples > 0).sum() == 1129
+    assert samples.sum() == 4_226_158
+    assert ((samples * 7) // 10 >= 100).sum() == 975
+    assert set("".join(roles.values())) <= set(ALPHABET)
+
+
+def test_clients_are_roles_and_windows_are_in_the_order_of_the_play(data_folder: Path) -> None:
+    population = load("shakespeare", allocation=CLIENTS, n_users=12, folder=data_folder)
+    train = population.train
+    assert population.n_silos == population.n_users == 12
+    assert np.array_equal(train.silo, train.user)
+    assert train.features.shape[1:] == (WINDOW,)
+    assert np.bincount(train.user).min() >= 100
+    same = train.user[1:] == train.user[:-1]
+    np.testing.assert_array_equal(train.features[1:, :-1][same], train.features[:-1, 1:][same])
+    np.testing.assert_array_equal(train.features[1:, -1][same], train.targets[:-1][same])
+    assert any("12 of the 975 roles" in note for note in population.notes)
+
+
+def test_a_small_play() -> None:
+    text = """first line
+THE SONNETS
+by William Shakespeare
+
+
+THE PLAY
+
+by William Shakespeare
+
+  ANNA. One line,
+    and   one more.
+                Exit
+  Bert. Mine.
+  anna. Again.
+  BERT. And mine.
+    Twice."""
+    assert roles_of(text) == {
+        "THE PLAY: ANNA": "One line, and one more. Exit Again. ",
+        "THE PLAY: BERT": "Mine. And mine. Twice. ",
+    }
+    assert encode("a\n~").tolist() == [ALPHABET.index("a"), 0, 80]
+    with pytest.raises(DataError, match="Gutenberg"):
+        roles_of("nothing here")
+
+
+def test_more_roles_than_there_are_and_other_allocations_are_refused(data_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="975 roles"):
+        load("shakespeare", allocation=CLIENTS, n_users=976, folder=data_folder)
+    with pytest.raises(ConfigError, match="clients"):
+        load("shakespeare", allocation=Allocation(law="zipf"), n_users=10, folder=data_folder)
+
+
+def test_the_subset_of_svhn_says_that_it_is_one(data_folder: Path) -> None:
+    population = load("svhn_subset", allocation=CLIENTS, n_users=100, folder=data_folder)
+    assert population.train.features.shape == (8000, 3, 32, 32)
+    assert population.test_targets.shape == (2000,)
+    assert "subset" in population.notes[0]
+    assert population.train.targets[:0].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "parameters"),
+    [("svhn_cnn", (3, 32, 32), 10, 3_431_754), ("lstm", (80,), 82, 820_450)],
+)
+def test_networks_have_the_published_size(
+    name: str, shape: tuple[int, ...], outputs: int, parameters: int
+) -> None:
+    model = build_model(name, input_shape=shape, n_outputs=outputs, randomness=ExperimentRandomness(0))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    with pytest.raises(ModelError):
+        build_model(name, input_shape=(2, 2), n_outputs=outputs, randomness=ExperimentRandomness(0))
+
+
+def test_the_loop_trains_an_lstm_as_torch_does() -> None:
+    model = build_model("lstm", input_shape=(6,), n_outputs=9, randomness=ExperimentRandomness(0))
+    task = Task(model=model, loss=load_loss("cross_entropy"))
+    cohort = cohort_of([3], n_classes=9)
+    cohort.features.mul_(4).add_(4).clamp_(0, 8)
+    local = LocalSgd(learning_rate=0.5, epochs=2)
+    trainer = choose_trainer(task, local, cohort=cohort)
+    assert isinstance(trainer, LoopTrainer)
+    sums = trainer.sums(task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ())
+    rows = torch.from_numpy(cohort.groups.members(0))
+    start = task.initial()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(cohort.features[rows]), cohort.targets[rows]).backward()
+        optimizer.step()
+    moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start
+    torch.testing.assert_close(sums.total[0].float(), moved, rtol=1e-4, atol=1e-6)
+    assert float(moved.abs().max()) > 0
+
+
+def test_the_svhn_network_is_trained_many_at_a_time() -> None:
+    model = build_model("svhn_cnn", input_shape=(3, 8, 8), n_outputs=10, randomness=ExperimentRandomness(0))
+    task, cohort = Task(model=model, loss=load_loss("cross_entropy")), cohort_of([2, 1], (3, 8, 8), 10)
+    local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=2, projection=0.1)
+    trainer = choose_trainer(task, local, cohort=cohort)
+    assert isinstance(trainer, VmapTrainer)
+    arguments = (task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ())
+    oracle = LoopTrainer(task=task, local=local).sums(*arguments)
+    torch.testing.assert_close(trainer.sums(*arguments).total, oracle.total, rtol=1e-3, atol=1e-5)
