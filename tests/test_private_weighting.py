@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 from functools import cache, partial
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from fedveil.protection.weighting_server import WeightingServer, drawn_places
 from fedveil.protection.weighting_silo import WeightingSilo
 
 FALSE_ALARM = 1e-6
+needs_seal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
 
 
 @cache
@@ -137,7 +139,7 @@ def test_real_numbers_come_out_within_the_published_precision():
 
 @pytest.mark.parametrize(
     ("users", "length", "rounds", "bits", "packed", "direct"),
-    [(6, 4, 1, 512, True, True), (6, 3, 50, 1024, True, False), (100, 200, 50, 768, False, False)],
+    [(6, 4, 1, 512, True, True), (6, 3, 50, 1024, True, False), (60, 40, 10, 512, False, False)],
 )
 def test_every_layout_gives_the_same_sum(users, length, rounds, bits, packed, direct):
     rng = np.random.default_rng(2)
@@ -151,7 +153,6 @@ def test_every_layout_gives_the_same_sum(users, length, rounds, bits, packed, di
 
 
 def test_oblivious_transfer_gives_each_user_wholly_or_not_at_all():
-    rng = np.random.default_rng(3)
     plan = plan_of(users=3, length=3, renewed=True, places=3, chosen=2, noise_limit=0)
     counts = np.array([[1, 2, 0], [2, 0, 0], [1, 1, 1]])
     session = session_of(plan, counts)
@@ -162,10 +163,8 @@ def test_oblivious_transfer_gives_each_user_wholly_or_not_at_all():
         found = session.aggregate(round_number, rows, zero) / 1000
         assert np.all((np.abs(found) < 0.002) | (np.abs(found - 1) < 0.002))
         drawn.append(found > 0.5)
-    rate = np.mean(drawn)
-    assert stats.binomtest(int(np.sum(drawn)), 60, 2 / 3).pvalue > FALSE_ALARM, rate
+    assert stats.binomtest(int(np.sum(drawn)), 60, 2 / 3).pvalue > FALSE_ALARM
     assert 0 < np.sum(drawn) < 60
-    del rng
 
 
 def test_places_are_a_uniform_subset():
@@ -174,6 +173,7 @@ def test_places_are_a_uniform_subset():
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
+@needs_seal
 @pytest.mark.parametrize("renewed", [False, True])
 def test_ring_lwe_gives_the_weighted_sum(renewed):
     rng = np.random.default_rng(4)
@@ -186,6 +186,7 @@ def test_ring_lwe_gives_the_weighted_sum(renewed):
         check_round(session, counts, rng, round_number, drawn)
 
 
+@needs_seal
 def test_ring_lwe_works_over_several_blocks_and_with_oblivious_transfer():
     rng = np.random.default_rng(5)
     plan = plan_of(silos=2, users=2, length=8192, largest_count=8, renewed=True, places=2, chosen=1)
@@ -216,9 +217,6 @@ def test_a_silo_without_records_still_takes_part():
     rng = np.random.default_rng(7)
     counts = np.array([[2, 3, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 4]])
     check_round(session_of(plan_of(), counts), counts, rng)
-
-
-# --- conditions checked before any training --------------------------------------------------------------------------
 
 
 def test_too_many_records_are_refused_without_showing_how_many():
@@ -269,6 +267,7 @@ def test_ring_lwe_says_what_it_cannot_hold():
         choose_parameters(plan_of(largest_count=2000))
 
 
+@needs_seal
 @pytest.mark.parametrize(("largest_count", "users"), [(6, 5), (16, 100), (64, 100), (100, 1000)])
 def test_ring_parameters_leave_room_for_the_flood(largest_count, users):
     plan = plan_of(largest_count=largest_count, users=users, length=10**6, silos=5, noise_limit=2**26)
@@ -277,9 +276,6 @@ def test_ring_parameters_leave_room_for_the_flood(largest_count, users):
     assert chosen.flood_bits >= chosen.noise_bits + 40 + 20
     assert chosen.modulus > 2 * plan.largest_sum
     assert all(prime > 2 * plan.norm_limit * plan.count_limit for prime in chosen.plain_primes)
-
-
-# --- what goes wrong during a run ------------------------------------------------------------------------------------
 
 
 def test_inputs_outside_the_plan_are_refused_with_their_silo():
@@ -347,6 +343,21 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
     request = Envelope(moment=first, sender=SERVER, recipient=0, message=RevealRequest()).encode()
     with pytest.raises(ProtocolError, match="attempt 0"):
         session.silos[0].receive(request)
+
+
+def test_a_silo_that_missed_the_weights_gets_them_with_the_next_attempt():
+    rng = np.random.default_rng(12)
+    counts = np.full((3, 6), 2)
+    session = session_of(plan_of(rounds=3), counts)
+    for recipient, data in session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)):
+        if recipient != 2:
+            session.silos[recipient].receive(data)
+    for round_number, attempt in ((1, 1), (2, 0), (3, 0)):
+        contributions, noise = inputs(session, rng)
+        found = session.aggregate(round_number, contributions, noise, attempt=attempt)
+        assert np.abs(found - plain_sum(session, counts, contributions, noise)).max() <= 1.5
+    sizes = [line.bytes for line in session.transcript.lines if line.purpose == EncryptedWeights.purpose]
+    assert sizes[:3] > sizes[3:6] == sizes[6:]
 
 
 def altered(data, **changes):
@@ -451,36 +462,21 @@ def test_a_blinding_seed_from_elsewhere_is_refused():
         server.receive(1, dataclasses.replace(forged, sender=1, recipient=2).encode())
 
 
-# --- the server's view -----------------------------------------------------------------------------------------------
-
-
-def histograms(counts, plan):
-    """The doubly blinded counts that the server receives in a setup."""
-    seen = []
-
-    class Watching(WeightingServer):
-        def _add_histogram(self, content):
-            seen.append([int.from_bytes(block, "big") for block in content.blocks])
-            super()._add_histogram(content)
-
-    import fedveil.protection.session as module
-
-    original = module.WeightingServer
-    module.WeightingServer = Watching
-    try:
-        session = session_of(plan, counts)
-    finally:
-        module.WeightingServer = original
-    return np.array(seen, dtype=object), session
-
-
-def test_what_the_server_sees_of_the_counts_is_uniform():
+def test_what_the_server_sees_of_the_counts_is_uniform(monkeypatch):
     """Blinded counts of very different histograms fall evenly into 8 bins of Z_n, and so do the totals."""
-    plan = plan_of(users=300, length=1)
+    seen = []
+    add = WeightingServer._add_histogram
+
+    def watch(server, content):
+        seen.append([int.from_bytes(block, "big") for block in content.blocks])
+        add(server, content)
+
+    monkeypatch.setattr(WeightingServer, "_add_histogram", watch)
     counts = np.zeros((3, 300), dtype=np.int64)
     counts[0], counts[1, ::2], counts[2, :150] = 10, 1, 7
-    seen, session = histograms(counts, plan)
+    session = session_of(plan_of(users=300, length=1), counts)
     n = session.server._holder.modulus
+    assert len(seen) == 3
     for values in (*seen, session.server._totals):
         bins = np.bincount([int(value) * 8 // n for value in values], minlength=8)
         assert stats.chisquare(bins).pvalue > FALSE_ALARM
@@ -488,27 +484,26 @@ def test_what_the_server_sees_of_the_counts_is_uniform():
 
 def test_decrypted_messages_of_one_silo_are_uniform_before_the_sum():
     """The key holder decrypts a silo's ciphertexts (zero contributions, zero noise): uniform modulo n all the same."""
-    plan = plan_of(length=400, noise_limit=1)
+    plan = plan_of(length=2000, noise_limit=1)
     session = session_of(plan, np.full((3, 6), 2))
     session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=0)))
-    zero = np.zeros((6, 400), dtype=np.int64)
+    zero = np.zeros((6, 2000), dtype=np.int64)
     data = session.silos[0].contribute(zero, zero[0])
     key = paillier_key(768)
     values = [int(key.decrypt(mpz.from_bytes(b, "big"))) for b in Envelope.decode(data).message.blocks]
-    if len(values) >= 80:
-        bins = np.bincount([value * 8 // int(key.public.n) for value in values], minlength=8)
-        assert stats.chisquare(bins).pvalue > FALSE_ALARM
-    assert len(set(values)) == len(values)
+    assert len(set(values)) == len(values) > 100
+    bins = np.bincount([value * 8 // int(key.public.n) for value in values], minlength=8)
+    assert stats.chisquare(bins).pvalue > FALSE_ALARM
 
 
 def test_the_randomness_of_a_ciphertext_carries_no_trace_of_the_exponents():
     """All contributions even: without re-randomisation the randomness would always be a square modulo p and q."""
-    plan = plan_of(length=300, rounds=30, noise_limit=1)
+    plan = plan_of(length=2000, rounds=30, noise_limit=1)
     key = paillier_key(768)
     session = session_of(plan, np.full((3, 6), 2))
     session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=0)))
-    rows = np.full((6, 300), 4)
-    data = session.silos[0].contribute(rows, np.zeros(300, dtype=np.int64))
+    rows = np.full((6, 2000), 4)
+    data = session.silos[0].contribute(rows, np.zeros(2000, dtype=np.int64))
     randomness = [key.randomness(mpz.from_bytes(b, "big")) for b in Envelope.decode(data).message.blocks]
     classes = [2 * (legendre(r, key.p) > 0) + (legendre(r, key.q) > 0) for r in randomness]
     assert stats.chisquare(np.bincount(classes, minlength=4)).pvalue > FALSE_ALARM

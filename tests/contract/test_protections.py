@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import cache, partial
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -72,8 +73,9 @@ class Weighting:
 PROTECTIONS = {
     "secure aggregation": Summing,
     "private weighting, Paillier": partial(Weighting, "paillier"),
-    "private weighting, ring-LWE": partial(Weighting, "rlwe"),
 }
+if find_spec("tenseal"):
+    PROTECTIONS["private weighting, ring-LWE"] = partial(Weighting, "rlwe")
 pytestmark = pytest.mark.parametrize("make", PROTECTIONS.values(), ids=PROTECTIONS)
 
 

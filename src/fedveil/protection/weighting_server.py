@@ -57,7 +57,7 @@ class WeightingServer:
         self._totals = [mpz(0)] * plan.users
         self._inverses: dict[int, int] = {}
         self._drawn = 0
-        self._sent = False
+        self._weights: tuple[bytes, ...] = ()
         self._sender: TransferSender | None = None
         self._places: list[list[bytes]] = []
         self._own_masks: list[bytes] = []
@@ -89,7 +89,8 @@ class WeightingServer:
             drawn: (|U|,) which users take part; None for all, or where oblivious transfer draws them.
 
         Raises:
-            ProtocolError: the setup is not complete, the moment was played, or drawn users contradict the plan.
+            ProtocolError: the setup is not complete, the moment was played, or drawn users contradict the
+            plan.
         """
         if self._phase in (Phase.SETUP, Phase.HISTOGRAM):
             raise ProtocolError("a round cannot begin before the setup is complete")
@@ -99,21 +100,21 @@ class WeightingServer:
                 "users are drawn by the server in plans with renewed weights and without oblivious transfer"
             )
         self._inbox.open(moment)
+        known = self._phase is Phase.DONE  # the silos of a complete round all have its weights
         self._moment, self._arrived, self._own_masks = moment, set(), []
         self._holder.begin()
         if self._plan.places:
             return self._offer()
         self._phase = Phase.INPUTS
-        blocks: tuple[bytes, ...] = ()
-        if self._plan.renewed or not self._sent:
+        if self._plan.renewed or not self._weights:
             taking_part = {u for u in self._inverses if drawn is None or drawn[u]}
             self._drawn = len(taking_part)
-            blocks = tuple(
+            self._weights = tuple(
                 self._holder.encrypt(inverse if user in taking_part else 0)
                 for user, inverse in self._inverses.items()
             )
-            self._sent = True
-        return self._to_all(EncryptedWeights(blocks=blocks))
+            known = False
+        return self._to_all(EncryptedWeights(blocks=() if known else self._weights))
 
     def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
         """Read a message of a silo; return the messages that follow, as pairs of recipient and bytes.
@@ -147,7 +148,8 @@ class WeightingServer:
         """Return the weighted noisy sum of all silos in grid units.
 
         Raises:
-            ProtocolError: the attempt is not complete, a value is out of range, or the weights of the users who took
+            ProtocolError: the attempt is not complete, a value is out of range, or the weights of the users
+            who took
                 part do not sum to 1 each.
         """
         if self._phase is not Phase.DONE:

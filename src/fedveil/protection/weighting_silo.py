@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 
 import numpy as np
 from gmpy2 import gcd, mpz
@@ -98,7 +99,7 @@ class WeightingSilo:
         self._root = b""
         self._blinds: list[mpz] = []
         self._present: tuple[int, ...] = ()
-        self._loaded = False
+        self._loaded = b""
         self._offer: TransferOffer | None = None
         self._receivers: list[TransferReceiver] = []
         self._own_mask = b""
@@ -267,12 +268,15 @@ class WeightingSilo:
         if len(blocks) != len(self._present):
             raise ProtocolError(f"{len(blocks)} encrypted weights for {len(self._present)} participants")
         assert self._evaluator is not None
+        digest = sha256(b"".join(blocks)).digest()
+        if digest == self._loaded:  # sent again because the last attempt was not completed
+            return
         by_user = dict(zip(self._present, blocks, strict=True))
         members = self.members.tolist()
         modulus, common = self._evaluator.modulus, self._plan.common
         multipliers = [int(self._blinds[user] * common % modulus) for user in members]
         self._evaluator.load([by_user[user] for user in members], multipliers)
-        self._loaded = True
+        self._loaded = digest
 
     def _choose(self, offer: TransferOffer) -> list[bytes]:
         if len(offer.constants) != self._plan.places - 1:
