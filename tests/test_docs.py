@@ -1,0 +1,171 @@
+"""The documentation is about this program: every key, command, link, preset and example is checked against the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Union, get_args, get_origin
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from fedveil.cli import app
+from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.study import presets
+from fedveil.local.losses import LOSSES
+from fedveil.local.metrics import METRICS
+from fedveil.local.models import MODELS
+from fedveil.methods import METHODS
+from fedveil.population.schema import Schema
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+COMMANDS = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+RUN_HERE = ("README.md", "docs/how-to/compose-a-method.md")
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the path of every key below a model that is no table of keys itself."""
+    for name, field in model.model_fields.items():
+        inner = section(field.annotation)
+        if inner is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from keys(inner, f"{prefix}{name}.")
+
+
+def section(annotation: object) -> type[BaseModel] | None:
+    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return next((one for one in options if isinstance(one, type) and issubclass(one, BaseModel)), None)
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
+
+
+def test_every_key_of_an_experiment_has_its_row() -> None:
+    text = page("reference/experiment.md").partition("\n## Studies")[0]
+    rows = set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE))
+    tables = {"data.table", "data.allocation"}
+    assert rows - tables == set(keys(Experiment))
+
+
+@pytest.mark.parametrize("key", sorted(keys(Experiment)))
+def test_defaults_in_the_reference_are_those_of_the_program(key: str) -> None:
+    row = next(
+        line for line in page("reference/experiment.md").splitlines() if line.startswith(f"| `{key}` |")
+    )
+    written = row.replace(r"\|", "").split("|")[3].strip().strip("`")
+    model: type[BaseModel] = Experiment
+    *path, name = key.split(".")
+    for part in path:
+        found = section(model.model_fields[part].annotation)
+        assert found is not None
+        model = found
+    field = model.model_fields[name]
+    if field.is_required():
+        assert written == "required"
+    elif field.default is None:
+        assert written == "none"
+    else:
+        assert tomllib.loads(f"value = {written}")["value"] == field.default
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_and_option_is_in_the_reference(name: str) -> None:
+    text = page("reference/commands.md")
+    start = text.index(f"## `fedveil {name}")
+    described = text[start : text.find("\n## ", start + 1)]
+    for parameter in COMMANDS[name].params:
+        if parameter.param_type_name == "option" and "--help" not in parameter.opts:
+            for option in parameter.opts:
+                assert f"`{option}" in described, f"fedveil {name}: {option} is not described"
+
+
+@pytest.mark.parametrize(("key", "known"), [("name", MODELS), ("loss", LOSSES), ("metrics", METRICS)])
+def test_every_shipped_model_loss_and_metric_is_in_the_reference(key: str, known: Iterable[str]) -> None:
+    text = page("reference/experiment.md")
+    row = next(line for line in text.splitlines() if line.startswith(f"| `model.{key}` |"))
+    assert [name for name in known if f"`{name}`" not in row] == []
+
+
+def test_every_method_is_in_the_reference_with_its_keys() -> None:
+    text = page("reference/methods.md")
+    for name in METHODS:
+        assert f"| `{name}` |" in text
+    for recipe in METHODS.values():
+        for key in recipe.keys:
+            assert f"`{key}`" in text
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        destination = (path.parent / file).resolve() if file else path
+        assert destination.exists(), f"{path.name}: {target} does not exist"
+        if anchor:
+            assert anchor in anchors(destination), f"{path.name}: {target} has no such heading"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_examples_exist(path: Path) -> None:
+    for block in blocks(path, "console"):
+        for words in re.findall(r"^\$ (?:\S*/)?fedveil (.*)$", block, re.MULTILINE):
+            command, *rest = words.split()
+            assert command in COMMANDS, f"{path.name}: fedveil {command}"
+            options = {option for one in COMMANDS[command].params for option in one.opts}
+            assert {word for word in rest if word.startswith("--")} <= options, f"{path.name}: {words}"
+            source = rest[0] if rest else ""
+            if command in ("run", "check") and not source.endswith(".toml"):
+                assert source in presets(), f"{path.name}: no preset {source}"
+
+
+def test_every_preset_is_listed_where_figures_are_reproduced() -> None:
+    text = page("how-to/reproduce-the-figures.md")
+    assert [name for name in presets() if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [(name, index) for name in RUN_HERE for index in range(len(blocks(ROOT / name, "python")))],
+)
+def test_python_examples_run(name: str, index: int, capsys: pytest.CaptureFixture[str]) -> None:
+    code = blocks(ROOT / name, "python")[index]
+    exec(compile(code, f"{name}, example {index}", "exec"), {"__name__": "example"})
+    for expected in re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE):
+        assert expected in capsys.readouterr().out
+
+
+def test_the_tutorials_schema_and_experiment_are_valid() -> None:
+    schema, experiment = (
+        tomllib.loads(block) for block in blocks(DOCS / "tutorial/own-hospitals.md", "toml")
+    )
+    assert Schema.model_validate(schema).n_users == 300
+    assert parse(experiment, "tutorial").rounds == 20
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = set(
+        re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert navigation == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
