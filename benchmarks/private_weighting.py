@@ -100,12 +100,11 @@ class _Silo:
     ) -> _Silo:
         rng = np.random.default_rng(0)
         limit = plan.norm_limit
-        contributions = _contributions(rng, plan)
         return cls(
             plan=plan,
             evaluator=make(plan, holder.public),
             weights=[holder.encrypt(secrets.randbelow(holder.modulus)) for _ in range(plan.users)],
-            contributions=contributions if limit >= 2**31 else contributions.astype(np.int32),
+            contributions=_contributions(rng, plan),
             counts=rng.integers(1, plan.count_limit + 1, plan.users),
             noise=np.append(rng.integers(-limit, limit, plan.length), 0),
         )
@@ -128,7 +127,8 @@ class _Silo:
 
 def _contributions(rng: np.random.Generator, plan: WeightingPlan) -> np.ndarray:
     limit = plan.norm_limit // math.isqrt(plan.length) - 1
-    return rng.integers(-limit, limit + 1, (plan.users, plan.length))
+    dtype = np.int64 if plan.norm_limit >= 2**31 else np.int32
+    return rng.integers(-limit, limit + 1, (plan.users, plan.length), dtype=dtype)
 
 
 def _timed(call: Callable[[], _T]) -> tuple[_T, float]:
