@@ -160,6 +160,19 @@ def prepare(experiment: Experiment) -> Prepared:
     )
 
 
+def seat_with(prepared: Prepared, records: Records) -> Seat:
+    """Return the run's seat over other records of the same population: fewer users, say; all else stays."""
+    seat, population, method = prepared.seat, prepared.population, prepared.method
+    if isinstance(method.contribution, RecordContribution):
+        records = records.select(keep_at_most(records, method.contribution.per_user))
+    groups, n_silos = _groups(method, population, records)
+    cohort = Cohort.of(
+        records, groups=groups, n_silos=n_silos, scale=population.scale, device=seat.cohort.device
+    )
+    weights = method.weights.of(groups, population.n_silos, population.n_users)
+    return replace(seat, cohort=cohort, weights=weights)
+
+
 def _groups(method: Method, population: Population, records: Records) -> tuple[Groups, int]:
     """Return the contributions, and over how many silos they are summed: clients share one sum."""
     if isinstance(method.contribution, ClientContribution):
@@ -199,7 +212,10 @@ def load_population(data: DataSection, seed: int) -> Population:
 
 
 def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
-    asked, defaults = experiment.model, _BY_DATA_SET.get(population.name, _BY_TASK[population.task])
+    asked, defaults = (
+        experiment.model,
+        _BY_DATA_SET.get(experiment.data.name or "", _BY_TASK[population.task]),
+    )
     loss = load_loss(asked.loss or defaults.loss)
     loss.check_task(population.task)
     one_output = population.n_classes is None or loss.name == "binary_cross_entropy"

@@ -1,0 +1,218 @@
+"""`fedveil audit RUN`: attack a run, and put what the attacks show beside what it claims.
+
+Two attacks. Loss-threshold membership inference asks of the run's own last model which records it was trained on. The
+one-run audit trains once more, under the same experiment and with fresh noise, with every canary unit left out with
+probability 1/2, and guesses from ALL released models which canaries were in. With U_t the matrix of the updates that
+the canaries would make from w_t, each bounded as the method bounds it, the score of canary i is component i of
+
+    sum over the rounds of (U_t U_t^T + r I)^{-1} U_t (w_{t+1} - w_t),
+
+the ridge regression of the step on the canaries' updates: what each of them seems to have put in. (Andrew et al. 2024,
+"One-shot empirical privacy estimation for federated learning", score random canaries by inner products alone.) A lower
+bound on epsilon follows, for the unit that the run's own statement protects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.round import play_round
+from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.local.choice import choose_trainer
+from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.local.trainer import Cohort
+from fedveil.population.records import Groups, Population, Records
+from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
+from fedveil.privacy.statement import Statement
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+
+_MOST_RECORDS = 20_000
+_MOST_CANARY_FLOATS = 1 << 28
+Watcher = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What the attacks on a run show.
+
+    Attributes:
+        claimed: the run's epsilon; None if it guarantees nothing.
+        unit: what it protects.
+        inference: membership inference on the run's own last model.
+        bound: the lower bound on epsilon of training under the same experiment; None if it was not asked for.
+    """
+
+    claimed: float | None
+    unit: str
+    inference: Membership
+    bound: EpsilonBound | None
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim lies below what an attack demonstrates."""
+        return self.claimed is not None and self.bound is not None and self.bound.epsilon > self.claimed
+
+
+def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, total: None) -> Audit:
+    """Attack a run and write ``audit.json`` into its folder.
+
+    Args:
+        path: the run folder of a complete run.
+        canaries: units of the one-run audit; 0 leaves it out (it trains once more).
+        watch: told (rounds done, rounds) of that training.
+
+    Raises:
+        RunFolderError: no run folder, or a run that has no model or statement yet.
+        ConfigError: more canaries than units, or too many for the memory.
+        DataError: the records that the run was trained on are not here, so its members are unknown.
+    """
+    folder, experiment = RunFolder.open(path)
+    for name in ("model.safetensors", "privacy.json"):
+        if not (folder / name).is_file():
+            raise RunFolderError(
+                f"{path}: has no {name}: an audit needs a run that ended; `fedveil resume {path}` ends it"
+            )
+    statement = Statement.from_json(json.loads((folder / "privacy.json").read_text(encoding="utf-8")))
+    prepared = prepare(experiment)
+    named = load_file(folder / "model.safetensors")
+    if {name: value.shape for name, value in named.items()} != dict(
+        zip(prepared.task.layout.names, prepared.task.layout.shapes, strict=True)
+    ):
+        raise RunFolderError(f"{path}: model.safetensors is not the model that experiment.toml describes")
+    model = torch.cat([named[name].reshape(-1) for name in prepared.task.layout.names])
+    bound = None
+    if canaries:
+        coins, scores = canary_scores(prepared, canaries, privacy_randomness(experiment), watch)
+        bound = canary_bound(scores, coins, delta=statement.delta)
+    found = Audit(
+        claimed=statement.epsilon,
+        unit=statement.unit,
+        inference=infer_membership(prepared, model),
+        bound=bound,
+    )
+    folder.write_json("audit.json", {**asdict(found), "refuted": found.refuted})
+    return found
+
+
+def infer_membership(prepared: Prepared, model: Float32[Tensor, " d"]) -> Membership:
+    """Attack a model by its loss: training records against as many test records, drawn by the experiment's seed."""
+    population = prepared.population
+    train = prepared.seat.cohort.groups.order
+    count = min(len(train), len(population.test_targets), _MOST_RECORDS)
+    random = ExperimentRandomness(prepared.experiment.seed).numpy("audit", "records")
+    members = random.choice(train, count, replace=False)
+    others = random.choice(len(population.test_targets), count, replace=False)
+    records = population.train
+    return membership(
+        -_losses(prepared, model, population, records.features[members], records.targets[members]),
+        -_losses(
+            prepared, model, population, population.test_features[others], population.test_targets[others]
+        ),
+    )
+
+
+def _losses(
+    prepared: Prepared,
+    model: Float32[Tensor, " d"],
+    population: Population,
+    features: np.ndarray,
+    targets: np.ndarray,
+) -> Float64[np.ndarray, " n"]:
+    """Return the loss of each record by itself, not-a-number counted as infinite."""
+    raw = torch.from_numpy(population.scale.apply(np.asarray(features)))
+    outputs = prepared.task.predict(model, raw)
+    alone = torch.ones(len(outputs), dtype=torch.bool)
+    losses = (
+        prepared.task.loss.records(outputs, torch.from_numpy(np.asarray(targets)), alone).double().numpy()
+    )
+    return np.asarray(np.nan_to_num(losses, nan=np.inf))
+
+
+def canary_scores(
+    prepared: Prepared, canaries: int, privacy: PrivacyRandomness, watch: Watcher
+) -> tuple[np.ndarray, Float64[np.ndarray, " m"]]:
+    """Train once with each canary left out with probability 1/2; return the coins (True: in) and the scores."""
+    records = prepared.population.train
+    present = np.unique(records.user)
+    if canaries > len(present):
+        raise ConfigError(
+            f"{canaries} canaries, but only {len(present)} users have records; ask for at most that many"
+        )
+    if canaries * prepared.task.dimension > _MOST_CANARY_FLOATS:
+        most = _MOST_CANARY_FLOATS // prepared.task.dimension
+        raise ConfigError(
+            f"{canaries} canaries of {prepared.task.dimension} parameters do not fit; ask for at most {most}"
+        )
+    chosen = np.sort(
+        ExperimentRandomness(prepared.experiment.seed)
+        .numpy("audit", "canaries")
+        .choice(present, canaries, False)
+    )
+    coins = (privacy.stream("audit", "coins").uint64(canaries) >> np.uint64(63)).astype(bool)
+    kept = ~np.isin(records.user, chosen[~coins])
+    seat = seat_with(prepared, records.select(np.flatnonzero(kept)))
+    watcher = _canary_cohort(prepared, records, chosen)
+    everyone, ones = torch.arange(canaries), torch.ones(canaries, dtype=torch.float64)
+    model, scores = prepared.task.initial(), np.zeros(canaries)
+    ridge = (
+        4 * (seat.method.noise_std(seat.cohort.n_silos) or 0.0) ** 2
+    )  # noise over the variance of a fair coin
+    experiment = ExperimentRandomness(prepared.experiment.seed)
+    for number in range(1, prepared.experiment.rounds + 1):
+        after, _ = play_round(seat, model, number, experiment, privacy)
+        local = as_trained(seat.method.local, number)
+        trainer = choose_trainer(prepared.task, local, cohort=watcher)
+        updates = trainer.sums(
+            model, watcher, everyone, ones, seat.method.bound, experiment, ("audit", number)
+        ).total
+        scores += _attribution(updates, (after.double() - model.double()).to(updates.device), ridge)
+        model = after
+        watch(number, prepared.experiment.rounds)
+    return coins, scores
+
+
+def as_trained(local: LocalSgd | LocalGradient | LocalDpSgd, number: int) -> LocalSgd | LocalGradient:
+    """Return the local step by which a canary's update is told: the method's, or a gradient for DP-SGD's records."""
+    return local.at_round(number) if isinstance(local, LocalSgd) else LocalGradient()
+
+
+def _attribution(
+    updates: Float64[Tensor, "m d"], step: Float64[Tensor, " d"], ridge: float
+) -> Float64[np.ndarray, " m"]:
+    """Return the ridge regression of the model's step on the canaries' updates."""
+    gram = updates @ updates.T
+    strength = ridge + 1e-3 * float(gram.diagonal().mean()) + 1e-300
+    solved = torch.linalg.solve(gram + strength * torch.eye(len(gram)).to(gram), updates @ step)
+    return np.asarray(solved.cpu().numpy())
+
+
+def _canary_cohort(prepared: Prepared, records: Records, chosen: np.ndarray) -> Cohort:
+    """Return the canaries as contributions of their own, each alone in a silo of its own, so that sums are single."""
+    order = np.argsort(records.user, kind="stable")
+    start = np.searchsorted(records.user[order], chosen, side="left")
+    stop = np.searchsorted(records.user[order], chosen, side="right")
+    groups = Groups(
+        order=order,
+        start=start.astype(np.int64),
+        size=(stop - start).astype(np.int64),
+        silo=np.arange(len(chosen), dtype=np.int32),
+        user=chosen.astype(np.int32),
+    )
+    return Cohort.of(
+        records,
+        groups=groups,
+        n_silos=len(chosen),
+        scale=prepared.population.scale,
+        device=prepared.seat.cohort.device,
+    )

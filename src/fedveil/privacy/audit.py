@@ -1,0 +1,185 @@
+"""What an attack says about a privacy claim: membership inference, and a lower bound on epsilon from one run.
+
+* Membership inference (Yeom et al. 2018): a record is called a member if the model's loss on it is low. Reported as the
+  area under the ROC curve with a confidence interval (DeLong et al. 1988) and the true positive rate at small false
+  positive rates (Carlini et al. 2022): what an attacker reaches who may hardly ever be wrong.
+* One-run audit (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run"): of m canary units each
+  is included with probability 1/2; the auditor guesses for some of them and is right v times out of r. If training were
+  (epsilon, delta)-DP, right guesses would be about as frequent as Binomial(r, e^eps / (1 + e^eps)) at most; so many
+  right ones refute small epsilons, at a stated confidence.
+
+A lower bound proves a claim wrong or leaves it standing; it never proves it right. docs/theory/audit.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float64
+from scipy import stats
+
+from fedveil.errors import PrivacyError
+
+FALSE_POSITIVE_RATES: Final = (0.001, 0.01)
+_HIGHEST_EPSILON: Final = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """How well scores tell members from non-members.
+
+    Attributes:
+        auc: probability that a random member scores higher than a random non-member (ties count half).
+        low, high: its two-sided confidence interval.
+        confidence: of that interval.
+        true_positive_rates: (false positive rate, true positive rate) pairs; the threshold lets at most that share of
+            the non-members pass.
+        members, non_members: how many of each.
+    """
+
+    auc: float
+    low: float
+    high: float
+    confidence: float
+    true_positive_rates: tuple[tuple[float, float], ...]
+    members: int
+    non_members: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonBound:
+    """A lower bound on epsilon, right with probability ``confidence`` whatever the scores are.
+
+    Attributes:
+        epsilon: the bound; 0 if the guesses refute nothing.
+        delta: the delta it is for.
+        confidence: probability, over the coins, that the true epsilon is at least the bound.
+        canaries, guesses, right: m, r and v of the audit.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    canaries: int
+    guesses: int
+    right: int
+
+
+def membership(
+    members: Float64[np.ndarray, " n"], non_members: Float64[np.ndarray, " k"], confidence: float = 0.95
+) -> Membership:
+    """Evaluate an attack that calls a record a member if its score is high.
+
+    AUC = P(X > Y) + P(X = Y) / 2 for the score X of a member and Y of a non-member, with DeLong's variance.
+
+    Args:
+        members: (n,) scores of members, n >= 2; the negative loss, for the loss-threshold attack.
+        non_members: (k,) scores of non-members, k >= 2.
+        confidence: of the interval.
+
+    Raises:
+        PrivacyError: fewer than two of either, or a score that is NaN.
+
+    >>> membership(np.array([3.0, 2.0, 1.0]), np.array([0.0, -1.0, -2.0])).auc
+    1.0
+    """
+    n, k = len(members), len(non_members)
+    if min(n, k) < 2:
+        raise PrivacyError(
+            f"membership inference compares members with non-members; it has {n} and {k}, and needs two of each"
+        )
+    both = np.concatenate((members, non_members))
+    if np.isnan(both).any():
+        raise PrivacyError("a score is not a number: the model's loss on some record is not finite")
+    ranks = stats.rankdata(both)
+    above = (ranks[:n] - stats.rankdata(members)) / k  # of each member: share of the non-members below it
+    below = 1 - (ranks[n:] - stats.rankdata(non_members)) / n
+    auc = float(above.mean())
+    deviation = math.sqrt(float(above.var(ddof=1)) / n + float(below.var(ddof=1)) / k)
+    reach = float(stats.norm.isf((1 - confidence) / 2)) * deviation
+    descending = np.sort(non_members)[::-1]
+    rates = []
+    for rate in FALSE_POSITIVE_RATES:
+        threshold = descending[math.floor(rate * k)]  # at most that share of them is strictly above
+        rates.append((rate, float((members > threshold).mean())))
+    return Membership(
+        auc=auc,
+        low=max(0.0, auc - reach),
+        high=min(1.0, auc + reach),
+        confidence=confidence,
+        true_positive_rates=tuple(rates),
+        members=n,
+        non_members=k,
+    )
+
+
+def canary_bound(
+    scores: Float64[np.ndarray, " m"],
+    included: Bool[np.ndarray, " m"],
+    *,
+    delta: float,
+    confidence: float = 0.95,
+) -> EpsilonBound:
+    """Bound epsilon from below by guessing which canaries were included.
+
+    The quarter with the highest scores is guessed in, the quarter with the lowest out; on the others the auditor is
+    silent. The numbers of guesses are fixed before any score is seen, as the theorem asks.
+
+    Args:
+        scores: (m,) a high score speaks for inclusion; any function of what was released and of the canaries' data.
+        included: (m,) the coins, each fair and independent of all else.
+        delta: of the claim.
+        confidence: of the bound.
+
+    Raises:
+        PrivacyError: fewer than 4 canaries, or a score that is NaN.
+    """
+    count = len(scores)
+    if count < 4:
+        raise PrivacyError(f"{count} canaries cannot bound anything; use at least 4, better some hundreds")
+    if np.isnan(scores).any():
+        raise PrivacyError(
+            "the score of a canary is not a number: training diverged; lower the learning rates"
+        )
+    order = np.argsort(-scores, kind="stable")
+    each = count // 4
+    right = int(included[order[:each]].sum() + (~included[order[count - each :]]).sum())
+    found = lowest_epsilon(canaries=count, guesses=2 * each, right=right, delta=delta, confidence=confidence)
+    return EpsilonBound(
+        epsilon=found,
+        delta=delta,
+        confidence=confidence,
+        canaries=count,
+        guesses=2 * each,
+        right=right,
+    )
+
+
+def lowest_epsilon(*, canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
+    """Return the least epsilon that so many right guesses do not refute at this confidence."""
+    if refutation(0.0, canaries=canaries, guesses=guesses, right=right, delta=delta) > 1 - confidence:
+        return 0.0
+    low, high = 0.0, _HIGHEST_EPSILON
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        refuted = refutation(middle, canaries=canaries, guesses=guesses, right=right, delta=delta)
+        low, high = (middle, high) if refuted <= 1 - confidence else (low, middle)
+    return low
+
+
+def refutation(epsilon: float, *, canaries: int, guesses: int, right: int, delta: float) -> float:
+    """Return an upper bound on the probability of at least ``right`` right guesses under (epsilon, delta)-DP.
+
+    P(W >= v) + 2 m delta max_{i=1..v} P(v - i <= W < v) / i for W ~ Binomial(r, e^eps / (1 + e^eps))
+    (Steinke et al. 2023, Theorem 5.2).
+    """
+    likely = 1 / (1 + math.exp(-epsilon))
+    chance = float(stats.binom.sf(right - 1, guesses, likely))
+    if right == 0 or delta == 0:
+        return min(1.0, chance)
+    i = np.arange(1, right + 1)
+    just_below = stats.binom.cdf(right - 1, guesses, likely) - stats.binom.cdf(right - 1 - i, guesses, likely)
+    return min(1.0, chance + 2 * canaries * delta * float((just_below / i).max()))

@@ -1,0 +1,168 @@
+"""Audits: they find what is there, and claim nothing that is not."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedveil.engine.audit import audit
+from fedveil.engine.experiment import merge, parse
+from fedveil.engine.run import run
+from fedveil.engine.setup import prepare
+from fedveil.errors import ConfigError, PrivacyError, RunFolderError
+from fedveil.privacy.audit import canary_bound, lowest_epsilon, membership, refutation
+from tests.test_dp_fed_ls import Silent
+
+
+def brute_auc(members: np.ndarray, others: np.ndarray) -> float:
+    return float(np.mean((members[:, None] > others) + 0.5 * (members[:, None] == others)))
+
+
+def test_auc_counts_pairs_and_ties() -> None:
+    random = np.random.default_rng(1)
+    members, others = random.integers(0, 6, 40).astype(float), random.integers(0, 5, 70).astype(float)
+    assert membership(members, others).auc == pytest.approx(brute_auc(members, others))
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    random, truth = np.random.default_rng(2), stats.norm.cdf(0.5 / math.sqrt(2))
+    hits = 0
+    for _ in range(1000):
+        found = membership(random.normal(0.5, 1, 60), random.normal(0, 1, 80), confidence=0.9)
+        hits += found.low <= truth <= found.high
+    assert stats.binomtest(hits, 1000, 0.9).pvalue > 1e-6
+    assert stats.binomtest(hits, 1000, 0.95).pvalue < 1e-3
+
+
+def test_true_positive_rates_let_no_more_than_the_rate_pass() -> None:
+    others = np.arange(1000.0)
+    members = np.array([998.5, 997.5, 989.5, 988.5])
+    rates = dict(membership(members, others).true_positive_rates)
+    assert rates == {0.001: 0.25, 0.01: 0.75}
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.0])
+def test_pure_privacy_is_refuted_as_rarely_as_the_confidence_says(epsilon: float) -> None:
+    """Randomised response is the worst case of pure DP: the bound may exceed its epsilon in 5% of the audits."""
+    random = np.random.default_rng(3)
+    likely = 1 / (1 + math.exp(-epsilon))
+    wrong = 0
+    for _ in range(600):
+        included = random.integers(0, 2, 100).astype(bool)
+        answers = np.where(random.random(100) < likely, included, ~included)
+        scores = answers + 0.1 * random.random(100)
+        found = canary_bound(scores, included, delta=0.0)
+        wrong += found.epsilon > epsilon + 1e-5
+    assert stats.binomtest(wrong, 600, 0.05, "greater").pvalue > 1e-6
+
+
+def test_certainty_is_worth_much_and_delta_makes_it_worth_less() -> None:
+    included = np.arange(400) < 200
+    scores = -np.arange(400.0)
+    strong = canary_bound(scores, included, delta=0.0)
+    assert (strong.right, strong.guesses) == (200, 200)
+    assert strong.epsilon == pytest.approx(-math.log(0.05 ** (-1 / 200) - 1), rel=1e-4)
+    assert canary_bound(scores, included, delta=1e-4).epsilon < strong.epsilon
+    assert canary_bound(-scores, included, delta=0.0).epsilon == 0.0
+
+
+def test_the_chance_of_right_guesses_falls_with_their_number_and_grows_with_epsilon() -> None:
+    by_right = [refutation(1.0, canaries=100, guesses=50, right=v, delta=1e-4) for v in range(51)]
+    assert by_right[0] == 1.0
+    assert all(a >= b - 1e-12 for a, b in pairwise(by_right[35:]))
+    by_epsilon = [refutation(e, canaries=100, guesses=50, right=45, delta=1e-4) for e in (0.0, 0.5, 1.0, 3.0)]
+    assert by_epsilon == sorted(by_epsilon)
+    assert lowest_epsilon(canaries=100, guesses=50, right=25, delta=1e-5, confidence=0.95) == 0.0
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 5), (5, 0)])
+def test_too_little_to_compare_is_refused(n: int, k: int) -> None:
+    with pytest.raises(PrivacyError, match="two of each"):
+        membership(np.zeros(n), np.zeros(k))
+    with pytest.raises(PrivacyError, match="at least 4"):
+        canary_bound(np.zeros(3), np.zeros(3, dtype=bool), delta=0.0)
+    with pytest.raises(PrivacyError, match="not a number"):
+        membership(np.full(5, math.nan), np.zeros(5))
+
+
+# --- audits of runs -------------------------------------------------------------------------------------------
+
+
+def finished(folder: Path, **changes: Any) -> Path:
+    base = {
+        "name": "audited",
+        "rounds": 6,
+        "data": {"name": "digits", "n_users": 120, "allocation": {"law": "clients"}},
+        "model": {"name": "mlp"},
+        "local": {"learning_rate": 0.5, "epochs": 10, "batch_size": 4},
+        "method": {"name": "dp-fed", "clip": 1.0, "noise_multiplier": 3.0, "client_sampling_rate": 0.5},
+        "privacy": {"delta": 1e-3},
+    }
+    return run(prepare(parse(merge(base, changes), "test")), folder, Silent()).folder
+
+
+def test_a_private_run_stands_and_the_attack_is_near_chance(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    found = audit(folder, canaries=60)
+    assert found.bound is not None
+    assert found.claimed is not None
+    assert not found.refuted
+    assert found.inference.low < 0.56
+    written = json.loads((folder / "audit.json").read_text())
+    assert written["schema_version"] == 1
+    assert written["unit"] == "client"
+    assert written["bound"]["canaries"] == 60
+
+
+def test_training_without_noise_is_found_out(tmp_path: Path) -> None:
+    """No noise, large steps: canaries that trained are recognised, and no finite claim would stand."""
+    folder = finished(
+        tmp_path, method={"noise_multiplier": 0.0, "client_sampling_rate": 1.0, "clip": 5.0}, rounds=10
+    )
+    found = audit(folder, canaries=120)
+    assert found.claimed is None
+    assert found.bound is not None
+    assert found.bound.epsilon > 0.3
+
+
+def test_a_claim_below_the_bound_is_refuted(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path, method={"noise_multiplier": 0.0, "client_sampling_rate": 1.0, "clip": 5.0}, rounds=10
+    )
+    forged = finished(tmp_path / "other", rounds=1, method={"noise_multiplier": 40.0}) / "privacy.json"
+    (folder / "privacy.json").write_text(forged.read_text())
+    found = audit(folder, canaries=120)
+    assert found.claimed is not None
+    assert found.claimed < 0.3
+    assert found.refuted
+    assert json.loads((folder / "audit.json").read_text())["refuted"] is True
+
+
+def test_users_of_several_silos_are_audited_as_users(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path,
+        data={"n_users": 40, "allocation": {"law": "zipf"}, "n_silos": 3},
+        method={"name": "uldp-avg-w", "client_sampling_rate": None},
+        rounds=2,
+    )
+    found = audit(folder, canaries=20)
+    assert found.unit == "user"
+    assert not found.refuted
+
+
+def test_runs_that_cannot_be_audited_say_why(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        audit(tmp_path)
+    folder = finished(tmp_path, rounds=1)
+    with pytest.raises(ConfigError, match="120 users"):
+        audit(folder, canaries=500)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(RunFolderError, match="fedveil resume"):
+        audit(folder)
