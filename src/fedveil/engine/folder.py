@@ -9,6 +9,8 @@ ledger.jsonl          one line a round, written before the round's noise is draw
 privacy.json          the statement
 diagnostics.json      records per user and silo: simulation only
 model.safetensors     the last model
+spectrum.json         how far the model moved, by frequency (from released models alone)
+audit.json            what attacks showed, if the run was audited
 checkpoint/           the model after the last complete round, and that round's line of metrics
 environment.json      versions, machine, trainer
 report.html           the self-contained report

@@ -28,6 +28,7 @@ from fedveil.errors import RunFolderError
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.spectrum import spectrum
 
 
 class Observer(Protocol):
@@ -108,6 +109,8 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
             observer.completed(checkpoint.row)
         charges, spent = len(ledger.entries), ledger.spent()
     folder.write_model(prepared.task.state(checkpoint.model))
+    moved = checkpoint.model.cpu() - prepared.task.initial().cpu()
+    folder.write_json("spectrum.json", asdict(spectrum(moved)))
     statement = state(prepared, checkpoint.round, charges, spent)
     folder.write_json("privacy.json", statement.to_json())
     return Outcome(

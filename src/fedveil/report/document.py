@@ -48,7 +48,7 @@ def bullets(texts: Sequence[str]) -> str:
 
 
 def notice(text: str, *, kind: str) -> str:
-    """A highlighted remark; `kind` is "warning" or "note"."""
+    """A highlighted remark; `kind` is "error", "warning" or "note"."""
     return f'<p class="notice {kind}" role="note">{escape(text)}</p>'
 
 

@@ -111,6 +111,47 @@ def curves_section(run: RunData) -> Section | None:
     )
 
 
+def audit_section(run: RunData) -> Section | None:
+    """What attacks on the run showed, beside what it claims."""
+    if run.audit is None:
+        return None
+    found, statement = run.audit, run.statement
+    interval = f"{show(found.low)} to {show(found.high)} ({found.confidence:.0%} confidence)"
+    rows = [["Membership inference by loss: area under the ROC curve", show(found.auc), interval]]
+    rows.extend(
+        [f"True positive rate at {false:g} false positives", show(true), f"chance: {false:g}"]
+        for false, true in found.rates
+    )
+    verdict = ""
+    if found.epsilon is not None:
+        guesses = f"{found.right} of {found.guesses} guesses right about {found.canaries} canaries"
+        rows.append([f"ε for one {statement.unit} is at least", show(found.epsilon), guesses])
+        claimed = show_epsilon(statement.epsilon)
+        verdict = (
+            notice(
+                f"ERROR: the run claims ε = {claimed}, but an attack shows ε ≥ {show(found.epsilon)}. The claim is "
+                "wrong: do not rely on it, and report this as a bug.",
+                kind="error",
+            )
+            if found.refuted
+            else notice(
+                f"The claim, ε = {claimed}, stands: no attack here contradicts it. An audit can refute a claim, never "
+                "prove it.",
+                kind="note",
+            )
+        )
+    body = verdict + table(["attack", "result", ""], rows, caption="Attacks on this run")
+    return Section(identifier="audit", title="Audit", body=body)
+
+
+def spectrum_section(run: RunData) -> Section | None:
+    """The spectrum of the model's move (Figure 1 of DP-Fed-LS)."""
+    data = run.spectrum
+    if data is None or not any(math.isfinite(value) and value > 0 for value in data.magnitudes):
+        return None
+    return Section(identifier="spectrum", title="Spectrum", body=figures([plots.spectrum(data)]))
+
+
 def population_section(run: RunData) -> Section | None:
     """Diagnostics of private records: who holds how much, and how the bound meets the contributions."""
     shown: list[Plot] = []
@@ -165,8 +206,10 @@ def experiment_section(run: RunData) -> Section | None:
 
 SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
     statement_section,
+    audit_section,
     result_section,
     curves_section,
+    spectrum_section,
     population_section,
     environment_section,
     experiment_section,

@@ -13,7 +13,7 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from fedveil.report.run_data import NORM_LEVELS, Diagnostics, RunData
+from fedveil.report.run_data import NORM_LEVELS, Diagnostics, RunData, SpectrumData
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -153,6 +153,26 @@ def privacy_utility(run: RunData, metric: str) -> Plot:
         title=f"What privacy bought: {words(metric)} against ε",
         alt=f"Line: test {words(metric)} against the privacy spent, ending at {end}.",
         caption=f"One point a round; the last is {end}.",
+    )
+
+
+def spectrum(data: SpectrumData) -> Plot:
+    """Magnitude by frequency of the model's move over the whole run, both axes logarithmic."""
+    figure = _figure(x="frequency (cycles over the parameter vector)", y="magnitude")
+    shown = [
+        (x, y) for x, y in zip(data.frequencies, data.magnitudes, strict=True) if math.isfinite(y) and y > 0
+    ]
+    _line(figure, 4, name="magnitude", x=[x for x, _ in shown], y=[y for _, y in shown])
+    figure.update_xaxes(type="log")
+    _log_y(figure, [y for _, y in shown])
+    (first, start), (last, end) = shown[0], shown[-1]
+    span = f"from {show(start)} at frequency {show(first)} to {show(end)} at {show(last)}"
+    return Plot(
+        figure=figure,
+        title="Spectrum of the model's move",
+        alt=f"Line on logarithmic axes: the magnitude goes {span}.",
+        caption=f"Fourier coefficients of (last model - first model), {span}. Noise alone is flat; what falls with the "
+        "frequency is what Laplacian smoothing keeps.",
     )
 
 

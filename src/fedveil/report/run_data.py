@@ -109,6 +109,34 @@ class Diagnostics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpectrumData:
+    """spectrum.json: magnitude by frequency of how far the model moved; computed from released models alone."""
+
+    frequencies: tuple[float, ...]
+    magnitudes: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditData:
+    """audit.json: what attacks on the run showed.
+
+    `rates` are pairs of a false and a true positive rate. `epsilon` is the lower bound, None where it was not asked
+    for; `refuted` tells that the run claims less than the bound.
+    """
+
+    auc: float
+    low: float
+    high: float
+    confidence: float
+    rates: tuple[tuple[float, float], ...]
+    epsilon: float | None
+    canaries: int
+    guesses: int
+    right: int
+    refuted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """Everything a report shows of one run.
 
@@ -123,6 +151,8 @@ class RunData:
     rounds: tuple[RoundRow, ...]
     diagnostics: Diagnostics | None
     environment: JsonObject | None
+    spectrum: SpectrumData | None
+    audit: AuditData | None
     interrupted_line: bool
 
     @property
@@ -157,6 +187,7 @@ def load_run(folder: Path) -> RunData:
     rounds, interrupted = _rounds(folder / "metrics.jsonl")
     diagnostics = folder / "diagnostics.json"
     environment = folder / "environment.json"
+    spectrum, audit = folder / "spectrum.json", folder / "audit.json"
     return RunData(
         folder=folder,
         experiment=experiment,
@@ -165,6 +196,8 @@ def load_run(folder: Path) -> RunData:
         rounds=rounds,
         diagnostics=_diagnostics(diagnostics) if diagnostics.exists() else None,
         environment=_document(environment).fields if environment.exists() else None,
+        spectrum=_spectrum(spectrum) if spectrum.exists() else None,
+        audit=_audit(audit) if audit.exists() else None,
         interrupted_line=interrupted,
     )
 
@@ -380,4 +413,31 @@ def _diagnostics(path: Path) -> Diagnostics:
         users=users.count("users"),
         records_per_silo=silos,
         silo_names=names,
+    )
+
+
+def _spectrum(path: Path) -> SpectrumData:
+    document = _document(path)
+    count = len(document.items("frequencies"))
+    return SpectrumData(
+        frequencies=document.numbers("frequencies", count), magnitudes=document.numbers("magnitudes", count)
+    )
+
+
+def _audit(path: Path) -> AuditData:
+    document = _document(path)
+    inference = document.child("inference")
+    rates = [pair for pair in inference.items("true_positive_rates") if isinstance(pair, list)]
+    bound = None if document.fields.get("bound") is None else document.child("bound")
+    return AuditData(
+        auc=inference.number("auc"),
+        low=inference.number("low"),
+        high=inference.number("high"),
+        confidence=inference.number("confidence"),
+        rates=tuple((float(rate[0]), float(rate[1])) for rate in rates),
+        epsilon=None if bound is None else bound.number("epsilon"),
+        canaries=0 if bound is None else bound.count("canaries"),
+        guesses=0 if bound is None else bound.count("guesses"),
+        right=0 if bound is None else bound.count("right"),
+        refuted=document.fields.get("refuted") is True,
     )

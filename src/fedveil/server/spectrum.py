@@ -1,0 +1,43 @@
+"""The spectrum of an update: how its size spreads over the frequencies that smoothing damps (DP-Fed-LS, Figure 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum:
+    """Root mean square magnitudes of Fourier coefficients, in bands of equal width on a logarithmic scale.
+
+    Attributes:
+        frequencies: geometric middle of each band, in cycles over the whole vector (1 .. d / 2).
+        magnitudes: root mean square of |rfft(v)_k| over the band, in the unit of v.
+    """
+
+    frequencies: tuple[float, ...]
+    magnitudes: tuple[float, ...]
+
+
+def spectrum(vector: Float[Tensor, " d"], bands: int = 48) -> Spectrum:
+    """Return the spectrum of a vector, its mean (frequency 0) left out; noise alone is flat at nu sqrt(d).
+
+    >>> flat = spectrum(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    >>> flat.frequencies, [round(magnitude, 6) for magnitude in flat.magnitudes]
+    ((1.0, 2.0, 3.0), [1.0, 1.0, 1.0])
+    """
+    power = torch.fft.rfft(vector.double()).abs().square()[1:].numpy() if len(vector) > 1 else np.zeros(0)
+    if len(power) == 0:
+        return Spectrum(frequencies=(), magnitudes=())
+    numbers = np.arange(1, len(power) + 1)
+    edges = np.unique(np.round(np.geomspace(1, len(power) + 1, bands + 1)).astype(np.int64))
+    firsts, counts = edges[:-1] - 1, np.diff(edges)
+    middles = np.exp(np.add.reduceat(np.log(numbers), firsts) / counts)
+    means = np.sqrt(np.add.reduceat(power, firsts) / counts)
+    return Spectrum(
+        frequencies=tuple(round(float(middle), 6) for middle in middles), magnitudes=tuple(means.tolist())
+    )

@@ -1,0 +1,83 @@
+"""The report's audit and spectrum sections: an attack that refutes the claim is an error in red."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.report.page import report_page, write_report
+from fedveil.report.run_data import load_run
+from fedveil.server.spectrum import spectrum
+from tests.test_audit import finished
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("runs"), rounds=2)
+
+
+def with_audit(folder: Path, epsilon: float | None, refuted: bool) -> str:
+    bound = None if epsilon is None else {"epsilon": epsilon, "canaries": 60, "guesses": 30, "right": 29}
+    document = {
+        "schema_version": 1,
+        "inference": {
+            "auc": 0.5123,
+            "low": 0.49,
+            "high": 0.53,
+            "confidence": 0.95,
+            "true_positive_rates": [[0.001, 0.002], [0.01, 0.011]],
+        },
+        "bound": bound,
+        "refuted": refuted,
+    }
+    (folder / "audit.json").write_text(json.dumps(document))
+    return report_page(load_run(folder))
+
+
+def test_a_refuted_claim_is_an_error_in_red(folder: Path) -> None:
+    page = with_audit(folder, 9.5, True)
+    assert 'class="notice error"' in page
+    assert "ERROR: the run claims" in page
+    assert "29 of 30 guesses right about 60 canaries" in page
+    assert ".notice.error" in page
+
+
+def test_a_standing_claim_is_said_to_stand_and_no_more(folder: Path) -> None:
+    page = with_audit(folder, 0.2, False)
+    assert "stands: no attack here contradicts it" in page
+    assert 'class="notice error"' not in page
+    assert "0.5123" in page
+
+
+def test_inference_alone_judges_nothing(folder: Path) -> None:
+    page = with_audit(folder, None, False)
+    assert "True positive rate at 0.001 false positives" in page
+    assert "contradicts" not in page
+
+
+def test_every_run_shows_its_spectrum(folder: Path) -> None:
+    (folder / "audit.json").unlink(missing_ok=True)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "Spectrum of the model" in page
+    assert 'id="audit"' not in page
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 1000])
+def test_spectrum_of_small_vectors(size: int) -> None:
+    found = spectrum(torch.ones(size))
+    assert len(found.frequencies) == len(found.magnitudes) <= 48
+    assert all(abs(value) < 1e-9 for value in found.magnitudes)
+
+
+def test_white_noise_is_flat_and_a_wave_is_a_line() -> None:
+    noise = torch.from_numpy(np.random.default_rng(0).normal(size=100_000))
+    high = [m for f, m in zip(*vars(spectrum(noise)).values(), strict=True) if f > 1000]
+    assert max(abs(magnitude / 100_000**0.5 - 1) for magnitude in high) < 0.2
+    wave = torch.sin(2 * torch.pi * 37 * torch.arange(4096, dtype=torch.float64) / 4096)
+    found = spectrum(wave)
+    peak = found.frequencies[int(np.argmax(found.magnitudes))]
+    assert 33 < peak < 42
