@@ -14,11 +14,9 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.span import SpanTrainer
+from fedveil.local.distributed import DistributedTrainer, SplitTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import Cohort, Progress, Sums, Trainer
-from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.method import Method
 from fedveil.methods.stages import CentralGaussian, ClientContribution, GaussianShares, SiloUserContribution
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -100,10 +98,15 @@ def play_round(
 def _trainer_of(seat: Seat, round_number: int) -> Trainer:
     """Return the trainer with this round's learning rate."""
     trainer = seat.trainer
-    if isinstance(trainer, LoopTrainer | VmapTrainer | SpanTrainer) and isinstance(trainer.local, LocalSgd):
-        local = trainer.local.at_round(round_number)
-        return trainer if local is trainer.local else replace(trainer, local=local)
-    return trainer
+    if isinstance(trainer, DistributedTrainer):
+        return replace(trainer, inner=_at_round(trainer.inner, round_number))
+    return _at_round(trainer, round_number) if isinstance(trainer, SplitTrainer) else trainer
+
+
+def _at_round(trainer: SplitTrainer, round_number: int) -> SplitTrainer:
+    if not isinstance(trainer.local, LocalSgd) or trainer.local.decay == 1:
+        return trainer
+    return replace(trainer, local=trainer.local.at_round(round_number))
 
 
 def _taking_part(seat: Seat, privacy: PrivacyRandomness, round_number: int) -> tuple[int, np.ndarray]:
