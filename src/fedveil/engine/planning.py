@@ -1,7 +1,9 @@
 """What a federation would guarantee, before any data exists: rows of sigma, rounds, rate and epsilon per method.
 
 The rows come from the same derivation as a run's statement: a method is composed for the planned federation, its
-guarantee derived, and the event composed over the rounds.
+guarantee derived, and the event composed over the rounds. Where clients are sampled, the closed forms of DP-Fed-LS
+stand beside the accountant (Figure S9): rows of the accountants "theorem 1" and "theorem 2", infinite outside their
+domain.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ import numpy as np
 from fedveil.engine.folder import Row, finite
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.guarantee import Federation, derive
 from fedveil.methods.method import Method
+from fedveil.methods.stages import CentralGaussian, ClientContribution
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
-from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting import Accountant, make_accountant
 from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.closed_form import Sampling, theorem_epsilon
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
+from fedveil.privacy.sampling import UniformClients
 
 _POINTS = 12
 
@@ -40,6 +46,7 @@ class Plan:
         records_per_silo, batch_size, epochs: of DP-SGD in uldp-group.
         colluding_silos: the guarantee holds against so many silos together.
         accountant: its name.
+        client_sampling_rates: values of tau, the share of the clients in a round of dp-fed; a client is a user.
     """
 
     n_users: int
@@ -55,6 +62,7 @@ class Plan:
     epochs: int
     colluding_silos: int
     accountant: str
+    client_sampling_rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon > 0:
@@ -69,21 +77,44 @@ def plan_rows(plan: Plan) -> list[Row]:
     rows = []
     for label, rate, compose in _methods(plan):
         for sigma in _noise_multipliers(plan, compose):
-            event = _event(plan, compose(sigma))
+            method = compose(sigma)
+            numerical = _accountant(plan, method)
+            event = _event(plan, method)
             for rounds in _ladder(plan.rounds):
+                row = {
+                    "method": label,
+                    "noise_multiplier": sigma,
+                    "rounds": rounds,
+                    "users": plan.n_users,
+                    "sampling_rate": rate,
+                }
                 spent = SelfComposedEvent(event=event, count=rounds)
-                rows.append(
-                    {
-                        "method": label,
-                        "noise_multiplier": sigma,
-                        "rounds": rounds,
-                        "users": plan.n_users,
-                        "sampling_rate": rate,
-                        "epsilon": finite(make_accountant(plan.accountant).epsilon(spent, plan.delta)),
-                        "accountant": plan.accountant,
-                    }
-                )
+                epsilon = finite(numerical.epsilon(spent, plan.delta))
+                rows.append({**row, "epsilon": epsilon, "accountant": plan.accountant})
+                rows.extend({**row, **closed} for closed in _closed_forms(plan, method, rounds))
     return rows
+
+
+def _closed_forms(plan: Plan, method: Method, rounds: int) -> list[Row]:
+    """Return what Theorem 1 (uniform) or 2 (Poisson) shows for a method over sampled clients."""
+    if not isinstance(method.contribution, ClientContribution) or not isinstance(
+        method.channel, CentralGaussian
+    ):
+        return []
+    uniform = isinstance(method.sampler, UniformClients)
+    epsilon = theorem_epsilon(
+        "uniform" if uniform else "poisson",
+        rate=method.sampler.rate,
+        clip=method.channel.scale,
+        rounds=rounds,
+        noise_std=method.channel.std,
+        delta=plan.delta,
+    )
+    return [{"epsilon": finite(epsilon), "accountant": "theorem 1" if uniform else "theorem 2"}]
+
+
+def _accountant(plan: Plan, method: Method) -> Accountant:
+    return make_accountant(plan.accountant, method.sampler.adjacency)
 
 
 def _methods(plan: Plan) -> Iterator[tuple[str, float, Callable[[float], Method]]]:
@@ -115,6 +146,20 @@ def _methods(plan: Plan) -> Iterator[tuple[str, float, Callable[[float], Method]
             return uldp_group(local=local, clip=1.0, noise_multiplier=sigma, group_size=size)
 
         yield f"uldp-group-{size}", 1.0, group
+    for rate in plan.client_sampling_rates:
+        for sampling in ("uniform", "poisson"):
+
+            def clients(sigma: float, rate: float = rate, sampling: Sampling = sampling) -> Method:
+                return dp_fed(
+                    local=local,
+                    n_users=plan.n_users,
+                    clip=1.0,
+                    noise_multiplier=sigma,
+                    client_sampling=sampling,
+                    client_sampling_rate=rate,
+                )
+
+            yield f"dp-fed, dp-fed-ls ({sampling})", rate, clients
 
 
 def _noise_multipliers(plan: Plan, compose: Callable[[float], Method]) -> tuple[float, ...]:
@@ -124,7 +169,8 @@ def _noise_multipliers(plan: Plan, compose: Callable[[float], Method]) -> tuple[
     def event(sigma: float) -> Event:
         return SelfComposedEvent(event=_event(plan, compose(sigma)), count=plan.rounds)
 
-    budget = Budget(epsilon=plan.epsilon, delta=plan.delta, accountant=make_accountant(plan.accountant))
+    accountant = _accountant(plan, compose(1.0))
+    budget = Budget(epsilon=plan.epsilon, delta=plan.delta, accountant=accountant)
     return (calibrate_noise(event, budget, tolerance=1e-3),)
 
 
