@@ -84,7 +84,7 @@ def test_a_run_states_the_client_and_the_neighbours_of_its_sampling(sampling: st
     assert set(statement["epsilons"]) == {"pld", "rdp", "rdp-2017"}
     assert statement["epsilon"] <= statement["epsilons"]["rdp"] <= statement["epsilons"]["rdp-2017"]
     parties = {disclosure["party"]: disclosure["epsilon"] for disclosure in statement["trust"]}
-    assert parties["server"] is None
+    assert parties["the server"] is None
     assert parties["one client"] >= statement["epsilon"]
     assert bool(statement["as_published"]) == (sampling == "uniform")
     assert any("Laplacian" in mechanism for mechanism in statement["mechanisms"])

@@ -141,7 +141,7 @@ def test_negative_silos_and_users_are_refused() -> None:
 
 def test_the_public_number_of_users_may_exceed_those_present_but_not_fall_below() -> None:
     assert population(n_users=5).records_per_user().tolist() == [1, 2, 0, 1, 0]
-    with pytest.raises(DataError, match="n_users = 2, but 3 users have records"):
+    with pytest.raises(DataError, match="n_users = 2, but more users than that have records"):
         population(n_users=2)
     with pytest.raises(DataError, match="user number of row 3 is not below n_users = 3"):
         population(n_users=3)

@@ -52,8 +52,8 @@ NONE = dataclasses.replace(
 
 def test_the_claim_is_one_plain_sentence() -> None:
     assert GOOD.sentences()[0] == (
-        "Adding or removing one user (all her records in every silo) changes the probability of any outcome "
-        "by at most a factor e^2.81, except with probability 1e-05 (accountant: pld)."
+        "Adding or removing one user (all her records in every silo) changes the probability of anything "
+        "computed from the released models by at most a factor e^2.81, except with probability 1e-05 (accountant: pld)."
     )
     replaced = dataclasses.replace(GOOD, unit="record", adjacency=Adjacency.REPLACE_ONE)
     assert replaced.sentences()[0].startswith("Replacing the data of one record by any other changes")

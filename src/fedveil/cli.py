@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedveil import __version__
-from fedveil.console import observer, outcome_table, print_json, rows_table
+from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.experiment import parse_assignment
 from fedveil.engine.planning import Plan, plan_rows
 from fedveil.engine.run import Outcome, resume, run
@@ -119,7 +119,7 @@ def check_command(
     if as_json:
         print_json({"study": study.name, "experiments": rows})
     else:
-        _out.print(rows_table(rows, title=study.title))
+        _out.print(transposed_table(rows) if len(rows) == 1 else rows_table(rows, title=study.title))
 
 
 def _checked(prepared: Prepared) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def plan_command(
     ] = None,
     delta: Annotated[float, typer.Option(min=0, max=1)] = 1e-5,
     epsilon: Annotated[
-        float | None, typer.Option(help="target: find sigma for it, and the rounds it buys")
+        float | None, typer.Option(help="target: find the least sigma that keeps all rounds within it")
     ] = None,
     group_size: Annotated[
         list[int] | None, typer.Option("--group", help="k of uldp-group; may be repeated")
@@ -235,7 +235,7 @@ def presets_command(
 
 @app.command("methods")
 def methods_command(as_json: Json = False) -> None:
-    """List the methods and the keys that their [method] table takes."""
+    """List the methods, and the keys that each takes in the experiment's table of that name."""
     rows = [
         {"method": name, "keys": ", ".join(r.keys), "what it does": r.summary} for name, r in METHODS.items()
     ]
@@ -310,8 +310,12 @@ def _bench(name: str, quick: bool) -> dict[str, Any]:
     folder = Path.cwd() / "benchmarks"
     known = sorted(p.stem for p in folder.glob("*.py") if p.stem not in {"__init__", "harness", "peers"})
     if name not in known:
-        listed = ", ".join(known) or "none here: run it in a checkout of fedveil"
-        raise ConfigError(f"no benchmark '{name}'; there are: {listed}")
+        there = (
+            f"there are: {', '.join(known)}"
+            if known
+            else "benchmarks/ is found only in a checkout of fedveil"
+        )
+        raise ConfigError(f"no benchmark '{name}'; {there}")
     sys.path.insert(0, str(folder.parent))
     from importlib import import_module
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Row
 from fedveil.engine.run import Outcome
+from fedveil.privacy.statement import Statement, show_epsilon
 
 
 class BarObserver:
@@ -96,7 +97,7 @@ def headline(row: Row) -> str:
     if row["test"]:
         name, value = next(iter(row["test"].items()))
         parts.append(f"{name} {number(value)}")
-    parts.append(f"epsilon {number(row['epsilon'], none='none')}")
+    parts.append(f"epsilon {epsilon_text(row['epsilon'])}")
     return "  ".join(parts)
 
 
@@ -107,23 +108,43 @@ def number(value: float | None, *, none: str = "-") -> str:
     return f"{value:.4g}" if abs(value) < 10000 else f"{value:.3e}"
 
 
+def epsilon_text(epsilon: float | None) -> str:
+    """Return an epsilon rounded up, as the statement does; "none" where nothing is guaranteed."""
+    return "none" if epsilon is None else show_epsilon(epsilon)
+
+
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table a run ends with: metric, epsilon, delta, unit, seconds."""
     metric = next((name for one in outcomes if one.row["test"] for name in one.row["test"]), "metric")
     table = Table(title=None)
-    for column in ("run", f"test {metric}", "epsilon", "delta", "unit", "rounds", "seconds"):
+    for column in ("run", f"test {metric}", "epsilon", "to server", "delta", "unit", "rounds", "seconds"):
         table.add_column(column, justify="left" if column in ("run", "unit") else "right")
     for one in outcomes:
         guaranteed = one.statement.epsilon is not None
         table.add_row(
             one.folder.name,
             number((one.row["test"] or {}).get(metric)),
-            number(one.statement.epsilon, none="none"),
+            epsilon_text(one.statement.epsilon),
+            _to_server(one.statement),
             number(one.statement.delta) if guaranteed else "-",
             one.statement.unit if guaranteed else "-",
             str(one.rounds),
             f"{one.seconds:.1f}",
         )
+    return table
+
+
+def _to_server(statement: Statement) -> str:
+    """Return the epsilon against the server, which may see more than the models."""
+    against = next((d.epsilon for d in statement.trust if d.party == "the server"), statement.epsilon)
+    return epsilon_text(against)
+
+
+def transposed_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the fields of a few rows, one field a line."""
+    table = Table(show_header=False)
+    for key in rows[0]:
+        table.add_row(key.replace("_", " "), *(_cell(row[key]) for row in rows))
     return table
 
 

@@ -241,7 +241,7 @@ def test_colluding_silos_keep_the_stated_event_and_add_noise() -> None:
 def test_the_server_that_sees_single_messages_gets_its_own_event() -> None:
     federation = Federation(n_silos=SILOS, n_users=USERS)
     views = {view.party: view.event for view in derive(METHOD_CASES["uldp-avg-w"](SIGMA), federation).views}
-    assert views["server"].noise_multiplier == pytest.approx(SIGMA / math.sqrt(SILOS))
+    assert views["the server"].noise_multiplier == pytest.approx(SIGMA / math.sqrt(SILOS))
 
 
 # --- what is refused ------------------------------------------------------------------------------------------

@@ -111,6 +111,9 @@ _BY_DATA_SET = {
 }
 _BY_TASK = {
     "classification": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "two classes": _Defaults(
+        model="linear", loss="binary_cross_entropy", metrics=("accuracy", "auc", "loss")
+    ),
     "regression": _Defaults(model="linear", loss="squared_error", metrics=("loss",)),
     "survival": _Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
 }
@@ -212,10 +215,9 @@ def load_population(data: DataSection, seed: int) -> Population:
 
 
 def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
-    asked, defaults = (
-        experiment.model,
-        _BY_DATA_SET.get(experiment.data.name or "", _BY_TASK[population.task]),
-    )
+    asked = experiment.model
+    kind = "two classes" if population.n_classes == 2 else population.task
+    defaults = _BY_DATA_SET.get(experiment.data.name or "", _BY_TASK[kind])
     loss = load_loss(asked.loss or defaults.loss)
     loss.check_task(population.task)
     one_output = population.n_classes is None or loss.name == "binary_cross_entropy"

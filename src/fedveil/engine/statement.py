@@ -7,7 +7,11 @@ from fedveil.engine.setup import Prepared
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
 
-_TEST_METRICS = "metrics on the test records, which are shown after every evaluated round"
+_SHOWN = (
+    "metrics on the test records, which are shown after every evaluated round",
+    "a simulation's diagnostics (records per user and silo; norms, participants and non-finite updates of a round), "
+    "which are exact functions of private records: keep the run folder as safe as they are",
+)
 
 
 def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statement:
@@ -45,7 +49,7 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
             else "noise and sampling derived from a seed, for repetition only"
         ),
         secure_randomness=prepared.secure,
-        uncovered=(*prepared.uncovered, _TEST_METRICS),
+        uncovered=(*prepared.uncovered, *_SHOWN),
         as_published=tuple(
             AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
             for claim in guarantee.published

@@ -147,7 +147,7 @@ def sensitivity(method: Method, clip: float, federation: Federation) -> float:
 
 def _none(reason: str) -> Guarantee:
     event = NoGuarantee(reason=reason)
-    everyone = View(party="server", sees="every silo's message, without noise", event=event)
+    everyone = View(party="the server", sees="every silo's message, without noise", event=event)
     return Guarantee(adjacency=Adjacency.ADD_OR_REMOVE_ONE, event=event, views=(everyone,))
 
 
@@ -172,8 +172,9 @@ def _gaussian_shares(
     mechanisms.extend(_sampling(method, "user"))
     views = (
         View(
-            party="server",
-            sees="every silo's own noisy sum (no protocol hides it in this run), and who was sampled",
+            party="the server",
+            sees="every silo's own noisy sum (no protocol hides it in this run)"
+            + (", and who was sampled" if isinstance(method.sampler, PoissonUsers) else ""),
             event=GaussianEvent(noise_multiplier=share / _single_message_move(method, clip, n_silos)),
         ),
         View(
@@ -216,7 +217,7 @@ def _central(method: Method, channel: CentralGaussian, bound: Clip, federation: 
         ),
         views=(
             View(
-                party="server",
+                party="the server",
                 sees=f"every {unit}'s own update, before the noise: it is trusted",
                 event=NoGuarantee(reason="the server adds the noise itself"),
             ),
@@ -320,7 +321,7 @@ def _dp_sgd(method: Method, federation: Federation) -> Guarantee:
             f"(the nearest: {split})",
         ),
         views=(
-            View(party="server", sees="every silo's own noisy model", event=event),
+            View(party="the server", sees="every silo's own noisy model", event=event),
             View(party="one silo", sees="the models, its own records and its own noise", event=event),
         ),
         uncovered=("the number of records each silo keeps sets its batch rate and counts as public",),

@@ -32,7 +32,7 @@ def uldp_naive(
     colluding_silos: int = 0,
     learning_rate: float = 1.0,
 ) -> Method:
-    """Algorithm 1: a silo's whole update is clipped, and every silo adds noise for a user who may be in all of them.
+    """Clips each silo's whole update and adds noise for a user who may be in all silos (Algorithm 1).
 
     Silo s sends clip(Delta_s, C) + N(0, sigma^2 C^2 |S|); x <- x + eta_g (1/|S|) sum.
     """
@@ -53,7 +53,7 @@ def uldp_naive(
 def uldp_group(
     *, local: LocalSgd, clip: float, noise_multiplier: float, group_size: int, learning_rate: float = 1.0
 ) -> Method:
-    """Algorithm 2: record-level DP-SGD inside each silo, converted to users who keep at most k records.
+    """Runs record-level DP-SGD in each silo, converted to users who keep at most k records (Algorithm 2).
 
     Flags keep at most k = ``group_size`` records of a user over all silos; x <- x + eta_g (1/|S|) sum Delta_s.
 
@@ -90,7 +90,7 @@ def uldp_sgd(
     colluding_silos: int = 0,
     learning_rate: float = 1.0,
 ) -> Method:
-    """Algorithm 3 with a gradient in place of a model difference: one clipped gradient per (silo, user)."""
+    """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
     return _pairs(
         name="uldp-sgd",
         local=LocalGradient(),
@@ -112,7 +112,7 @@ def uldp_avg(
     colluding_silos: int = 0,
     learning_rate: float = 1.0,
 ) -> Method:
-    """Algorithm 3: per-user, per-silo training and clipping with the uniform weight 1/|S|."""
+    """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3)."""
     return _pairs(
         name="uldp-avg",
         local=local,
@@ -134,7 +134,7 @@ def uldp_avg_w(
     colluding_silos: int = 0,
     learning_rate: float = 1.0,
 ) -> Method:
-    """Algorithm 3 with the weights of equation (3): w_{s,u} = n_{s,u} / N_u."""
+    """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3)."""
     return _pairs(
         name="uldp-avg-w",
         local=local,

@@ -199,8 +199,8 @@ class Population:
         largest = int(self.train.user.max())
         if self.n_users < present:
             raise DataError(
-                f"{self.name}: n_users = {self.n_users}, but {present} users have records; "
-                "n_users is the public number of all users and must not be below the number present"
+                f"{self.name}: n_users = {self.n_users}, but more users than that have records; n_users is the "
+                "public number of all users and must not be below the number present"
             )
         if largest >= self.n_users:
             row = int(np.argmax(self.train.user))

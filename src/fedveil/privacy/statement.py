@@ -122,7 +122,7 @@ class Statement:
                 for d in self.trust
             ),
             f"Randomness: {self.randomness}.",
-            *(f"Not covered: {text}." for text in self.uncovered),
+            *(f"Not covered: {text.rstrip('.')}." for text in self.uncovered),
             *(
                 f"As published, {p.name}: {show_epsilon(p.value)}. Its theory has a gap: {p.gap}."
                 for p in self.as_published
@@ -135,8 +135,8 @@ class Statement:
             return f"Nothing is guaranteed for {unit}: {'; '.join(self.reasons)}."
         change = _ADJACENCY_WORDS[self.adjacency].format(unit=unit)
         return (
-            f"{change} changes the probability of any outcome by at most a factor "
-            f"e^{show_epsilon(self.epsilon)}, except with probability {self.delta:g} (accountant: "
+            f"{change} changes the probability of anything computed from the released models by at most a "
+            f"factor e^{show_epsilon(self.epsilon)}, except with probability {self.delta:g} (accountant: "
             f"{self.accountant})."
         )
 
