@@ -1,0 +1,140 @@
+"""A round of client-level private federated averaging: CPU seconds and memory, against pfl 0.6.
+
+Clients of 50 records, a cohort of 50, 5 epochs in batches of 10, one thread, noise on the sum. pfl's pins do not go
+with fedveil's, so it runs in an interpreter of its own, in the same benchmark run: ``FEDVEIL_PFL_PYTHON`` names it (a
+virtual environment with ``pip install pfl==0.6.0 torch``). Without it the peer's column is empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness import Row, at_most
+from benchmarks.pfl_networks import network
+from fedveil.engine.round import Seat, play_round
+from fedveil.local.choice import choose_trainer
+from fedveil.local.losses import load_loss
+from fedveil.local.steps import LocalSgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort
+from fedveil.methods.dp_fed_ls import dp_fed_ls
+from fedveil.population.records import Affine, Records
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+
+RECORDS, COHORT = 50, 50
+TARGETS = {"linear": 10.0, "cnn": 2.0}
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Compare rounds of a logistic regression and of an 18k-parameter CNN; then 100,000 clients, memory."""
+    rounds = 4 if quick else 12
+    for model, target in TARGETS.items():
+        ours, peer = _ours(model, 1000, rounds), _pfl(model, 1000, rounds)
+        seconds = statistics.median(ours["rounds"][1:])
+        theirs = None if peer is None else statistics.median(peer["rounds"][1:])
+        ratio = None if theirs is None else theirs / seconds
+        yield Row(
+            case=f"{model}, {ours['parameters']:,} parameters, 1,000 clients: a round",
+            unit="CPU s",
+            ours=seconds,
+            peer=theirs,
+            ratio=ratio,
+            target=target,
+            met=None if ratio is None else ratio >= target,
+        )
+        if model == "linear":
+            yield at_most("linear: the first round", "CPU s", ours["rounds"][0], 2.0)
+    few, many = (_ours("linear", clients, 3) for clients in (1000, 10_000 if quick else 100_000))
+    growth = (many["peak"] - many["table"]) - (few["peak"] - few["table"])
+    yield at_most(
+        f"linear, {many['clients']:,} clients: more memory than 1,000, records aside", "MB", growth / 1e6, 100
+    )
+
+
+def _ours(model: str, clients: int, rounds: int) -> dict[str, Any]:
+    """Run in a fresh process, like the peer."""
+    return _run([sys.executable, "-m", "benchmarks.simulation", model, str(clients), str(rounds)])
+
+
+def _pfl(model: str, clients: int, rounds: int) -> dict[str, Any] | None:
+    python = os.environ.get("FEDVEIL_PFL_PYTHON")
+    if python is None:
+        return None
+    return _run([python, str(Path(__file__).with_name("pfl_peer.py")), model, str(clients), str(rounds)])
+
+
+def _run(command: list[str]) -> dict[str, Any]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    """Play rounds of DP-Fed-LS and print their CPU seconds, and memory, as JSON."""
+    name, clients, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    random = np.random.default_rng(0)
+    user = np.repeat(np.arange(clients, dtype=np.int32), RECORDS)
+    records = Records(
+        features=random.integers(0, 256, (clients * RECORDS, 1, 28, 28), dtype=np.uint8),
+        targets=random.integers(0, 10, clients * RECORDS),
+        silo=np.zeros_like(user),
+        user=user,
+    )
+    groups = records.by_silo_user()
+    cohort = Cohort.of(
+        records, groups=groups, n_silos=1, scale=Affine(factor=1 / 255), device=torch.device("cpu")
+    )
+    task = Task(model=network(name), loss=load_loss("cross_entropy"))
+    method = dp_fed_ls(
+        local=LocalSgd(learning_rate=0.1, epochs=5, batch_size=10),
+        n_users=clients,
+        clip=0.3,
+        noise_multiplier=1.0,
+        smoothing=1.0,
+        client_sampling="uniform",
+        client_sampling_rate=COHORT / clients,
+    )
+    seat = Seat(
+        method=method,
+        trainer=choose_trainer(task, method.local, cohort=cohort),
+        cohort=cohort,
+        weights=method.weights.of(groups, 1, clients),
+        n_users=clients,
+        shapes=tuple(tuple(shape) for shape in task.layout.shapes),
+    )
+    model, privacy = task.initial(), PrivacyRandomness.system()
+    seconds = []
+    for number in range(1, rounds + 1):
+        before = time.process_time()
+        model, _ = play_round(seat, model, number, ExperimentRandomness(0), privacy)
+        seconds.append(time.process_time() - before)
+    table = records.features.nbytes + records.targets.nbytes + 2 * user.nbytes
+    print(
+        json.dumps(
+            {
+                "rounds": seconds,
+                "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "table": table,
+                "clients": clients,
+                "parameters": task.dimension,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
