@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from fedveil import __version__
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
+from fedveil.engine.audit import audit
 from fedveil.engine.experiment import parse_assignment
 from fedveil.engine.planning import Plan, plan_rows
 from fedveil.engine.run import Outcome, resume, run
@@ -162,6 +164,10 @@ def plan_command(
     batch_size: Annotated[int, typer.Option(min=1, help="batch size (uldp-group)")] = 64,
     epochs: Annotated[int, typer.Option(min=1, help="local epochs (uldp-group)")] = 1,
     colluding_silos: Annotated[int, typer.Option(min=0)] = 0,
+    client_rate: Annotated[
+        list[float] | None,
+        typer.Option("--client-rate", help="dp-fed: share of the clients; may be repeated"),
+    ] = None,
     accountant: Annotated[str, typer.Option(help="pld or rdp")] = "pld",
     page: Annotated[Path, typer.Option(help="where the table and plot are written")] = Path("plan.html"),
     as_json: Json = False,
@@ -182,6 +188,7 @@ def plan_command(
             epochs=epochs,
             colluding_silos=colluding_silos,
             accountant=accountant,
+            client_sampling_rates=tuple(client_rate or ()),
         )
     )
     if as_json:
@@ -202,6 +209,32 @@ def report_command(
         print_json({"report": path})
     else:
         _out.print(f"report: {path}")
+
+
+@app.command("audit")
+def audit_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run that ended")],
+    canaries: Annotated[
+        int, typer.Option(min=0, help="units of the one-run audit, which trains once more; 0 leaves it out")
+    ] = 200,
+    as_json: Json = False,
+) -> None:
+    """Attack a run: membership inference, and a lower bound on epsilon that may refute its claim."""
+    found = audit(folder, canaries=canaries)
+    report = write_report(folder)
+    if as_json:
+        print_json({**asdict(found), "refuted": found.refuted, "report": report})
+        return
+    inference = found.inference
+    _out.print(f"membership inference: AUC {inference.auc:.4f} ({inference.low:.4f} to {inference.high:.4f})")
+    if found.bound is not None:
+        claimed = "nothing" if found.claimed is None else f"epsilon {found.claimed:.4g}"
+        _out.print(
+            f"epsilon for one {found.unit} is at least {found.bound.epsilon:.4g}; the run claims {claimed}"
+        )
+    if found.refuted:
+        _out.print("ERROR: the claim is below what an attack shows", style="bold red")
+    _out.print(f"report: {report}", soft_wrap=True)
 
 
 @app.command("compare")
