@@ -237,6 +237,16 @@ def test_the_trainer_is_chosen_by_what_the_model_can_do():
         choose_trainer(recurrent, local, name="span")
 
 
+def test_convolutions_on_large_batches_take_the_loop():
+    network = torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, 6)), torch.nn.Conv1d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+    )
+    task = Task(model=network, loss=load_loss("cross_entropy"))
+    local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=40)
+    assert isinstance(choose_trainer(task, local, cohort=cohort_of([80, 40])), LoopTrainer)
+    assert isinstance(choose_trainer(task, local, cohort=cohort_of([80, 1, 1, 1])), VmapTrainer)
+
+
 def test_a_recurrent_model_trains_in_the_loop():
     task, cohort = Task(model=Recurrent(), loss=load_loss("cross_entropy")), cohort_of([3, 2])
     trainer = choose_trainer(task, LocalSgd(learning_rate=0.1, epochs=2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import nn
 
@@ -15,6 +17,8 @@ from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
 from fedveil.local.vectorized import BatchedGradients, VmapTrainer
 
+_CROSSING: Final = 32  # records a step at which the loop overtakes vmap on convolutions, on a CPU
+
 
 def choose_trainer(
     task: Task,
@@ -26,6 +30,8 @@ def choose_trainer(
     cohort: Cohort | None = None,
 ) -> Trainer:
     """Return the trainer with this name; ``auto`` is span for linear models, else vmap, else the loop.
+
+    Convolutions on large batches take the loop too.
 
     Args:
         task: model and loss.
@@ -54,7 +60,23 @@ def choose_trainer(
 def _fastest(task: Task, local: LocalStep, cohort: Cohort | None) -> str:
     if linear_layer(task.model) is not None and spannable(as_sgd(local)):
         return "span"
+    if cohort is not None and _large_convolutions(task, local, cohort):
+        return "loop"
     return "vmap" if vmappable(task, cohort) else "loop"
+
+
+def _large_convolutions(task: Task, local: LocalStep, cohort: Cohort) -> bool:
+    """Return whether convolutions see so many records a step that batching contributions slows them down.
+
+    Batched convolutions run as grouped ones, whose kernels are slower record for record; what batching saves is the
+    cost of a step, which many records share. The two cross at about 32 records a step.
+    """
+    if not any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in task.model.modules()):
+        return False
+    sizes = torch.from_numpy(cohort.groups.size)
+    batch_size = as_sgd(local).batch_size or int(sizes.max())
+    steps = (sizes + batch_size - 1) // batch_size
+    return bool(sizes.sum() >= _CROSSING * steps.sum())
 
 
 def vmappable(task: Task, cohort: Cohort | None = None) -> bool:
