@@ -38,6 +38,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
 
 format: setup
 	@$(BIN)/ruff check --fix .

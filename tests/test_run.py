@@ -221,6 +221,14 @@ def test_another_versions_folder_is_refused(tmp_path: Path) -> None:
         resume(tmp_path, Silent())
 
 
+def test_a_changed_experiment_does_not_resume(tmp_path: Path) -> None:
+    outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
+    path = outcome.folder / "experiment.toml"
+    path.write_text(path.read_text().replace("rounds = 1", "rounds = 2"))
+    with pytest.raises(RunFolderError, match="was changed since the run began"):
+        resume(outcome.folder, Silent())
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
     path = outcome.folder / "checkpoint" / "state.safetensors"

@@ -23,6 +23,7 @@ nothing of it has left the process, so a resumed run may draw it again under the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -131,6 +132,7 @@ class RunFolder:
             "row": json.dumps(checkpoint.row, allow_nan=False),
             "ledger_count": str(checkpoint.ledger.count),
             "ledger_digest": checkpoint.ledger.digest,
+            "experiment": self._experiment_digest(),
         }
         self.write(
             "checkpoint/state.safetensors", save({"model": checkpoint.model.cpu().contiguous()}, metadata)
@@ -149,6 +151,11 @@ class RunFolder:
                 raise RunFolderError(
                     f"{path}: schema version {metadata['schema_version']} is not readable here"
                 )
+            if metadata["experiment"] != self._experiment_digest():
+                raise RunFolderError(
+                    f"{self / 'experiment.toml'}: was changed since the run began; put it back, or run the changed "
+                    "experiment in a folder of its own"
+                )
             return Checkpoint(
                 round=int(metadata["round"]),
                 model=model,
@@ -157,6 +164,9 @@ class RunFolder:
             )
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise RunFolderError(f"{path}: damaged checkpoint ({type(error).__name__})") from None
+
+    def _experiment_digest(self) -> str:
+        return hashlib.sha256((self / "experiment.toml").read_bytes()).hexdigest()
 
     def write_model(self, tensors: dict[str, Tensor]) -> None:
         """Write the named tensors of the last model."""
