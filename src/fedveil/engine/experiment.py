@@ -156,6 +156,12 @@ class MethodSection(_Section):
         return {key: value for key, value in given.items() if value is not None}
 
 
+class ProtectionSection(_Section):
+    """What hides a silo's message from the server."""
+
+    name: Literal["none", "secure-aggregation"] = "none"
+
+
 class ServerSection(_Section):
     """What the server does to the noisy mean, whatever the method: post-processing, free of charge."""
 
@@ -197,6 +203,7 @@ class Experiment(_Section):
     local: LocalSection | None = None
     trainer: TrainerSection = TrainerSection()
     method: MethodSection
+    protection: ProtectionSection = ProtectionSection()
     server: ServerSection = ServerSection()
     privacy: PrivacySection = PrivacySection()
 

@@ -1,6 +1,6 @@
-"""One round, as the data sees it: sampler, local training, bound, sum per silo, channel, denoiser, server.
+"""One round, as the data sees it: sampler, local training, bound, sum per silo, channel, protection, denoiser, server.
 
-    population -> local -> bound -> sum per silo -> channel -> denoiser -> server -> model t+1
+    population -> local -> bound -> sum per silo -> channel -> protection -> denoiser -> server -> model t+1
 
 The privacy event of the round is charged to the ledger by the run, before :func:`play_round` is called.
 """
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from fedveil.engine.aggregation import SecureSum
 from fedveil.local.distributed import DistributedTrainer, SplitTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import Cohort, Progress, Sums, Trainer
@@ -62,8 +63,12 @@ def play_round(
     experiment: ExperimentRandomness,
     privacy: PrivacyRandomness,
     progress: Progress | None = None,
+    secure_sum: SecureSum | None = None,
 ) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
-    """Play one round from the global model; return the next one and what a simulation may show of the round."""
+    """Play one round from the global model; return the next one and what a simulation may show of the round.
+
+    With ``secure_sum`` the silos' messages are added up by the byte protocol, to the same sum.
+    """
     method, cohort = seat.method, seat.cohort
     drawn, taking_part = _taking_part(seat, privacy, round_number)
     members = torch.from_numpy(np.flatnonzero(taking_part))
@@ -78,12 +83,18 @@ def play_round(
         progress,
     )
     aggregate = np.zeros(len(model))
+    messages: list[np.ndarray] = []
     for silo in range(cohort.n_silos):
         total = sums.total[silo].cpu().numpy()
         if isinstance(method.channel, GaussianShares):
             source = privacy.stream("noise", round_number, silo)
             total = method.channel.transmit(total, method.bound.grid, cohort.n_silos, source)
-        aggregate += total
+        if secure_sum is None:
+            aggregate += total
+        else:
+            messages.append(total)
+    if secure_sum is not None:
+        aggregate = secure_sum.total(round_number, messages)
     if isinstance(method.channel, CentralGaussian):
         source = privacy.stream("noise", round_number)
         aggregate = method.channel.release(aggregate, method.bound.grid, source)

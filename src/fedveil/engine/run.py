@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from fedveil.engine.aggregation import SecureSum
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.round import RoundDiagnostics, play_round
@@ -86,6 +87,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     experiment = prepared.experiment
     privacy = privacy_randomness(experiment)
     guarantee = prepared.guarantee
+    secure_sum = None if prepared.masked_range is None else SecureSum(prepared.masked_range)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         checkpoint = folder.read_checkpoint() or _initial(prepared, folder, ledger.head)
         ledger.require_extends(checkpoint.ledger)
@@ -103,7 +105,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 break
             if len(ledger.entries) < number:
                 ledger.charge(run=experiment.name, round=number, attempt=0, event=prepared.guarantee.event)
-            checkpoint = _round(prepared, checkpoint, number, privacy, observer, ledger.head)
+            checkpoint = _round(prepared, checkpoint, number, privacy, secure_sum, observer, ledger.head)
             folder.write_checkpoint(checkpoint)
             folder.append_metrics(checkpoint.row)
             observer.completed(checkpoint.row)
@@ -128,6 +130,7 @@ def _round(
     last: Checkpoint,
     number: int,
     privacy: PrivacyRandomness,
+    secure_sum: SecureSum | None,
     observer: Observer,
     charged: Head,
 ) -> Checkpoint:
@@ -139,11 +142,14 @@ def _round(
         ExperimentRandomness(prepared.experiment.seed),
         privacy,
         lambda done, total: observer.training(number, done, total),
+        secure_sum,
     )
     seconds = time.perf_counter() - begin
     due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
     row = _row(prepared, number, evaluate(prepared, model) if due else None, diagnostics)
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
+    if secure_sum is not None:
+        row["bytes_up"] = secure_sum.bytes_up(number)
     return Checkpoint(round=number, model=model, row=row, ledger=charged)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import DataSection, Experiment
 from fedveil.engine.round import Seat
 from fedveil.errors import ConfigError
@@ -26,6 +27,7 @@ from fedveil.local.trainer import Cohort, Trainer
 from fedveil.methods import METHODS
 from fedveil.methods.guarantee import Federation, Guarantee, derive
 from fedveil.methods.method import Method
+from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.stages import (
     ClientContribution,
     RecordContribution,
@@ -58,6 +60,7 @@ class Prepared:
     accountant: Accountant
     seat: Seat
     uncovered: tuple[str, ...]
+    masked_range: MaskedRange | None
 
     @property
     def secure(self) -> bool:
@@ -138,6 +141,9 @@ def prepare(experiment: Experiment) -> Prepared:
     elif experiment.method.noise_multiplier == "closed-form":
         method = _compose(experiment, population, _closed_form(experiment))[0]
     guarantee = derive(method, federation)
+    masked_range = MaskedRange.of(
+        method, n_silos=population.n_silos, n_users=population.n_users, length=task.dimension
+    )
     numerics = make_accountant(experiment.privacy.accountant, guarantee.adjacency)
     groups, n_silos = _groups(method, population, records)
     cohort = Cohort.of(
@@ -160,6 +166,7 @@ def prepare(experiment: Experiment) -> Prepared:
         accountant=numerics,
         seat=seat,
         uncovered=(*guarantee.uncovered, *uncovered, *_batching(trainer), *population.notes),
+        masked_range=masked_range,
     )
 
 
@@ -262,6 +269,8 @@ def _compose(
             server.denoiser, smoothing=server.smoothing, scope=server.scope, order=server.order
         )
         method = replace(method, denoiser=denoiser)
+    if experiment.protection.name == "secure-aggregation":
+        method = replace(method, protection=SecureAggregation())
     return method, uncovered
 
 

@@ -9,7 +9,7 @@ sampler                adjacency, and amplification by sub-sampling
 channel                the noise law, its share per silo, who knows which share
 local (DP-SGD only)    the noise of every local step, and the group conversion from records to users
 denoiser               nothing: it reads no record (post-processing)
-protection             what the server sees of a single silo (until a protocol hides it: every silo's own message)
+protection             what the server sees: every silo's own message, or under secure aggregation their sum
 =====================  ===========================================================================================
 
 The unit is the user with all her records in all silos, or, where clients contribute, the client. The sampler says
@@ -25,6 +25,7 @@ from typing import Literal
 
 from fedveil.local.steps import LocalDpSgd
 from fedveil.methods.method import Method
+from fedveil.methods.protections import NO_PROTECTION, Protection, SecureAggregation
 from fedveil.methods.stages import (
     CentralGaussian,
     ClientContribution,
@@ -126,7 +127,7 @@ def _of_stages(method: Method, federation: Federation) -> Guarantee:
     if isinstance(method.bound, Unbounded):
         return _none("contributions are not bounded and no noise is added")
     if isinstance(method.channel, Identity) or method.channel.noise_multiplier == 0:
-        return _none("no noise is added to the sums")
+        return _none("no noise is added to the sums", method.protection)
     if isinstance(method.channel, CentralGaussian):
         return _central(method, method.channel, method.bound, federation)
     return _gaussian_shares(method, method.channel, method.bound.norm, federation)
@@ -145,10 +146,12 @@ def sensitivity(method: Method, clip: float, federation: Federation) -> float:
     return clip
 
 
-def _none(reason: str) -> Guarantee:
+def _none(reason: str, protection: Protection = NO_PROTECTION) -> Guarantee:
     event = NoGuarantee(reason=reason)
-    everyone = View(party="the server", sees="every silo's message, without noise", event=event)
-    return Guarantee(adjacency=Adjacency.ADD_OR_REMOVE_ONE, event=event, views=(everyone,))
+    masked = isinstance(protection, SecureAggregation)
+    sees = "masked messages, and of them only the sum" if masked else "every silo's message"
+    server = View(party="the server", sees=f"{sees}, without noise", event=event)
+    return Guarantee(adjacency=Adjacency.ADD_OR_REMOVE_ONE, event=event, views=(server,))
 
 
 def _gaussian_shares(
@@ -170,26 +173,63 @@ def _gaussian_shares(
     noise = f"discrete Gaussian shares of std {share:g} per silo, noise multiplier {nominal:g} of the sum"
     mechanisms = [f"every round: {whole_sum}; {noise}"]
     mechanisms.extend(_sampling(method, "user"))
-    views = (
-        View(
-            party="the server",
-            sees="every silo's own noisy sum (no protocol hides it in this run)"
-            + (", and who was sampled" if isinstance(method.sampler, PoissonUsers) else ""),
-            event=GaussianEvent(noise_multiplier=share / _single_message_move(method, clip, n_silos)),
+    masked = isinstance(method.protection, SecureAggregation)
+    if masked:
+        mechanisms.append("secure aggregation: pairwise masks hide every silo's message in the sum")
+    coalition = max(1, channel.colluding_silos)
+    views = _views_of_shares(
+        method,
+        n_silos,
+        coalition,
+        to_server=GaussianEvent(
+            noise_multiplier=nominal if masked else share / _single_message_move(method, clip, n_silos)
         ),
-        View(
-            party="one silo",
-            sees="the models, its own records and its own share of the noise",
-            event=against(1 if channel.colluding_silos == 0 else channel.colluding_silos),
-        ),
+        to_coalition=against(coalition),
     )
+    uncovered: tuple[str, ...] = ()
+    if masked and method.weights is Weights.BY_RECORDS:
+        uncovered = (
+            "the weights need every user's number of records over all silos; secure aggregation does not hide how the "
+            "silos learn it",
+        )
     return Guarantee(
         adjacency=method.sampler.adjacency,
         event=method.sampler.event(GaussianEvent(noise_multiplier=nominal)),
         mechanisms=tuple(mechanisms),
         views=views,
+        uncovered=uncovered,
         published=_published(method, channel),
         grid_loss=2 * n_silos * grid_law(share, method.bound.grid).log_ratio_to_gaussian,
+    )
+
+
+def _views_of_shares(
+    method: Method, n_silos: int, coalition: int, *, to_server: Event, to_coalition: Event
+) -> tuple[View, ...]:
+    """Return who sees what where every silo adds its share of the noise.
+
+    Under secure aggregation a server that knows some silos' messages learns the sum of the others, with the others'
+    shares. Without it, a silo's message is no secret to begin with.
+    """
+    drawn = ", and who was sampled" if isinstance(method.sampler, PoissonUsers) else ""
+    silo = View(
+        party="one silo",
+        sees="the models, its own records and its own share of the noise",
+        event=to_coalition,
+    )
+    if not isinstance(method.protection, SecureAggregation):
+        sees = f"every silo's own noisy sum (no protocol hides it in this run){drawn}"
+        return View(party="the server", sees=sees, event=to_server), silo
+    sees = f"masked messages, and of them only the sum over all silos{drawn}"
+    others = f"the noisy sum over the {n_silos - coalition} other silos{drawn}"
+    return (
+        View(party="the server", sees=sees, event=to_server),
+        silo,
+        View(
+            party="the server with one silo" if coalition == 1 else f"the server with {coalition} silos",
+            sees=f"{others}; guaranteed to what a user holds there",
+            event=to_coalition,
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.methods.protections import NO_PROTECTION, Protection, SecureAggregation
 from fedveil.methods.stages import (
     CentralGaussian,
     Channel,
@@ -44,6 +45,7 @@ class Method:
         bound: the l2 bound of one contribution's update.
         weights: how contributions enter their silo's sum.
         channel: what a silo does to its sum before it leaves, or the server to the sum of all.
+        protection: what hides a single silo's message from the server.
         denoiser: the server's estimate of the mean under its noise: post-processing, free of charge.
         server: what happens to the mean of the sums.
         denominator: "expected" divides by how many take part in expectation; "actual" by how many did, which is
@@ -58,6 +60,7 @@ class Method:
     weights: Weights
     channel: Channel
     server: ServerSgd
+    protection: Protection = NO_PROTECTION
     denoiser: DenoiserValue = NO_DENOISER
     denominator: Literal["expected", "actual"] = "expected"
 
@@ -78,6 +81,8 @@ class Method:
             raise CompositionError(
                 f"{self.name}: clients have no silo to add a share of the noise; use CentralGaussian"
             )
+        if isinstance(self.protection, SecureAggregation) and not isinstance(self.channel, GaussianShares):
+            raise CompositionError(f"{self.name} cannot run under secure aggregation: {self._unmaskable()}")
         if self.denominator == "actual" and not clients:
             raise CompositionError(
                 f"{self.name}: only a mean over clients can be divided by how many took part"
@@ -100,6 +105,19 @@ class Method:
             raise CompositionError(
                 f"{self.name}: records are contributions of DP-SGD, and of DP-SGD only (LocalDpSgd)"
             )
+
+    def _unmaskable(self) -> str:
+        """Say why messages without shares of noise have no place under secure aggregation."""
+        if isinstance(self.bound, Unbounded):
+            return "unbounded updates lie on no grid and in no range; give the method a clip bound and GaussianShares"
+        if isinstance(self.local, LocalDpSgd):
+            return "DP-SGD inside the silos ends in floating-point models, which masks over whole numbers do not fit"
+        if isinstance(self.channel, CentralGaussian):
+            return "its noise is added by a server that is trusted with every update; silos must add GaussianShares"
+        return (
+            "silos must send whole numbers on one grid with their share of the noise (GaussianShares), not messages "
+            "that the server decodes one by one"
+        )
 
     def divisor(self, n_silos: int, n_users: int) -> float:
         """Return what the sum is divided by; public numbers only, so that it reveals nothing.

@@ -113,6 +113,10 @@ class GaussianShares:
             )
         return self.noise_multiplier * self.scale / math.sqrt(honest)
 
+    def message_grid(self, grid: float, n_silos: int) -> float:
+        """Return the step of what a silo sends: a power of two that divides the contributions' grid."""
+        return grid if self.noise_multiplier == 0 else grid_law(self.share_std(n_silos), grid).grid
+
     def transmit(
         self, total: Float64[np.ndarray, " d"], grid: float, n_silos: int, source: BitSource
     ) -> Float64[np.ndarray, " d"]:

@@ -1,0 +1,149 @@
+"""A run under secure aggregation: the same model bit for bit, the server's epsilon of the sum, fresh keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedveil.engine.aggregation import MaskedRange, SecureSum
+from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.run import resume, run
+from fedveil.engine.setup import prepare
+from fedveil.errors import CompositionError
+from fedveil.methods.protections import SecureAggregation
+from fedveil.protection.errors import ProtocolError
+from tests.contract.test_methods import CLIP, METHOD_CASES, SILOS, USERS, bounded_sum
+from tests.test_run import Silent, experiment, files, same_model
+
+PROTECTED = {"protection": {"name": "secure-aggregation"}}
+
+
+def asked(**changes: Any) -> Experiment:
+    """Return the experiment with whole tables replaced."""
+    document = experiment(rounds=2).model_dump(exclude_none=True) | changes
+    if document["method"]["name"] == "uldp-sgd":
+        del document["local"]
+    return parse(document, "test")
+
+
+def masked_range(name: str, sigma: float = 5.0) -> MaskedRange:
+    method = replace(METHOD_CASES[name](sigma), protection=SecureAggregation())
+    agreed = MaskedRange.of(method, n_silos=SILOS, n_users=USERS, length=4)
+    assert agreed is not None
+    return agreed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "uldp-naive"},
+        {"name": "uldp-sgd"},
+        {"name": "uldp-avg"},
+        {"name": "uldp-avg-w"},
+        {"name": "uldp-avg-w", "user_sampling_rate": 0.5},
+        {"name": "uldp-avg", "noise_multiplier": 0.0},
+        {"name": "uldp-avg", "noise_multiplier": 1e-4},
+    ],
+    ids=lambda changes: "-".join(str(value) for value in changes.values()),
+)
+def test_the_model_is_bit_identical_with_and_without_protection(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    method = {"clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0} | changes
+    plain = files(run(prepare(asked(method=method)), tmp_path, Silent()).folder)
+    protected = files(run(prepare(asked(method=method, **PROTECTED)), tmp_path, Silent()).folder)
+    assert same_model(plain[1], protected[1])
+    assert plain[0] == protected[0]
+    assert [row["test"] for row in plain[2]] == [row["test"] for row in protected[2]]
+
+
+def test_a_resumed_run_goes_on_under_new_keys_to_the_same_model(tmp_path: Path) -> None:
+    whole = files(run(prepare(asked(rounds=3, **PROTECTED)), tmp_path, Silent()).folder)
+    with pytest.raises(KeyboardInterrupt):
+        run(prepare(asked(rounds=3, **PROTECTED)), tmp_path / "cut", Silent(interrupt_after=2))
+    resumed = files(resume(tmp_path / "cut" / "try", Silent()).folder)
+    assert same_model(whole[1], resumed[1])
+
+
+def test_rows_count_the_bytes_of_every_message_to_the_server(tmp_path: Path) -> None:
+    prepared = prepare(asked(**PROTECTED))
+    row = run(prepared, tmp_path, Silent()).row
+    header, word, seed = 38, 8, 32
+    silos, d = prepared.population.n_silos, prepared.task.dimension
+    assert row["bytes_up"] == silos * (header + 1 + word * d) + silos * (header + seed)
+    assert "bytes_up" not in run(prepare(asked()), tmp_path, Silent()).row
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_the_statement_gives_the_server_the_epsilon_of_the_unsampled_sum(rate: float, tmp_path: Path) -> None:
+    method = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "user_sampling_rate": rate}
+    full = {**method, "user_sampling_rate": 1.0}
+    plain = run(prepare(asked(method=method, privacy={})), tmp_path, Silent()).statement
+    protected = run(prepare(asked(method=method, privacy={}, **PROTECTED)), tmp_path, Silent()).statement
+    unsampled = run(prepare(asked(method=full, privacy={})), tmp_path, Silent()).statement.epsilon
+    before = {line.party: line.epsilon for line in plain.trust}
+    after = {line.party: line.epsilon for line in protected.trust}
+    assert protected.epsilon == plain.epsilon
+    assert after["the server"] == pytest.approx(unsampled)
+    assert after["the server"] < after["the server with one silo"] < before["the server"]
+    assert any("only the sum" in line.sees for line in protected.trust)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ({"name": "fedavg"}, "unbounded updates"),
+        ({"name": "uldp-group", "clip": 0.5, "noise_multiplier": 5.0, "group_size": 2}, "floating-point"),
+    ],
+)
+def test_what_cannot_be_masked_is_refused_before_training(method: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CompositionError, match=reason):
+        prepare(asked(method=method, **PROTECTED))
+
+
+def test_one_silo_is_refused_before_training() -> None:
+    with pytest.raises(ProtocolError, match="needs 2 silos"):
+        prepare(asked(data={"name": "digits", "n_users": 20, "n_silos": 1}, **PROTECTED))
+
+
+# --- the range of a message -------------------------------------------------------------------------------------
+
+
+@bounded_sum
+@pytest.mark.parametrize("sigma", [0.0, 5.0])
+def test_the_largest_sum_of_contributions_is_within_the_range(name: str, sigma: float) -> None:
+    weight = {"uldp-naive": 1, "uldp-avg-w": USERS}.get(name, USERS / SILOS)
+    agreed = masked_range(name, sigma)
+    extreme = np.floor(weight * CLIP / agreed.grid) * agreed.grid
+    message = np.array([extreme, -extreme, 0.0, agreed.grid])
+    total = SecureSum(agreed).total(1, [message] * SILOS)
+    np.testing.assert_array_equal(total, SILOS * message)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_any_messages_within_the_range_add_up_exactly(seed: int) -> None:
+    agreed = masked_range("uldp-avg-w")
+    units = np.random.default_rng(seed).integers(-agreed.limit, agreed.limit + 1, (SILOS, 4))
+    total = SecureSum(agreed).total(1, list(units * agreed.grid))
+    np.testing.assert_array_equal(total, units.sum(0) * agreed.grid)
+
+
+def test_a_message_beyond_the_range_ends_the_round_and_names_the_silo() -> None:
+    agreed = masked_range("uldp-avg")
+    beyond = np.full(4, (agreed.limit + 1) * agreed.grid)
+    with pytest.raises(ProtocolError, match="silo 1: a value of its vector is above the limit"):
+        SecureSum(agreed).total(1, [np.zeros(4), beyond, np.zeros(4)])
+
+
+def test_a_round_is_summed_once() -> None:
+    secure = SecureSum(masked_range("uldp-avg"))
+    secure.total(1, [np.zeros(4)] * SILOS)
+    with pytest.raises(ProtocolError, match="keys are used once"):
+        secure.total(1, [np.zeros(4)] * SILOS)
