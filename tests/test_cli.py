@@ -122,6 +122,7 @@ def test_plan_needs_no_data_and_meets_a_target(tmp_path: Path, monkeypatch: pyte
         2 * last["uldp-sgd, uldp-avg, uldp-avg-w"]["noise_multiplier"], rel=3e-3
     )
     assert "plan.html" in output("plan", "--rounds", "5", "--group", "2")
+    assert as_json("plan", "--accountant", "rdp", "--group", "2")["left_out"] == ["uldp-group-2"]
 
 
 @pytest.mark.parametrize("command", ["presets", "methods", "data"])

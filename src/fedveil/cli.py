@@ -14,7 +14,7 @@ from fedveil import __version__
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.audit import audit
 from fedveil.engine.experiment import parse_assignment
-from fedveil.engine.planning import Plan, plan_rows
+from fedveil.engine.planning import Plan, plan_rows, unsupported
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study, preset_text, presets
@@ -173,27 +173,28 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Say what a federation would guarantee before any data exists: sigma, epsilon, rounds, per method."""
-    rows = plan_rows(
-        Plan(
-            n_users=users,
-            n_silos=silos,
-            rounds=rounds,
-            noise_multipliers=tuple(noise_multiplier or (5.0,)),
-            sampling_rates=tuple(sampling_rate or (1.0,)),
-            delta=delta,
-            epsilon=epsilon,
-            group_sizes=tuple(group_size or (2, 8)),
-            records_per_silo=records,
-            batch_size=batch_size,
-            epochs=epochs,
-            colluding_silos=colluding_silos,
-            accountant=accountant,
-            client_sampling_rates=tuple(client_rate or ()),
-        )
+    planned = Plan(
+        n_users=users,
+        n_silos=silos,
+        rounds=rounds,
+        noise_multipliers=tuple(noise_multiplier or (5.0,)),
+        sampling_rates=tuple(sampling_rate or (1.0,)),
+        delta=delta,
+        epsilon=epsilon,
+        group_sizes=tuple(group_size or (2, 8)),
+        records_per_silo=records,
+        batch_size=batch_size,
+        epochs=epochs,
+        colluding_silos=colluding_silos,
+        accountant=accountant,
+        client_sampling_rates=tuple(client_rate or ()),
     )
+    rows = plan_rows(planned)
     if as_json:
-        print_json({"rows": rows})
+        print_json({"rows": rows, "left_out": unsupported(planned)})
         return
+    for label in unsupported(planned):
+        _out.print(f"left out: {label}, for which accountant {accountant} has no bound")
     last = [row for row in rows if row["rounds"] == max(r["rounds"] for r in rows)]
     _out.print(rows_table(last, title=f"{users} users, {silos} silos, delta {delta:g}"))
     _out.print(f"table and plot over the rounds: {write_plan(rows, page)}")

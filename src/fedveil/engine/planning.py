@@ -72,10 +72,13 @@ class Plan:
 def plan_rows(plan: Plan) -> list[Row]:
     """Return one row per method, setting and number of rounds, for the table and the plot.
 
-    With a target epsilon the noise multiplier is the least one that keeps all T rounds within it.
+    With a target epsilon the noise multiplier is the least one that keeps all T rounds within it. A method whose event
+    the accountant does not support is left out (see :func:`unsupported`).
     """
     rows = []
     for label, rate, compose in _methods(plan):
+        if not _supported(plan, compose):
+            continue
         for sigma in _noise_multipliers(plan, compose):
             method = compose(sigma)
             numerical = _accountant(plan, method)
@@ -93,6 +96,16 @@ def plan_rows(plan: Plan) -> list[Row]:
                 rows.append({**row, "epsilon": epsilon, "accountant": plan.accountant})
                 rows.extend({**row, **closed} for closed in _closed_forms(plan, method, rounds))
     return rows
+
+
+def unsupported(plan: Plan) -> list[str]:
+    """Return the names of the methods that the plan's accountant has no bound for."""
+    return [label for label, _, compose in _methods(plan) if not _supported(plan, compose)]
+
+
+def _supported(plan: Plan, compose: Callable[[float], Method]) -> bool:
+    method = compose(1.0)
+    return _accountant(plan, method).supports(_event(plan, method))
 
 
 def _closed_forms(plan: Plan, method: Method, rounds: int) -> list[Row]:
