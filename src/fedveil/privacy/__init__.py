@@ -24,7 +24,7 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.ledger import Budget, Entry, Head, Ledger, read_entries
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, NoiseLaw
-from fedveil.privacy.sampling import Everyone, PoissonUsers
+from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "SelfComposedEvent",
     "Statement",
     "Unbounded",
+    "UniformClients",
     "calibrate_noise",
     "calibrate_rate",
     "calibrate_rounds",
