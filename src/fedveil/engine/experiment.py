@@ -156,6 +156,21 @@ class MethodSection(_Section):
         return {key: value for key, value in given.items() if value is not None}
 
 
+class ChannelSection(_Section):
+    """How a silo's noisy sum travels: as numbers, or as bytes whose compression error is the noise."""
+
+    name: Literal["additive", "lrsuq"] = Field("additive", description="lrsuq: docs/theory/lrsuq.md")
+    lattice: Literal["Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"] | None = Field(
+        None, description="of lrsuq; default: the cheapest way, block by block"
+    )
+
+    @model_validator(mode="after")
+    def _quantised(self) -> ChannelSection:
+        if self.lattice is not None and self.name != "lrsuq":
+            raise ValueError(f"lattice: {self.name} quantises nothing; it belongs to name = 'lrsuq'")
+        return self
+
+
 class ProtectionSection(_Section):
     """What hides a silo's message from the server."""
 
@@ -203,6 +218,7 @@ class Experiment(_Section):
     local: LocalSection | None = None
     trainer: TrainerSection = TrainerSection()
     method: MethodSection
+    channel: ChannelSection = ChannelSection()
     protection: ProtectionSection = ProtectionSection()
     server: ServerSection = ServerSection()
     privacy: PrivacySection = PrivacySection()

@@ -19,10 +19,51 @@ from fedveil.local.distributed import DistributedTrainer, SplitTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import Cohort, Progress, Sums, Trainer
 from fedveil.methods.method import Method
-from fedveil.methods.stages import CentralGaussian, ClientContribution, GaussianShares, SiloUserContribution
+from fedveil.methods.stages import (
+    CentralGaussian,
+    ClientContribution,
+    GaussianShares,
+    LayeredShares,
+    SiloUserContribution,
+    Transmission,
+)
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uplink:
+    """What the messages of all silos cost in a round, where a channel makes bytes of them.
+
+    Attributes:
+        bytes: length of all messages, headers and tags included.
+        float32_bytes: length of the same sums in float32.
+        bits_per_parameter: bits of the messages over parameters sent.
+        limit: information limit of the same sums, bits a parameter, mean over silos.
+        ratio: bits_per_parameter over limit; None where the limit is 0.
+    """
+
+    bytes: int
+    float32_bytes: int
+    bits_per_parameter: float
+    limit: float
+    ratio: float | None
+
+    @classmethod
+    def of(cls, sent: list[Transmission]) -> Uplink:
+        """Add up the messages of a round, at least one."""
+        parameters = sum(len(one.received) for one in sent)
+        length = sum(one.message_bytes for one in sent)
+        limit = float(np.mean([one.limit for one in sent]))
+        bits = 8 * length / parameters
+        return cls(
+            bytes=length,
+            float32_bytes=4 * parameters,
+            bits_per_parameter=bits,
+            limit=limit,
+            ratio=bits / limit if limit > 0 else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +76,7 @@ class RoundDiagnostics:
         nonfinite: contributions whose update was not finite and counted as zero.
         norms: quantiles 0, .1, .25, .5, .75, .9, 1 of the finite updates' l2 norms before clipping.
         clipped: the fraction of finite updates that the bound shortened.
+        uplink: what the silos' messages cost; None where no channel makes bytes of them.
     """
 
     participants: int
@@ -42,6 +84,7 @@ class RoundDiagnostics:
     nonfinite: int
     norms: tuple[float, ...] | None
     clipped: float | None
+    uplink: Uplink | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,11 +127,20 @@ def play_round(
     )
     aggregate = np.zeros(len(model))
     messages: list[np.ndarray] = []
+    sent: list[Transmission] = []
     for silo in range(cohort.n_silos):
         total = sums.total[silo].cpu().numpy()
         if isinstance(method.channel, GaussianShares):
             source = privacy.stream("noise", round_number, silo)
             total = method.channel.transmit(total, method.bound.grid, cohort.n_silos, source)
+        if isinstance(method.channel, LayeredShares):
+            source = privacy.stream("channel", round_number, silo)
+            sent.append(
+                method.channel.transmit(
+                    total, n_silos=cohort.n_silos, silo=silo, round_number=round_number, source=source
+                )
+            )
+            total = sent[-1].received
         if secure_sum is None:
             aggregate += total
         else:
@@ -103,7 +155,8 @@ def play_round(
         divisor = float(max(1, drawn))
     noise_std = (method.noise_std(cohort.n_silos) or 0.0) / divisor
     mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, seat.shapes)
-    return method.server.step(model, mean), _diagnose(seat, taking_part, sums)
+    diagnostics = replace(_diagnose(seat, taking_part, sums), uplink=Uplink.of(sent) if sent else None)
+    return method.server.step(model, mean), diagnostics
 
 
 def _trainer_of(seat: Seat, round_number: int) -> Trainer:

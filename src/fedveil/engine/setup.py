@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from fedveil.engine.aggregation import MaskedRange
-from fedveil.engine.experiment import DataSection, Experiment
+from fedveil.engine.experiment import ChannelSection, DataSection, Experiment
 from fedveil.engine.round import Seat
-from fedveil.errors import ConfigError
+from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.choice import choose_trainer
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.loop import LoopTrainer
@@ -30,6 +30,8 @@ from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.stages import (
     ClientContribution,
+    GaussianShares,
+    LayeredShares,
     RecordContribution,
     SiloUserContribution,
     grid_gaussian,
@@ -263,6 +265,7 @@ def _compose(
         colluding_silos=experiment.privacy.colluding_silos,
         learning_rate=experiment.method.learning_rate,
     )
+    method = _through(method, experiment.channel)
     server = experiment.server
     if server.denoiser is not None:
         denoiser = make_denoiser(
@@ -272,6 +275,18 @@ def _compose(
     if experiment.protection.name == "secure-aggregation":
         method = replace(method, protection=SecureAggregation())
     return method, uncovered
+
+
+def _through(method: Method, channel: ChannelSection) -> Method:
+    """Return the method with its silos' noisy sums sent through the channel that was asked for."""
+    if channel.name == "additive":
+        return method
+    if not isinstance(method.channel, GaussianShares):
+        raise CompositionError(
+            f"{method.name}: channel.name = 'lrsuq' makes the silos' shares of Gaussian noise, but in this method no "
+            "silo adds a share of noise to its sum; use uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
+        )
+    return replace(method, channel=LayeredShares(shares=method.channel, lattice=channel.lattice))
 
 
 def _closed_form(experiment: Experiment) -> float:

@@ -31,6 +31,7 @@ from fedveil.methods.stages import (
     ClientContribution,
     GaussianShares,
     Identity,
+    LayeredShares,
     RecordContribution,
     SiloContribution,
     Weights,
@@ -126,6 +127,8 @@ def _of_stages(method: Method, federation: Federation) -> Guarantee:
         return _dp_sgd(method, federation)
     if isinstance(method.bound, Unbounded):
         return _none("contributions are not bounded and no noise is added")
+    if isinstance(method.channel, LayeredShares):
+        return _layered_shares(method, method.channel, method.bound.norm, federation)
     if isinstance(method.channel, Identity) or method.channel.noise_multiplier == 0:
         return _none("no noise is added to the sums", method.protection)
     if isinstance(method.channel, CentralGaussian):
@@ -155,7 +158,11 @@ def _none(reason: str, protection: Protection = NO_PROTECTION) -> Guarantee:
 
 
 def _gaussian_shares(
-    method: Method, channel: GaussianShares, clip: float, federation: Federation
+    method: Method,
+    channel: GaussianShares,
+    clip: float,
+    federation: Federation,
+    law: str = "discrete Gaussian shares",
 ) -> Guarantee:
     n_silos = federation.n_silos
     moved = sensitivity(method, clip, federation)
@@ -170,7 +177,7 @@ def _gaussian_shares(
         return GaussianEvent(noise_multiplier=share * math.sqrt(unknown) / moved)
 
     whole_sum = f"the sum over {n_silos} silos moves by at most {moved:g} (l2) with one user"
-    noise = f"discrete Gaussian shares of std {share:g} per silo, noise multiplier {nominal:g} of the sum"
+    noise = f"{law} of std {share:g} per silo, noise multiplier {nominal:g} of the sum"
     mechanisms = [f"every round: {whole_sum}; {noise}"]
     mechanisms.extend(_sampling(method, "user"))
     masked = isinstance(method.protection, SecureAggregation)
@@ -230,6 +237,35 @@ def _views_of_shares(
             sees=f"{others}; guaranteed to what a user holds there",
             event=to_coalition,
         ),
+    )
+
+
+def _layered_shares(method: Method, channel: LayeredShares, clip: float, federation: Federation) -> Guarantee:
+    """The noise of :func:`_gaussian_shares`, against whoever sees decoded sums and holds no key of a message.
+
+    Who holds the key knows the latent of every sub-vector, hence a ball in which the sum lies: there is no noise of
+    unbounded support left, and no epsilon. The spreads of blocks, how they were sent, and the length of the message
+    depend on the sum as well.
+    """
+    law = "Gaussian shares, each the compression error of a silo's message (LRSUQ),"
+    shares = _gaussian_shares(method, channel.shares, clip, federation, law)
+    reason = "the key of a message bounds the error of every parameter, and blocks' spreads depend on the sum"
+    server = View(
+        party="the server, and whoever holds the key of a message",
+        sees=f"every silo's message and the latents and dithers of its key: it is trusted, because {reason}",
+        event=NoGuarantee(reason=reason),
+    )
+    return replace(
+        shares,
+        views=(server, *shares.views[1:]),
+        uncovered=(
+            *shares.uncovered,
+            "messages must travel encrypted: their length and the spreads in them depend on private sums, and so "
+            "do the message sizes and information limits in metrics.jsonl",
+            "the channel's noise is exactly Gaussian in real numbers; it is computed in float64 from 52-bit uniforms "
+            "of a ChaCha20 stream under a fresh key, and epsilon covers neither the rounding nor a broken cipher",
+        ),
+        grid_loss=0.0,
     )
 
 

@@ -19,6 +19,7 @@ from fedveil.methods.stages import (
     ClientContribution,
     Contribution,
     GaussianShares,
+    LayeredShares,
     RecordContribution,
     SiloUserContribution,
     Weights,
@@ -67,7 +68,7 @@ class Method:
     def __post_init__(self) -> None:
         pairs = isinstance(self.contribution, SiloUserContribution)
         clients = isinstance(self.contribution, ClientContribution)
-        noisy = isinstance(self.channel, GaussianShares | CentralGaussian)
+        noisy = isinstance(self.channel, GaussianShares | LayeredShares | CentralGaussian)
         if noisy and isinstance(self.bound, Unbounded):
             raise CompositionError(
                 f"{self.name}: noise on unbounded contributions guarantees nothing; give the method a clip bound"
@@ -77,7 +78,7 @@ class Method:
                 f"{self.name}: users are sampled, but a contribution is not one user's; "
                 "sampling of users needs (silo, user) or client contributions"
             )
-        if clients and isinstance(self.channel, GaussianShares):
+        if clients and isinstance(self.channel, GaussianShares | LayeredShares):
             raise CompositionError(
                 f"{self.name}: clients have no silo to add a share of the noise; use CentralGaussian"
             )
@@ -100,6 +101,10 @@ class Method:
         if not pairs and self.weights is not Weights.ONE:
             raise CompositionError(
                 f"{self.name}: weights {self.weights.value} are those of (silo, user) pairs"
+            )
+        if isinstance(self.contribution, RecordContribution) and isinstance(self.channel, LayeredShares):
+            raise CompositionError(
+                f"{self.name}: DP-SGD has its noise inside the silos; the noise of a channel would come on top of it"
             )
         if isinstance(self.contribution, RecordContribution) != isinstance(self.local, LocalDpSgd):
             raise CompositionError(
@@ -133,8 +138,9 @@ class Method:
 
     def noise_std(self, n_silos: int) -> float | None:
         """Return the standard deviation, per coordinate, of the noise on the sum over all silos; None if unknown."""
-        if isinstance(self.channel, GaussianShares):
-            return self.channel.share_std(n_silos) * math.sqrt(n_silos)
+        shares = self.channel.shares if isinstance(self.channel, LayeredShares) else self.channel
+        if isinstance(shares, GaussianShares):
+            return shares.share_std(n_silos) * math.sqrt(n_silos)
         if isinstance(self.channel, CentralGaussian):
             return self.channel.std
         return None if isinstance(self.local, LocalDpSgd) else 0.0

@@ -1,7 +1,8 @@
 """The stages a method is composed of, where they are not a room of their own.
 
-Contributions (what is trained and bounded), weights (how contributions enter the sum) and the additive-noise channel,
-which ties the exact noise laws of ``privacy`` to the grid on which contributions are summed.
+Contributions (what is trained and bounded), weights (how contributions enter the sum) and the channels: additive
+noise, which ties the exact noise laws of ``privacy`` to the grid on which contributions are summed, and quantisers
+whose error is that noise.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from fedveil.channel.codec import Channel as Codec
+from fedveil.channel.codec import gaussian_channel
+from fedveil.channel.information import information_limit
+from fedveil.channel.lattices import lattice
+from fedveil.channel.laws import GaussianLaw
+from fedveil.channel.quantizers import LayeredQuantizer
+from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
 from fedveil.population.records import Groups
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
@@ -134,6 +142,82 @@ class GaussianShares:
         return noisy
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Transmission:
+    """One silo's message, sent and received.
+
+    Attributes:
+        received: the silo's sum plus its share of the noise, as the server decoded it.
+        message_bytes: length of the whole message.
+        limit: the information limit of :func:`~fedveil.channel.information.information_limit`, bits a parameter.
+    """
+
+    received: Float64[np.ndarray, " d"]
+    message_bytes: int
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayeredShares:
+    """Every silo's sum travels through a quantiser whose error is the silo's share of the noise.
+
+    LRSUQ (CEPAM, Section III; docs/theory/lrsuq.md): what the server decodes is sum + N(0, share std^2 I), exactly,
+    independent of the sum. So the sum of all silos has the law that :class:`GaussianShares` gives it.
+    The server needs the key of every message and so learns more of a sum than its decoded value: it is trusted.
+
+    Attributes:
+        shares: the noise, and how the silos share it.
+        lattice: of the quantiser; None sends every block in the cheapest way (``gaussian_channel``).
+    """
+
+    shares: GaussianShares
+    lattice: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.shares.noise_multiplier == 0:
+            raise CompositionError(
+                "the channel's compression error is its noise: noise_multiplier = 0 leaves it nothing to compress "
+                "with; give a noise_multiplier above 0, or send the sums as they are"
+            )
+
+    def codec(self, n_silos: int) -> Codec:
+        """Return the channel of bytes that each of ``n_silos`` silos uses."""
+        std = self.shares.share_std(n_silos)
+        if self.lattice is None:
+            return gaussian_channel(std)
+        return Codec(quantizer=LayeredQuantizer(law=GaussianLaw(std=std), lattice=lattice(self.lattice)))
+
+    def transmit(
+        self,
+        total: Float64[np.ndarray, " d"],
+        *,
+        n_silos: int,
+        silo: int,
+        round_number: int,
+        source: BitSource,
+    ) -> Transmission:
+        """Send one silo's sum as one byte string, and decode it from the bytes as the server does.
+
+        Args:
+            total: the silo's sum of clipped contributions.
+            n_silos: |S|.
+            silo: index of the silo.
+            round_number: the round of the sum.
+            source: privacy randomness of this silo and round. It stands for the key agreement of silo and server:
+                the secret is drawn from it for each attempt at a round, so attempts never share a key.
+
+        Raises:
+            UpdateError: a parameter of the sum above 2^30 times the share's standard deviation.
+        """
+        secret = source.uint64(4).astype("<u8").tobytes()
+        key = update_key(secret, run="one process", client=silo, round_number=round_number)
+        codec = self.codec(n_silos)
+        message = codec.encode(total, KeyedStreams(key))
+        received = codec.decode(message, KeyedStreams(key), length=len(total))
+        limit = information_limit(total, GaussianLaw(std=self.shares.share_std(n_silos)))
+        return Transmission(received=received, message_bytes=len(message), limit=limit)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CentralGaussian:
     """A server that is trusted with the sum adds noise to it, once: std = noise_multiplier * scale per coordinate.
@@ -177,4 +261,4 @@ def grid_law(std: float, grid: float) -> DiscreteGaussian:
     return DiscreteGaussian(std=std, grid=grid_for(std, at_most=grid))
 
 
-Channel = Identity | GaussianShares | CentralGaussian
+Channel = Identity | GaussianShares | LayeredShares | CentralGaussian
