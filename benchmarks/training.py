@@ -7,9 +7,11 @@ Memory is the rise of a fresh process's peak above its peak with the data loaded
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import torch
@@ -69,14 +71,26 @@ def _published_rounds() -> Iterator[Row]:
     full = LocalSgd(learning_rate=0.01, epochs=50, batch_size=64)
     seconds, _, _ = _mnist_round(100, full)
     yield at_most("MNIST CNN, 100 users, Q = 50: a round", "CPU-s", seconds, 348.0)
-    torch.set_num_threads(os.cpu_count() or 1)
-    _, _, wall = _mnist_round(10_000, full)
+    cores = os.cpu_count() or 1
+    wall, seconds = _mnist_wall(10_000, full, cores)
+    named = f"MNIST CNN, 10,000 users, Q = 50: a round in {cores} processes"
+    yield at_most(named, "s", wall, 480.0)
+    yield Row(case=f"{named}, the slowest", unit="CPU-s", ours=seconds)
+
+
+def _mnist_wall(n_users: int, local: LocalSgd, processes: int) -> tuple[float, float]:
+    """Return wall and CPU seconds of the slowest of some processes to which a round's contributions are dealt out."""
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        shares = [pool.submit(_mnist_round, n_users, local, index, processes) for index in range(processes)]
+        done = [share.result() for share in shares]
+    return max(wall for _, _, wall in done), max(cpu for cpu, _, _ in done)
+
+
+def _mnist_round(
+    n_users: int, local: LocalSgd, index: int = 0, processes: int = 1
+) -> tuple[float, int, float]:
+    """Return CPU seconds, local steps and wall seconds of one round, or of one process's share of it."""
     torch.set_num_threads(1)
-    yield at_most("MNIST CNN, 10,000 users, Q = 50: a round on all cores", "s", wall, 480.0)
-
-
-def _mnist_round(n_users: int, local: LocalSgd) -> tuple[float, int, float]:
-    """Return CPU seconds, local steps and wall seconds of one round."""
     population = load("mnist", n_users=n_users, allocation=Allocation(law="zipf"))
     records = population.train
     groups = records.by_silo_user()
@@ -92,7 +106,7 @@ def _mnist_round(n_users: int, local: LocalSgd) -> tuple[float, int, float]:
     )
     task = Task(model=model, loss=load_loss("cross_entropy"))
     trainer = choose_trainer(task, local, cohort=cohort)
-    members = torch.arange(len(groups))
+    members = torch.arange(len(groups))[index::processes]
     weights = torch.ones(len(members), dtype=torch.float64)
     cpu, wall = time.process_time(), time.perf_counter()
     sums = trainer.sums(task.initial(), cohort, members, weights, CLIP, ExperimentRandomness(0), ("round", 1))
