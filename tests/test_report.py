@@ -225,6 +225,25 @@ def test_diagnostics_are_labelled_as_not_covered(tmp_path: Path) -> None:
     assert 'id="population"' not in visible(report_page(load_run(folder)))
 
 
+def test_the_uplink_is_shown_against_its_information_limit(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=3)
+    uplink = {
+        "bytes": 250,
+        "float32_bytes": 50_000,
+        "bits_per_parameter": 0.16,
+        "limit": 0.004,
+        "ratio": 40.0,
+    }
+    first, *rest = metric_rows(rounds=3)
+    rows = [first, *(row | {"uplink": uplink} for row in rest)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = visible(report_page(load_run(folder)))
+    told = (
+        "0.16 bits a parameter at round 3, the limit 0.004. All messages together: 750 bytes, 200 times fewer"
+    )
+    assert told in page[page.index('id="population"') :]
+
+
 def test_lost_contributions_are_told(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     rows = [row | {"nonfinite": 2, "norms": None} for row in metric_rows(rounds=3)]

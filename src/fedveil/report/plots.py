@@ -262,6 +262,27 @@ def clipped_fraction(run: RunData) -> Plot:
     )
 
 
+def uplink_bits(run: RunData) -> Plot:
+    """Bits a parameter of the silos' messages over rounds, against the information limit of the same sums."""
+    sent = [(row.round, row.uplink) for row in run.rounds if row.uplink is not None]
+    rounds, bits = [number for number, _ in sent], [uplink.bits_per_parameter for _, uplink in sent]
+    limits = [uplink.limit for _, uplink in sent]
+    figure = _figure(x="round", y="bits a parameter")
+    _line(figure, 0, name="messages", x=rounds, y=bits)
+    _line(figure, 1, name="information limit", x=rounds, y=limits, dash="dash")
+    _log_y(figure, [value for value in (*bits, *limits) if value > 0])
+    total = sum(uplink.bytes for _, uplink in sent)
+    plain = sum(uplink.float32_bytes for _, uplink in sent)
+    ending = f"{show(bits[-1])} bits a parameter at round {rounds[-1]}, the limit {show(limits[-1])}"
+    return Plot(
+        figure=figure,
+        title="Uplink",
+        alt=f"Two lines on a logarithmic axis: {ending}.",
+        caption=f"{ending}. All messages together: {show(total)} bytes, {show(plain / total)} times fewer than the "
+        "same sums in float32.",
+    )
+
+
 def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
     """A test metric over rounds, one curve a variant, with a band of one standard deviation over seeds."""
     figure = _figure(x="round", y=f"test {words(metric)}")

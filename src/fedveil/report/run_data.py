@@ -27,6 +27,16 @@ _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
+class UplinkData:
+    """What the silos' messages of a round cost, where a channel made bytes of them; `limit` in bits a parameter."""
+
+    bytes: int
+    float32_bytes: int
+    bits_per_parameter: float
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundRow:
     """One line of metrics.jsonl; round 0 is the initial model.
 
@@ -45,6 +55,7 @@ class RoundRow:
     norms: tuple[float, ...] | None
     clip: float | None
     clipped: float | None
+    uplink: UplinkData | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,6 +375,16 @@ def _round(row: _Object) -> RoundRow:
         norms=None if row.fields.get("norms") is None else row.numbers("norms", len(NORM_LEVELS)),
         clip=row.optional_number("clip"),
         clipped=row.optional_number("clipped"),
+        uplink=None if row.fields.get("uplink") is None else _uplink(row.child("uplink")),
+    )
+
+
+def _uplink(uplink: _Object) -> UplinkData:
+    return UplinkData(
+        bytes=uplink.count("bytes"),
+        float32_bytes=uplink.count("float32_bytes"),
+        bits_per_parameter=uplink.number("bits_per_parameter"),
+        limit=uplink.number("limit"),
     )
 
 
