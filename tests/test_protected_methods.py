@@ -10,7 +10,7 @@ import pytest
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import Federation, View, derive
 from fedveil.methods.protections import NoProtection, SecureAggregation
-from fedveil.methods.stages import Identity
+from fedveil.methods.stages import Identity, LayeredShares
 from fedveil.methods.uldp import uldp_avg_w
 from fedveil.privacy.events import GaussianEvent, NoGuarantee
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES, SIGMA, SILOS, USERS, bounded_sum
@@ -43,6 +43,13 @@ def test_a_bounded_sum_without_shares_of_noise_is_refused() -> None:
     plain = replace(METHOD_CASES["uldp-avg"](SIGMA), channel=Identity())
     with pytest.raises(CompositionError, match="GaussianShares"):
         replace(plain, protection=SecureAggregation())
+
+
+def test_a_channel_that_is_decoded_message_by_message_is_refused() -> None:
+    method = METHOD_CASES["uldp-avg"](SIGMA)
+    decoded = replace(method, channel=LayeredShares(shares=method.channel))
+    with pytest.raises(CompositionError, match="decodes one by one"):
+        replace(decoded, protection=SecureAggregation())
 
 
 @bounded_sum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.cli import main
 from fedveil.engine.aggregation import MaskedRange, SecureSum
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.run import resume, run
@@ -69,6 +71,41 @@ def test_a_resumed_run_goes_on_under_new_keys_to_the_same_model(tmp_path: Path) 
         run(prepare(asked(rounds=3, **PROTECTED)), tmp_path / "cut", Silent(interrupt_after=2))
     resumed = files(resume(tmp_path / "cut" / "try", Silent()).folder)
     assert same_model(whole[1], resumed[1])
+
+
+def test_a_transcript_lists_every_message_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+    prepared = prepare(asked(**PROTECTED))
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, tmp_path, Silent(interrupt_after=1), transcript=True)
+    path = tmp_path / "try" / "transcript.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"schema_version": 1, "rou')
+    row = resume(tmp_path / "try", Silent()).row
+    assert path.read_bytes().startswith(whole)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    silos = prepared.population.n_silos
+    assert [sum(line["round"] == number for line in lines) for number in range(3)] == [
+        2 * 2 * silos,  # keys and directory, once per session
+        4 * silos,
+        4 * silos,
+    ]
+    assert row["bytes_up"] == sum(
+        line["bytes"] for line in lines if line["round"] == 2 and line["recipient"] == "server"
+    )
+
+
+def test_a_run_without_a_protocol_has_no_transcript(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run(prepare(asked()), tmp_path, Silent(), transcript=True)
+    assert not (outcome.folder / "transcript.jsonl").exists()
+    document = tmp_path / "plain.toml"
+    document.write_text(asked().to_toml())
+    monkeypatch.setattr("sys.argv", ["fedveil", "run", str(document), "--transcript"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert "no protocol runs here" in " ".join(capsys.readouterr().err.split())
 
 
 def test_rows_count_the_bytes_of_every_message_to_the_server(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ Scenario = Annotated[
 ]
 Variant = Annotated[list[str] | None, typer.Option("--variant", help="only this variant (may be repeated)")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="runs per variant, with consecutive seeds")]
+Listed = Annotated[bool, typer.Option("--transcript", help="list every message of a protocol")]
 Runs = Annotated[Path, typer.Option("--runs", help="folder that run folders are made in")]
 
 
@@ -77,10 +78,16 @@ def run_command(
     variant: Variant = None,
     seeds: Seeds = 1,
     runs: Runs = Path("runs"),
+    transcript: Listed = False,
     as_json: Json = False,
 ) -> None:
     """Train: one experiment, or every experiment of a preset, and end with a table and a report."""
     study = _study(source, assignments, quick, scenario, variant, seeds)
+    if transcript and all(one.protection.name == "none" for one in study.experiments):
+        raise ConfigError(
+            "--transcript: no protocol runs here, so there is no message to list; "
+            "--set protection.name=secure-aggregation adds one"
+        )
     single = len(study.experiments) == 1
     parent = runs if single else _fresh(runs / study.name)
     if not as_json and not single:
@@ -88,7 +95,7 @@ def run_command(
     outcomes, report = [], None
     with observer(_out, quiet=as_json) as watching:
         for experiment in study.experiments:
-            outcome = run(prepare(experiment), parent, watching)
+            outcome = run(prepare(experiment), parent, watching, transcript=transcript)
             report = write_report(outcome.folder)
             outcomes.append(outcome)
     if not single:

@@ -21,6 +21,7 @@ from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.protection.secure_aggregation import AggregationPlan
 from fedveil.protection.session import AggregationSession
+from fedveil.protection.transcript import Line
 
 _NOISE_REACH: Final = 40.0  # in standard deviations: a share reaches farther with a probability below 1e-340
 
@@ -80,6 +81,7 @@ class SecureSum:
     def __init__(self, agreed: MaskedRange) -> None:
         self._agreed = agreed
         self._session = AggregationSession(silos=agreed.silos, length=agreed.length, limit=agreed.limit)
+        self._listed = 0
 
     def total(
         self, round_number: int, messages: Sequence[Float64[np.ndarray, " d"]]
@@ -96,6 +98,12 @@ class SecureSum:
         grid = self._agreed.grid
         units = {silo: (message / grid).astype(np.int64) for silo, message in enumerate(messages)}
         return np.asarray(self._session.aggregate(round_number, units) * grid)
+
+    def messages(self) -> tuple[Line, ...]:
+        """Return what passed between the parties since the last call: sender, size and purpose, no content."""
+        lines = self._session.transcript.lines[self._listed :]
+        self._listed += len(lines)
+        return lines
 
     def bytes_up(self, round_number: int) -> int:
         """Return the bytes that all silos sent to the server in a round: masked vectors and seeds of own masks."""

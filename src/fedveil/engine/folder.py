@@ -13,6 +13,7 @@ spectrum.json         how far the model moved, by frequency (from released model
 audit.json            what attacks showed, if the run was audited
 checkpoint/           the model after the last complete round, and that round's line of metrics
 environment.json      versions, machine, trainer
+transcript.jsonl      every message of the parties under secure aggregation, if it was asked for
 report.html           the self-contained report
 ====================  ==================================================================================
 
@@ -174,16 +175,21 @@ class RunFolder:
             "model.safetensors", save({name: value.cpu().contiguous() for name, value in tensors.items()})
         )
 
-    def append_metrics(self, row: Row) -> None:
-        """Add one line to metrics.jsonl, durably."""
-        path = self.path / "metrics.jsonl"
+    def append(self, name: str, *rows: Row) -> None:
+        """Add one line per row to a file of lines, durably."""
+        path = self.path / name
         try:
             with open(path, "ab") as stream:
-                stream.write((json.dumps(row, allow_nan=False) + "\n").encode())
+                stream.writelines((json.dumps(row, allow_nan=False) + "\n").encode() for row in rows)
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def drop_torn_line(self, name: str) -> None:
+        """Make a file of lines end with a whole one, whatever the crash left."""
+        content = (self.path / name).read_bytes()
+        self.write(name, content[: content.rfind(b"\n") + 1])
 
     def mend_metrics(self, checkpoint: Checkpoint) -> None:
         """Make metrics.jsonl end with the checkpoint's line, whatever the crash left."""

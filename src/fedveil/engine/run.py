@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.spectrum import spectrum
+
+_TRANSCRIPT: Final = "transcript.jsonl"
 
 
 class Observer(Protocol):
@@ -66,11 +68,20 @@ class Outcome:
     seconds: float
 
 
-def run(prepared: Prepared, parent: Path, observer: Observer) -> Outcome:
-    """Run a prepared experiment in a new folder under ``parent``."""
+def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: bool = False) -> Outcome:
+    """Run a prepared experiment in a new folder under ``parent``.
+
+    Args:
+        prepared: what to run.
+        parent: where the run folder is made.
+        observer: who is told how it goes on.
+        transcript: whether to list every message of a protocol in ``transcript.jsonl``, also after a resume.
+    """
     folder = RunFolder.create(parent, prepared.experiment)
     folder.write_json("environment.json", _environment(prepared))
     folder.write_json("diagnostics.json", _population_diagnostics(prepared))
+    if transcript and prepared.masked_range is not None:
+        folder.write(_TRANSCRIPT, b"")
     return _go_on(prepared, folder, observer)
 
 
@@ -96,6 +107,9 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 f"{folder.path}: the ledger was charged for other events than this experiment's"
             )
         folder.mend_metrics(checkpoint)
+        listed = secure_sum if (folder / _TRANSCRIPT).exists() else None
+        if listed is not None:
+            folder.drop_torn_line(_TRANSCRIPT)
         observer.started(folder.path, experiment, checkpoint.round)
         stopped = None
         while checkpoint.round < experiment.rounds:
@@ -106,8 +120,10 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
             if len(ledger.entries) < number:
                 ledger.charge(run=experiment.name, round=number, attempt=0, event=prepared.guarantee.event)
             checkpoint = _round(prepared, checkpoint, number, privacy, secure_sum, observer, ledger.head)
+            if listed is not None:
+                folder.append(_TRANSCRIPT, *(line.to_json() for line in listed.messages()))
             folder.write_checkpoint(checkpoint)
-            folder.append_metrics(checkpoint.row)
+            folder.append("metrics.jsonl", checkpoint.row)
             observer.completed(checkpoint.row)
         charges, spent = len(ledger.entries), ledger.spent()
     folder.write_model(prepared.task.state(checkpoint.model))

@@ -31,6 +31,10 @@ class Line:
     purpose: str
     bytes: int
 
+    def to_json(self) -> dict[str, str | int]:
+        """Return the line as one JSON object of the transcript."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
 
 class Transcript:
     """Collects one line per message; contents are not kept."""
@@ -65,7 +69,7 @@ class Transcript:
         """Write one JSON object per line."""
         with path.open("w", encoding="utf-8") as file:
             for line in self._lines:
-                file.write(json.dumps({"schema_version": SCHEMA_VERSION, **asdict(line)}) + "\n")
+                file.write(json.dumps(line.to_json()) + "\n")
 
 
 def _name(party: int) -> str:
