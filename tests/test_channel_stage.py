@@ -220,6 +220,7 @@ def test_methods_with_shares_run_over_the_channel(method: dict[str, Any], tmp_pa
     assert statement["epsilon"] == rows[-1]["epsilon"] > 0
     assert statement["trust"][0]["epsilon"] is None
     assert "LRSUQ" in statement["mechanisms"][0]
+    assert "ChaCha20" in statement["randomness"]
 
 
 def test_a_lattice_of_ones_own_runs(tmp_path: Path) -> None:

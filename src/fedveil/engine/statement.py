@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedveil.engine.folder import finite
 from fedveil.engine.setup import Prepared
+from fedveil.methods.stages import LayeredShares
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
 
@@ -43,11 +44,7 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
             Disclosure(party=view.party, sees=view.sees, epsilon=_against(prepared, view.event, rounds))
             for view in guarantee.views
         ),
-        randomness=(
-            "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
-            if prepared.secure
-            else "noise and sampling derived from a seed, for repetition only"
-        ),
+        randomness=_randomness(prepared),
         secure_randomness=prepared.secure,
         uncovered=(*prepared.uncovered, *_SHOWN),
         as_published=tuple(
@@ -57,6 +54,18 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
         ),
         reasons=tuple(reasons),
     )
+
+
+def _randomness(prepared: Prepared) -> str:
+    """Return where noise and sampling came from, in words."""
+    if not prepared.secure:
+        return "noise and sampling derived from a seed, for repetition only"
+    if isinstance(prepared.method.channel, LayeredShares):
+        return (
+            "sampling, and a key for every message, drawn from the operating system's cryptographic generator; noise "
+            "from a ChaCha20 stream under that key"
+        )
+    return "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
 
 
 def _against(prepared: Prepared, event: Event, rounds: int) -> float | None:
