@@ -117,8 +117,9 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table a run ends with: metric, epsilon, delta, unit, seconds."""
     metric = next((name for one in outcomes if one.row["test"] for name in one.row["test"]), "metric")
     table = Table(title=None)
-    for column in ("run", f"test {metric}", "epsilon", "to server", "delta", "unit", "rounds", "seconds"):
-        table.add_column(column, justify="left" if column in ("run", "unit") else "right")
+    table.add_column("run", no_wrap=True)
+    for column in (f"test {metric}", "epsilon", "to server", "delta", "unit", "rounds", "seconds"):
+        table.add_column(column, justify="left" if column == "unit" else "right")
     for one in outcomes:
         guaranteed = one.statement.epsilon is not None
         table.add_row(

@@ -167,7 +167,7 @@ def prepare(experiment: Experiment) -> Prepared:
         guarantee=guarantee,
         accountant=numerics,
         seat=seat,
-        uncovered=(*guarantee.uncovered, *uncovered, *_batching(trainer), *population.notes),
+        uncovered=(*guarantee.uncovered, *uncovered, *_batching(trainer)),
         masked_range=masked_range,
     )
 

@@ -47,6 +47,7 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
         randomness=_randomness(prepared),
         secure_randomness=prepared.secure,
         uncovered=(*prepared.uncovered, *_SHOWN),
+        notes=prepared.population.notes,
         as_published=tuple(
             AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
             for claim in guarantee.published

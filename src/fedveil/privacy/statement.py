@@ -73,6 +73,7 @@ class Statement:
         uncovered: choices that depended on private data and that epsilon does not cover.
         as_published: figures reproduced although their theory has a gap.
         reasons: why nothing is guaranteed; empty exactly when ``epsilon`` is a number.
+        notes: what a reader must know of the data (a subset, a public scaling).
 
     Raises:
         PrivacyError: an epsilon without or with contradicting reasons, or a value outside its domain.
@@ -93,6 +94,7 @@ class Statement:
     uncovered: tuple[str, ...] = ()
     as_published: tuple[AsPublished, ...] = ()
     reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a statement that contradicts itself."""
@@ -122,6 +124,7 @@ class Statement:
                 for d in self.trust
             ),
             f"Randomness: {self.randomness}.",
+            *(f"Data: {text.rstrip('.')}." for text in self.notes),
             *(f"Not covered: {text.rstrip('.')}." for text in self.uncovered),
             *(
                 f"As published, {p.name}: {show_epsilon(p.value)}. Its theory has a gap: {p.gap}."
@@ -170,6 +173,7 @@ class Statement:
             "uncovered": list(self.uncovered),
             "as_published": [{"name": p.name, "value": p.value, "gap": p.gap} for p in self.as_published],
             "reasons": list(self.reasons),
+            "notes": list(self.notes),
             "event": self.event.to_json(),
         }
 
@@ -202,6 +206,7 @@ class Statement:
                 uncovered=tuple(data["uncovered"]),
                 as_published=tuple(AsPublished(**item) for item in data["as_published"]),
                 reasons=tuple(data["reasons"]),
+                notes=tuple(data["notes"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, PrivacyError) as error:
             raise RunFolderError(f"privacy statement is damaged: {error}") from error
