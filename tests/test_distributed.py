@@ -47,7 +47,7 @@ def test_torchrun_gives_the_model_of_one_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += [
         "-m",
-        "fedveil.engine.distributed",
+        "fedveil.torchrun",
         str(tmp_path / "one.toml"),
         "--runs",
         str(tmp_path / "runs"),

@@ -1,6 +1,6 @@
 """Runs over several processes: under ``torchrun``, or over workers that a run starts itself.
 
-    torchrun --nproc-per-node 4 -m fedveil.engine.distributed PRESET_OR_TOML --runs runs
+    torchrun --nproc-per-node 4 -m fedveil.torchrun PRESET_OR_TOML --runs runs
 
 Every process loads the same experiment; process 0 runs it and keeps the run folder, the others train shares of every
 round (:mod:`fedveil.local.distributed`). docs/how-to/several-processes.md.
@@ -8,8 +8,6 @@ round (:mod:`fedveil.local.distributed`). docs/how-to/several-processes.md.
 
 from __future__ import annotations
 
-import argparse
-import os
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -20,13 +18,11 @@ from pathlib import Path
 import torch
 import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
-from rich.console import Console
 
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.run import Observer, Outcome, run
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.study import load_study
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import ConfigError
 from fedveil.local.distributed import DistributedTrainer, SplitTrainer, serve
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer
@@ -98,35 +94,3 @@ def _split(prepared: Prepared) -> SplitTrainer:
             f"{prepared.method.name}: DP-SGD inside the silos draws noise in every step and runs in one process"
         )
     return trainer
-
-
-def main() -> None:
-    """Run every experiment of a preset or TOML file in the processes that torchrun started."""
-    from fedveil.console import LineObserver
-
-    parser = argparse.ArgumentParser(prog="fedveil.engine.distributed", description=__doc__.splitlines()[0])
-    parser.add_argument("source", metavar="PRESET_OR_TOML")
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    arguments = parser.parse_args()
-    if "RANK" not in os.environ:
-        parser.error("start it by torchrun: torchrun --nproc-per-node 4 -m fedveil.engine.distributed ...")
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if cuda else "gloo")
-    first = distributed.get_rank() == 0
-    try:
-        for experiment in load_study(arguments.source).experiments:
-            outcome = run_together(
-                prepare(experiment), arguments.runs, LineObserver(Console(), quiet=not first)
-            )
-            if outcome is not None:
-                Console().print(f"{outcome.folder}: {outcome.row['test']}")
-    except FedveilError as error:
-        raise SystemExit(f"fedveil: {error}") from None
-    finally:
-        distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
