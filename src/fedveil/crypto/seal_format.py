@@ -7,6 +7,7 @@ a ciphertext, sharing a transformed plaintext between plaintext moduli) edits th
     ciphertext  parameter id (32) | NTT form (1) | polynomials, degree, primes (8 each) | scale, correction (8 each)
     plaintext   parameter id (32) | coefficients (8) | scale (8)
     array       header | length (8) | uint64 words
+    generator   header | kind (1) | seed (64): follows the array of a seeded ciphertext, whose second half is not sent
 
 Files live in anonymous memory (memfd), so nothing private touches a disk. :func:`check_format` writes, reads and
 compares before anything is used, and refuses other versions.
@@ -33,6 +34,9 @@ _VERSIONS: Final = ((4, 1), (4, 2), (4, 3))
 _PLAIN, _ZSTD = 0, 2
 _CIPHERTEXT: Final = struct.Struct("<4QBQQQdQ")
 _PLAINTEXT: Final = struct.Struct("<4QQd")
+SEED_BYTES: Final = 64
+_GENERATOR: Final = struct.Struct(f"<B{SEED_BYTES}s")
+_BLAKE2XB: Final = 1
 
 
 class MemoryFile:
@@ -75,17 +79,26 @@ class MemoryFile:
 
 
 def ciphertext_bytes(
-    identifier: ParametersId, words: UInt64[np.ndarray, "2 primes n"], *, ntt: bool
+    identifier: ParametersId, words: UInt64[np.ndarray, "2 primes n"], *, ntt: bool, scale: float = 1.0
 ) -> bytes:
     """Return SEAL's uncompressed form of a ciphertext of two polynomials."""
     polynomials, primes, degree = words.shape
-    prefix = _CIPHERTEXT.pack(*identifier, int(ntt), polynomials, degree, primes, 1.0, 1)
+    prefix = _CIPHERTEXT.pack(*identifier, int(ntt), polynomials, degree, primes, scale, 1)
     return _framed(prefix, words)
 
 
-def plaintext_bytes(coefficients: UInt64[np.ndarray, " n"]) -> bytes:
-    """Return SEAL's uncompressed form of a plaintext in coefficient form."""
-    return _framed(_PLAINTEXT.pack(0, 0, 0, 0, coefficients.size, 1.0), coefficients)
+def seeded_ciphertext_bytes(
+    identifier: ParametersId, words: UInt64[np.ndarray, " n"], seed: bytes, *, scale: float
+) -> bytes:
+    """Return SEAL's uncompressed form of a transformed ciphertext modulo one prime, its second polynomial a seed."""
+    prefix = _CIPHERTEXT.pack(*identifier, 1, 2, words.size, 1, scale, 1)
+    total = _HEADER.size + _GENERATOR.size
+    return _framed(prefix, words, _header(total) + _GENERATOR.pack(_BLAKE2XB, seed))
+
+
+def plaintext_bytes(coefficients: UInt64[np.ndarray, " n"], identifier: ParametersId = (0, 0, 0, 0)) -> bytes:
+    """Return SEAL's uncompressed form of a plaintext, in coefficient form unless parameters are named."""
+    return _framed(_PLAINTEXT.pack(*identifier, coefficients.size, 1.0), coefficients)
 
 
 def parse_ciphertext(data: bytes) -> UInt64[np.ndarray, "2 primes n"]:
@@ -97,6 +110,20 @@ def parse_ciphertext(data: bytes) -> UInt64[np.ndarray, "2 primes n"]:
     body = _body(data)
     _, _, _, _, _, polynomials, degree, primes, _, _ = _CIPHERTEXT.unpack_from(body)
     return _words(body, _CIPHERTEXT.size).reshape(polynomials, primes, degree)
+
+
+def parse_seeded_ciphertext(data: bytes) -> tuple[UInt64[np.ndarray, " n"], bytes]:
+    """Return the first polynomial and the seed of the second, of a ciphertext modulo one prime that SEAL wrote.
+
+    Raises:
+        CryptoError: the bytes do not have the expected form.
+    """
+    body = _body(data)
+    split = len(body) - _GENERATOR.size
+    kind, seed = _GENERATOR.unpack_from(body, split)
+    if kind != _BLAKE2XB:
+        raise CryptoError(f"SEAL seeded a ciphertext with generator {kind}; Blake2xb is expected")
+    return _words(body[: split - _HEADER.size], _CIPHERTEXT.size), seed
 
 
 def parse_plaintext(data: bytes) -> UInt64[np.ndarray, " n"]:
@@ -127,19 +154,15 @@ def check_format(context: Any, fresh: Any, empty: Any) -> None:
         raise CryptoError("SEAL's serialised ciphertexts have a layout that this version does not know")
 
 
-def _framed(prefix: bytes, words: UInt64[np.ndarray, "..."]) -> bytes:
+def _header(total: int) -> bytes:
+    return _HEADER.pack(_MAGIC, _HEADER.size, *_VERSIONS[-1], _PLAIN, 0, total)
+
+
+def _framed(prefix: bytes, words: UInt64[np.ndarray, "..."], suffix: bytes = b"") -> bytes:
     array_bytes = _HEADER.size + 8 + words.nbytes
-    total = _HEADER.size + len(prefix) + array_bytes
-    major, minor = _VERSIONS[-1]
-    return b"".join(
-        (
-            _HEADER.pack(_MAGIC, _HEADER.size, major, minor, _PLAIN, 0, total),
-            prefix,
-            _HEADER.pack(_MAGIC, _HEADER.size, major, minor, _PLAIN, 0, array_bytes),
-            struct.pack("<Q", words.size),
-            words.tobytes(),
-        )
-    )
+    total = _HEADER.size + len(prefix) + array_bytes + len(suffix)
+    parts = (_header(total), prefix, _header(array_bytes), struct.pack("<Q", words.size), words.tobytes())
+    return b"".join((*parts, suffix))
 
 
 def _body(data: bytes) -> bytes:
