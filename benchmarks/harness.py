@@ -8,11 +8,13 @@ with ``quick`` it ends within a minute. ``fedveil bench NAME --json`` prints :fu
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import os
 import platform
 import resource
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -149,5 +151,12 @@ def load(name: str) -> Callable[[bool], Iterator[Row]]:
 
 
 def report(name: str, rows: Iterable[Row]) -> dict[str, object]:
-    """Return what ``fedveil bench NAME --json`` prints."""
-    return {"schema_version": 1, "name": name, "machine": machine(), "rows": [asdict(row) for row in rows]}
+    """Return what ``fedveil bench NAME --json`` prints.
+
+    Every row goes to standard error as soon as it is measured: a benchmark that breaks off loses none.
+    """
+    measured = []
+    for row in rows:
+        print(json.dumps(asdict(row)), file=sys.stderr, flush=True)
+        measured.append(asdict(row))
+    return {"schema_version": 1, "name": name, "machine": machine(), "rows": measured}
