@@ -40,6 +40,7 @@ from torch import Tensor
 
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment, parse, read_toml
 from fedveil.errors import RunFolderError
+from fedveil.files import replace_file
 from fedveil.privacy.ledger import Head
 
 Row = dict[str, Any]
@@ -105,16 +106,9 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """Replace a file atomically and durably."""
         target = self.path / name
-        temporary = target.with_name(f".{target.name}.tmp")
         try:
-            with open(temporary, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, target)
-            _sync_folder(target.parent)
+            replace_file(target, content)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise RunFolderError(
                 f"{target}: cannot be written: {error.strerror}; nothing was released, "
                 f"`fedveil resume {self.path}` goes on from the last complete round"
@@ -205,11 +199,3 @@ class RunFolder:
             kept.append(line)
         kept.append(json.dumps(checkpoint.row, allow_nan=False).encode())
         self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

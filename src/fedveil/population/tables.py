@@ -22,7 +22,7 @@ from fedveil.population.schema import Category, Label, Number, Schema, Survival
 from fedveil.population.splits import holdout
 from fedveil.randomness import ExperimentRandomness
 
-_TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
+TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,10 +106,60 @@ def read_tables(
         test_targets=test_targets,
         n_users=schema.n_users,
         silo_names=silo_names,
-        task=_TASKS[schema.target.kind],
+        task=TASKS[schema.target.kind],
         n_classes=len(schema.target.classes) if isinstance(schema.target, Label) else None,
         notes=tuple(notes),
     )
+
+
+def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequence[str] | None) -> Records:
+    """Read the table of one silo of a federation, where nobody sees the tables of all.
+
+    Args:
+        schema: what the columns are.
+        path: the silo's own file.
+        silo: the silo's number.
+        name: the silo's name; where the schema has a silo column, every record must carry it.
+        users: all users' ids, in the order of their numbers, as the silos agreed on it among themselves. None: the
+            ids are the numbers, from 0.
+
+    Raises:
+        DataError: as :func:`read_tables`; a user without a number, or a record of another silo, named by record.
+    """
+    part = _read_part(schema, path)
+    if schema.silo is not None:
+        _refuse_first(path, schema.silo, [where != name for where in part.silo], f"is not of silo '{name}'")
+    known = range(schema.n_users) if users is None else users
+    number = {str(who): place for place, who in enumerate(known)}
+    place = [number.get(who, -1) for who in part.user]
+    problem = (
+        f"the user is no whole number below {schema.n_users}" if users is None else "the user is not listed"
+    )
+    _refuse_first(path, schema.user, [at < 0 for at in place], problem)
+    return Records(
+        features=part.features,
+        targets=part.targets,
+        silo=np.full(len(place), silo, dtype=np.int32),
+        user=np.array(place, dtype=np.int32),
+    )
+
+
+def read_test(schema: Schema, path: Path) -> tuple[Float32[np.ndarray, "n d"], Targets]:
+    """Read features and targets of a public test table; its user and silo columns are not read.
+
+    Raises:
+        DataError: as :func:`read_tables`.
+    """
+    part = _read_part(schema, path, tested=True)
+    return part.features, part.targets
+
+
+def _refuse_first(path: Path, column: str, wrong: list[bool], problem: str) -> None:
+    """Raise the error of the first wrong record, if any."""
+    if any(wrong):
+        raise DataError(
+            f"{path}, record {wrong.index(True) + 1} (the header not counted), column '{column}': {problem}"
+        )
 
 
 def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, test_share: float) -> None:

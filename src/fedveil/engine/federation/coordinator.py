@@ -1,0 +1,350 @@
+"""The coordinator of a federation: writes letters, reads the answers, and never needs to know how they travel.
+
+    session:  Terms -> Joined (-> steps of a protocol's setup)
+    round:    charge -> Task -> vectors, or steps of a protocol -> sum -> model -> release (checkpoint on disk)
+
+:meth:`CoordinatorParty.letters` returns what still waits for an answer, so a carrier that lost something sends it
+again: silos repeat their answers. A restarted coordinator opens the run folder and begins another session; it goes on
+with the round that was not released, for the same users and from the same model, under the charge in the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange
+from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.hidden_sums import HiddenSum, MaskedSum, Outgoing
+from fedveil.engine.federation.letters import LARGEST_LETTER, Letter
+from fedveil.engine.federation.membership import Membership
+from fedveil.engine.federation.parts import Joined, Lost, Part, Refused, Relay, Task, Terms, Totals, Vector
+from fedveil.engine.folder import Checkpoint, RunFolder
+from fedveil.engine.round import coordinate, draw_users
+from fedveil.engine.run import (
+    Observer,
+    Outcome,
+    conclude,
+    evaluate,
+    initial_checkpoint,
+    over_budget,
+    row_of,
+)
+from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.errors import RunFolderError
+from fedveil.methods.stages import Weights
+from fedveil.privacy.ledger import Ledger
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
+
+_STATE: Final = "federation.json"
+_DRAWN: Final = "checkpoint/participants.json"
+_P = TypeVar("_P", bound=Part)
+_Answers = dict[int, tuple[Part, ...]]
+
+
+@dataclass
+class _Exchange:
+    """The letters of one exchange, and the answers that have arrived."""
+
+    letters: dict[int, bytes]
+    answers: _Answers
+    then: Callable[[_Answers], None]
+
+
+class CoordinatorParty:
+    """The coordinator's state machine for one run.
+
+    Args:
+        prepared: the experiment; its population is the coordinator's own share: a public test table.
+        membership: the federation.
+        identity: the coordinator's long-term key.
+        folder: the run folder, new or of a run that was interrupted.
+        observer: who is told how the run goes on.
+
+    Raises:
+        RunFolderError: a damaged folder, or another process at work in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        prepared: Prepared,
+        membership: Membership,
+        identity: IdentityKey,
+        folder: RunFolder,
+        observer: Observer,
+    ) -> None:
+        self._prepared, self._membership, self._identity = prepared, membership, identity
+        self._folder, self._observer = folder, observer
+        self._privacy = privacy_randomness(prepared.experiment)
+        guarantee = prepared.guarantee
+        self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
+        self._checkpoint = folder.read_checkpoint() or initial_checkpoint(prepared, folder, self._ledger.head)
+        self._ledger.require_extends(self._checkpoint.ledger)
+        folder.mend_metrics(self._checkpoint)
+        self._run, self._session = self._identify()
+        self._number = 0
+        self._hidden: HiddenSum | None = None
+        self._totals: Int64[np.ndarray, " users"] | None = None
+        self._began = time.perf_counter()
+        self._exchange: _Exchange | None = None
+        self.outcome: Outcome | None = None
+        observer.started(folder.path, prepared.experiment, self._checkpoint.round)
+        self._begin_session()
+
+    @property
+    def run(self) -> bytes:
+        """16 bytes that no other run has."""
+        return self._run
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended; :attr:`outcome` says how."""
+        return self.outcome is not None
+
+    def close(self) -> None:
+        """Give the ledger back; closing twice is harmless."""
+        self._ledger.close()
+
+    def letters(self) -> list[tuple[int, bytes]]:
+        """Return the letters that still wait for an answer, as pairs of silo and bytes."""
+        if self._exchange is None:
+            return []
+        return [
+            (silo, data)
+            for silo, data in self._exchange.letters.items()
+            if silo not in self._exchange.answers
+        ]
+
+    def receive(self, silo: int, data: bytes) -> None:
+        """Read a silo's letter. What belongs to an exchange that is over is passed over in silence.
+
+        Args:
+            silo: who sent it, as the carrier says.
+            data: the letter.
+
+        Raises:
+            ProtocolError: no letter of this silo, or one that says what it must not; nothing changes.
+            RunFolderError: the disk is full; the run goes on when the folder is opened again.
+        """
+        if not 0 <= silo < len(self._membership.silos):
+            raise ProtocolError(f"there are {len(self._membership.silos)} silos in the federation", silo=silo)
+        letter = Letter.open(
+            data,
+            sender=silo,
+            identity=self._membership.roster[silo],
+            recipient=SERVER,
+            largest=self._largest_answer(),
+        )
+        exchange = self._exchange
+        if exchange is None or (letter.run, letter.session, letter.number) != (
+            self._run,
+            self._session,
+            self._number,
+        ):
+            return
+        if silo in exchange.answers or silo not in exchange.letters:
+            return
+        if any(isinstance(part, Lost) for part in letter.parts):
+            self._begin_session()
+            return
+        refusal = next((part for part in letter.parts if isinstance(part, Refused)), None)
+        if refusal is not None:
+            self.stop(str(RefusalError(refusal.cause, refusal.reason, silo=self._membership.silos[silo])))
+            return
+        exchange.answers[silo] = letter.parts
+        if len(exchange.answers) == len(exchange.letters):
+            try:
+                exchange.then(dict(sorted(exchange.answers.items())))
+            except ProtocolError as error:
+                self.stop(str(error))
+
+    def stop(self, reason: str) -> None:
+        """End the run with the model it has; the folder can be resumed."""
+        self._exchange = None
+        self.outcome = conclude(self._prepared, self._folder, self._checkpoint, self._ledger, reason or None)
+        self._ledger.close()
+
+    # --- sessions --------------------------------------------------------------------------------------------
+
+    def _identify(self) -> tuple[bytes, int]:
+        """Return the run's 16 bytes and the number of its last session, from the folder or new."""
+        path = self._folder / _STATE
+        if not path.exists():
+            return os.urandom(RUN_BYTES), 0
+        try:
+            document = json.loads(path.read_bytes())
+            return bytes.fromhex(document["run"]), int(document["session"])
+        except (ValueError, KeyError, TypeError):
+            raise RunFolderError(f"{path}: damaged; the silos know the run by what it said") from None
+
+    def _begin_session(self) -> None:
+        self._session += 1
+        self._folder.write_json(_STATE, {"run": self._run.hex(), "session": self._session})
+        agreed = self._prepared.agreed
+        if isinstance(agreed, MaskedRange):
+            self._hidden = MaskedSum(agreed, run=self._run, session=self._session)
+        self._totals = None
+        self._number = -1
+        terms = Terms(experiment=self._prepared.experiment.to_toml(), membership=self._membership.digest)
+        self._ask({silo: [terms] for silo in range(len(self._membership.silos))}, self._joined)
+
+    def _joined(self, answers: _Answers) -> None:
+        if self._prepared.method.weights is Weights.BY_RECORDS:
+            counts = [only(parts, Joined, silo).counts for silo, parts in answers.items()]
+            if any(len(one) != self._prepared.population.n_users for one in counts):
+                raise ProtocolError("a silo counts records of another number of users")
+            self._totals = np.sum(counts, axis=0)
+        self._set_up(answers)
+
+    def _set_up(self, answers: _Answers) -> None:
+        outgoing = self._route(answers)
+        if self._hidden is None or self._hidden.ready:
+            self._begin_round(outgoing)
+        else:
+            self._ask(_by_silo(outgoing), self._set_up)
+
+    # --- rounds ----------------------------------------------------------------------------------------------
+
+    def _begin_round(self, before: Outgoing) -> None:
+        """Charge the next round, then ask for it; ``before`` is what silos must read first."""
+        prepared, number = self._prepared, self._checkpoint.round + 1
+        if number > prepared.experiment.rounds:
+            self.stop("")
+            return
+        stopped = over_budget(prepared, number)
+        if stopped is not None:
+            self.stop(stopped)
+            return
+        self._began = time.perf_counter()
+        if len(self._ledger.entries) < number:
+            self._ledger.charge(
+                run=prepared.experiment.name, round=number, attempt=0, event=prepared.guarantee.event
+            )
+        drawn = self._drawn(number)
+        task = Task(round=number, model=self._checkpoint.model.cpu().numpy(), drawn=drawn)
+        begin = [] if self._hidden is None else self._hidden.begin(number, drawn)
+        relays = _by_silo([*before, *begin])
+        totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
+        self._totals = None
+        self._ask(
+            {silo: [*totals, *relays.get(silo, []), task] for silo in range(len(self._membership.silos))},
+            self._collect,
+        )
+
+    def _drawn(self, number: int) -> Bool[np.ndarray, " users"] | None:
+        """Return who takes part, drawn once and kept: a round that is asked for again is the same round."""
+        path, users = self._folder / _DRAWN, self._prepared.population.n_users
+        if path.exists():
+            document = json.loads(path.read_bytes())
+            if document["round"] == number:
+                bits = np.frombuffer(bytes.fromhex(document["drawn"]), dtype=np.uint8)
+                return np.unpackbits(bits, count=users).astype(np.bool_)
+        drawn = draw_users(self._prepared.method, users, self._privacy, number)
+        if drawn is None or drawn.all():
+            return None
+        self._folder.write_json(_DRAWN, {"round": number, "drawn": np.packbits(drawn).tobytes().hex()})
+        return drawn
+
+    def _collect(self, answers: _Answers) -> None:
+        if self._hidden is None:
+            length = self._prepared.task.dimension
+            vectors = [only(parts, Vector, silo).values for silo, parts in answers.items()]
+            for silo, vector in enumerate(vectors):
+                if len(vector) != length or not np.isfinite(vector).all():
+                    raise ProtocolError(f"did not send {length} finite numbers", silo=silo)
+            self._release(PLAIN_SUM.total(self._checkpoint.round + 1, vectors))
+            return
+        outgoing = self._route(answers)
+        if outgoing:
+            self._ask(_by_silo(outgoing), self._collect)
+        else:
+            self._release(self._hidden.result())
+
+    def _release(self, aggregate: Float64[np.ndarray, " d"]) -> None:
+        """Turn a sum into the next model and put it on the disk: then, and not before, it counts as released."""
+        prepared, number = self._prepared, self._checkpoint.round + 1
+        experiment, seat = prepared.experiment, prepared.seat
+        model = coordinate(
+            prepared.method,
+            self._checkpoint.model,
+            aggregate,
+            n_silos=len(self._membership.silos),
+            n_users=seat.n_users,
+            drawn=None,
+            shapes=seat.shapes,
+            round_number=number,
+            privacy=self._privacy,
+        )
+        due = number % experiment.evaluate_every == 0 or number == experiment.rounds
+        row = row_of(prepared, number, evaluate(prepared, model) if due else None, None)
+        seconds = time.perf_counter() - self._began
+        row |= {"seconds": seconds, "elapsed": self._checkpoint.row["elapsed"] + seconds}
+        checkpoint = Checkpoint(round=number, model=model, row=row, ledger=self._ledger.head)
+        self._folder.write_checkpoint(checkpoint)
+        self._checkpoint = checkpoint
+        self._folder.append("metrics.jsonl", row)
+        self._observer.completed(row)
+        self._begin_round([])
+
+    # --- letters ---------------------------------------------------------------------------------------------
+
+    def _ask(self, parts: dict[int, list[Part]], then: Callable[[_Answers], None]) -> None:
+        self._number += 1
+        letters = {
+            silo: Letter(
+                run=self._run,
+                session=self._session,
+                number=self._number,
+                sender=SERVER,
+                recipient=silo,
+                parts=tuple(content),
+            ).seal(self._identity)
+            for silo, content in sorted(parts.items())
+        }
+        self._exchange = _Exchange(letters=letters, answers={}, then=then)
+
+    def _route(self, answers: _Answers) -> Outgoing:
+        """Hand the silos' messages to the protection's protocol; return the messages that follow."""
+        outgoing: Outgoing = []
+        for silo, parts in answers.items():
+            for part in parts:
+                if isinstance(part, Relay):
+                    if self._hidden is None:
+                        raise ProtocolError("sent a message of a protocol that is not played", silo=silo)
+                    outgoing += self._hidden.receive(silo, part.message)
+        return outgoing
+
+    def _largest_answer(self) -> int:
+        """Return how long an answer may be: a vector, a count per user, and messages of a protocol."""
+        needed = 8 * self._prepared.task.dimension + 4 * self._prepared.population.n_users + (1 << 16)
+        return min(LARGEST_LETTER, needed)
+
+
+def only(parts: Sequence[Part], kind: type[_P], silo: int) -> _P:
+    """Return the one part of a kind that an answer must have.
+
+    Raises:
+        ProtocolError: none, or several.
+    """
+    found = [part for part in parts if isinstance(part, kind)]
+    if len(found) != 1:
+        raise ProtocolError(f"sent {len(found)} parts of kind {kind.__name__} instead of 1", silo=silo)
+    return found[0]
+
+
+def _by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:
+    messages: dict[int, list[Part]] = {}
+    for silo, message in outgoing:
+        messages.setdefault(silo, []).append(Relay(message=message))
+    return messages

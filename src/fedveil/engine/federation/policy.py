@@ -1,0 +1,134 @@
+"""A silo's own policy: what it takes part in, whatever the coordinator proposes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedveil.engine.experiment import Experiment, read_toml
+from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.letters import LARGEST_LETTER
+from fedveil.engine.federation.membership import problems
+from fedveil.errors import ConfigError
+from fedveil.local.losses import LOSSES
+from fedveil.methods.guarantee import Guarantee
+from fedveil.methods.method import Method
+from fedveil.methods.stages import Weights
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.bounds import Clip
+from fedveil.privacy.events import Event, NoGuarantee, atoms
+from fedveil.privacy.ledger import Budget
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Policy(BaseModel):
+    """The limits a silo sets by itself; a missing key has the cautious default.
+
+    Attributes:
+        epsilon: the most that the silo's users may spend over ALL runs.
+        delta: of epsilon.
+        accountant: that counts.
+        clip: the largest bound of a contribution.
+        methods: methods that may run.
+        models: models that may be trained; a ``package.module:factory`` is code, and is loaded only if it is here.
+        losses: losses that may be minimised; the same holds.
+        protections: what must hide the silo's message from the coordinator; any one of them.
+        trust_coordinator: count what readers of the models learn, instead of what the coordinator sees.
+        disclose_counts: tell the coordinator how many records each user has, where weights need it.
+        without_guarantee: take part in runs that guarantee nothing (tests, public data).
+        largest_letter: bytes of a letter beyond which it is refused unread.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    schema_version: Literal[1] = 1
+    epsilon: _Positive
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    accountant: Literal["pld", "rdp"] = "pld"
+    clip: _Positive
+    methods: tuple[str, ...] = ("uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w")
+    models: tuple[str, ...] = ("linear",)
+    losses: tuple[str, ...] = tuple(LOSSES)
+    protections: Annotated[tuple[str, ...], Field(min_length=1)] = ("secure-aggregation",)
+    trust_coordinator: bool = False
+    disclose_counts: bool = False
+    without_guarantee: bool = False
+    largest_letter: Annotated[int, Field(ge=1024, le=LARGEST_LETTER)] = LARGEST_LETTER
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a policy file.
+
+        Raises:
+            ConfigError: missing, no TOML, or not a policy; names the file and the key.
+        """
+        try:
+            return cls.model_validate(read_toml(path))
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {problems(error, cls)}") from None
+
+    @property
+    def budget(self) -> Budget | None:
+        """What the silo's ledger may hold; None where runs without a guarantee are allowed."""
+        if self.without_guarantee:
+            return None
+        return Budget(epsilon=self.epsilon, delta=self.delta, accountant=make_accountant(self.accountant))
+
+    def check_request(self, experiment: Experiment) -> None:
+        """Refuse what the experiment's document asks for, before any code it names is loaded.
+
+        Raises:
+            RefusalError: a method, model, loss or protection that is not allowed, named, with those that are.
+        """
+        for key, asked, allowed in (
+            ("method.name", experiment.method.name, self.methods),
+            ("model.name", experiment.model.name, self.models),
+            ("model.loss", experiment.model.loss, self.losses),
+            ("protection.name", experiment.protection.name, self.protections),
+        ):
+            if asked not in allowed:
+                raise RefusalError("policy", f"{key} = {asked!r}; this silo allows: {', '.join(allowed)}")
+        if experiment.privacy.insecure_seed is not None and not self.without_guarantee:
+            raise RefusalError(
+                "policy", "privacy.insecure_seed: noise from a known seed protects nobody; remove the key"
+            )
+
+    def check_method(self, method: Method) -> None:
+        """Refuse a method whose bound is looser than allowed, or whose weights need counts that stay here.
+
+        Raises:
+            RefusalError: says which limit would be accepted.
+        """
+        if isinstance(method.bound, Clip):
+            if method.bound.norm > self.clip:
+                raise RefusalError(
+                    "policy",
+                    f"method.clip = {method.bound.norm:g}; this silo allows at most {self.clip:g}",
+                )
+        elif not self.without_guarantee:
+            raise RefusalError("policy", f"{method.name} does not bound what one user changes")
+        if method.weights is Weights.BY_RECORDS and not self.disclose_counts:
+            raise RefusalError(
+                "policy",
+                f"{method.name}: the coordinator would learn how many records each user has here; "
+                "use uldp-avg, or allow it by disclose_counts",
+            )
+
+    def event(self, guarantee: Guarantee) -> Event:
+        """Return what one round is charged as in the silo's own ledger.
+
+        Raises:
+            RefusalError: the method guarantees nothing against the party that counts.
+        """
+        party = "the server"
+        event = guarantee.event
+        if not self.trust_coordinator:
+            event = next(view.event for view in guarantee.views if view.party.startswith(party))
+        reasons = [one.reason for one in atoms(event) if isinstance(one, NoGuarantee)]
+        if reasons and not self.without_guarantee:
+            against = "readers of the models" if self.trust_coordinator else "the coordinator"
+            raise RefusalError("policy", f"nothing is guaranteed against {against}: {reasons[0]}")
+        return event

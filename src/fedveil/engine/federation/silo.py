@@ -1,0 +1,351 @@
+"""A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
+
+    Terms  -> Joined or Refused       its policy, its users' budget over all runs, the experiment
+    Task   -> Vector, or Relay        charged and answered durably before anything leaves
+    Relay  -> Relay                   a step of secure aggregation
+    other  -> Lost                    a session it does not know: it was restarted
+
+A request that comes twice is answered twice with the same noisy sum. Another request for a round that was answered is
+refused, and so is a round that does not follow the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.aggregation import MaskedRange
+from fedveil.engine.experiment import Experiment, ModelSection, ServerSection, TrainerSection, parse
+from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.hidden_sums import MaskedShare
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.membership import Membership
+from fedveil.engine.federation.parts import Joined, Lost, Part, Refused, Relay, Task, Terms, Totals, Vector
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.share import Held
+from fedveil.engine.federation.store import Answered, AnswerStore
+from fedveil.engine.round import local_sums, members_of, silo_message
+from fedveil.engine.setup import Prepared, prepare, privacy_randomness
+from fedveil.errors import FedveilError, RunFolderError
+from fedveil.methods.stages import SiloContribution, SiloUserContribution, Weights
+from fedveil.population.records import Population
+from fedveil.privacy.events import Event, SelfComposedEvent
+from fedveil.privacy.ledger import Ledger
+from fedveil.protection.messages import SERVER
+from fedveil.randomness import ExperimentRandomness
+
+LEDGER: Final = "ledger.jsonl"
+"""A silo's ledger over all runs, in its state folder."""
+
+
+@dataclass
+class _Session:
+    """What a silo knows of the session it is in."""
+
+    run: bytes
+    number: int
+    exchange: int
+    prepared: Prepared
+    event: Event
+    hidden: MaskedShare | None
+    weighted: bool
+    request: bytes = b""
+    reply: bytes = b""
+
+
+class SiloParty:
+    """One silo's state machine.
+
+    Args:
+        membership: the federation.
+        number: the silo's own.
+        identity: its long-term key.
+        policy: what it takes part in.
+        share: the population as it holds it: its own records, and the public facts of the federation.
+        state: a folder that survives restarts: the ledger, and the last answer of each run.
+
+    Raises:
+        RunFolderError: the ledger is damaged, or another process serves this silo.
+    """
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        number: int,
+        identity: IdentityKey,
+        policy: Policy,
+        share: Population,
+        state: Path,
+    ) -> None:
+        self._membership, self._number, self._identity = membership, number, identity
+        self._policy, self._share = policy, share
+        self._store = AnswerStore(state / "answers")
+        self._state = state
+        self._ledger = self._open_ledger()
+        self._session: _Session | None = None
+
+    def __enter__(self) -> SiloParty:
+        """Return the silo."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the ledger back."""
+        self.close()
+
+    def close(self) -> None:
+        """Give the ledger back; closing twice is harmless."""
+        self._ledger.close()
+
+    def receive(self, data: bytes) -> bytes:
+        """Read a letter of the coordinator; return the letter that answers it.
+
+        Raises:
+            ProtocolError: no letter of the coordinator to this silo; it gets no answer and nothing changes.
+        """
+        letter = Letter.open(
+            data,
+            sender=SERVER,
+            identity=self._membership.coordinator,
+            recipient=self._number,
+            largest=self._policy.largest_letter,
+        )
+        digest = hashlib.sha256(data).digest()
+        session = self._session
+        if session is not None and (letter.run, letter.session, letter.number) == (
+            session.run,
+            session.number,
+            session.exchange,
+        ):
+            if digest == session.request:
+                return session.reply
+            return self._seal(
+                letter, Refused(cause="replay", reason="this exchange had another letter before")
+            )
+        try:
+            parts = self._answer(letter)
+        except RefusalError as refusal:
+            return self._seal(letter, Refused(cause=refusal.cause, reason=refusal.reason))
+        except RunFolderError as error:
+            self._session = None
+            return self._seal(letter, Refused(cause="storage", reason=str(error)))
+        except FedveilError as error:
+            return self._seal(letter, Refused(cause="request", reason=str(error)))
+        reply = self._seal(letter, *parts)
+        if self._session is not None:
+            self._session.exchange, self._session.request, self._session.reply = letter.number, digest, reply
+        return reply
+
+    def _answer(self, letter: Letter) -> list[Part]:
+        """Return what the silo answers, or raise."""
+        terms = [part for part in letter.parts if isinstance(part, Terms)]
+        if terms:
+            return self._join(letter, terms[0])
+        session = self._session
+        if session is None or (letter.run, letter.session) != (session.run, session.number):
+            if session is not None and letter.run == session.run and letter.session < session.number:
+                raise RefusalError("replay", f"session {letter.session} is over, this is {session.number}")
+            return [Lost()]
+        if letter.number <= session.exchange:
+            raise RefusalError("replay", f"exchange {letter.number} is over, the last was {session.exchange}")
+        answers: list[Part] = []
+        for part in letter.parts:
+            answers += self._read(session, part)
+        return answers
+
+    def _read(self, session: _Session, part: Part) -> list[Part]:
+        if isinstance(part, Totals):
+            self._weigh(session, part)
+            return []
+        if isinstance(part, Relay) and session.hidden is not None:
+            return [Relay(message=reply) for reply in session.hidden.receive(part.message)]
+        if isinstance(part, Task):
+            if session.hidden is not None and not session.hidden.awaits_input:
+                raise RefusalError("request", f"round {part.round} comes before its masks")
+            vector = self._sum(session, part)
+            if session.hidden is None:
+                return [Vector(values=vector)]
+            return [Relay(message=session.hidden.contribute(vector))]
+        raise RefusalError("request", f"a silo does not read {type(part).__name__} now")
+
+    # --- joining a run ---------------------------------------------------------------------------------------
+
+    def _join(self, letter: Letter, terms: Terms) -> list[Part]:
+        session = self._session
+        if session is not None and letter.run == session.run and letter.session <= session.number:
+            raise RefusalError("replay", f"session {letter.session} of this run has begun before")
+        if terms.membership != self._membership.digest:
+            raise RefusalError(
+                "schema", "the coordinator has another membership or schema; compare membership.toml"
+            )
+        experiment = self._request(terms.experiment)
+        self._policy.check_request(experiment)
+        prepared = prepare(_own(experiment), Held(self._share))
+        self._policy.check_method(prepared.method)
+        if not isinstance(prepared.method.contribution, SiloContribution | SiloUserContribution):
+            raise RefusalError(
+                "request", f"{prepared.method.name} does not run in a federation of institutions"
+            )
+        event = self._policy.event(prepared.guarantee)
+        self._reopen_ledger()
+        name = _run_name(letter.run)
+        self._check_budget(name, experiment, event)
+        by_records = prepared.method.weights is Weights.BY_RECORDS
+        hidden = self._hide(prepared, letter)
+        self._session = _Session(
+            run=letter.run,
+            number=letter.session,
+            exchange=letter.number,
+            prepared=prepared,
+            event=event,
+            hidden=hidden,
+            weighted=not by_records,
+        )
+        joined = Joined(counts=self._counts() if by_records else np.zeros(0, dtype=np.int64))
+        return [joined] if hidden is None else [joined, Relay(message=hidden.announce())]
+
+    def _request(self, text: str) -> Experiment:
+        try:
+            return parse(tomllib.loads(text), "the coordinator's experiment")
+        except tomllib.TOMLDecodeError as error:
+            raise RefusalError("request", f"the experiment is no TOML document: {error}") from None
+
+    def _check_budget(self, run: str, experiment: Experiment, event: Event) -> None:
+        """Refuse a run whose remaining rounds do not fit what the users have left."""
+        charged = sum(entry.run == run for entry in self._ledger.entries)
+        remaining = experiment.rounds - charged
+        budget = self._policy.budget
+        if budget is None or remaining < 1:
+            return
+        if self._ledger.would_exceed(SelfComposedEvent(event=event, count=remaining), budget):
+            raise RefusalError(
+                "budget",
+                f"{remaining} rounds would bring this silo's users above epsilon {budget.epsilon:g} at delta "
+                f"{budget.delta:g} over all runs; fewer rounds, or more noise",
+            )
+
+    def _hide(self, prepared: Prepared, letter: Letter) -> MaskedShare | None:
+        agreed = prepared.agreed
+        if not isinstance(agreed, MaskedRange):
+            return None
+        return MaskedShare(
+            agreed,
+            run=letter.run,
+            session=letter.session,
+            number=self._number,
+            identity=self._identity,
+            roster=self._membership.roster,
+        )
+
+    def _counts(self) -> np.ndarray:
+        return np.bincount(self._share.train.user, minlength=self._share.n_users).astype(np.int64)
+
+    def _weigh(self, session: _Session, totals: Totals) -> None:
+        """Take the weights n_su / N_u from what every user holds over all silos."""
+        if len(totals.counts) != self._share.n_users or (totals.counts < self._counts()).any():
+            raise RefusalError("request", "a user has fewer records over all silos than in this one")
+        groups = session.prepared.seat.cohort.groups
+        weights = session.prepared.seat.weights
+        weights.copy_(torch.from_numpy(groups.size / totals.counts[groups.user]))
+        session.weighted = True
+
+    # --- a round ---------------------------------------------------------------------------------------------
+
+    def _sum(self, session: _Session, task: Task) -> Float64[np.ndarray, " d"]:
+        """Return the noisy sum of a round: the one that was sent before, or a new one that is charged first."""
+        prepared, name = session.prepared, _run_name(session.run)
+        self._check_task(session, task)
+        request = hashlib.sha256(task.encode()).digest()
+        last = self._store.read(session.run)
+        charged = {entry.round for entry in self._ledger.entries if entry.run == name}
+        done = 0 if last is None else last.round
+        if charged - set(range(1, done + 2)) or not set(range(1, done + 1)) <= charged:
+            raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
+        if last is not None and task.round == last.round:
+            if request != last.request:
+                raise RefusalError(
+                    "replay", f"round {task.round} was answered for another model or other users"
+                )
+            return last.vector
+        if task.round != done + 1 or task.round > prepared.experiment.rounds:
+            raise RefusalError(
+                "replay", f"round {task.round} does not follow round {done}, the last answered"
+            )
+        if task.round not in charged:
+            self._ledger.charge(
+                run=name, round=task.round, attempt=0, event=session.event, budget=self._policy.budget
+            )
+        vector = self._train(session, task)
+        self._store.write(session.run, Answered(round=task.round, request=request, vector=vector))
+        return vector
+
+    def _check_task(self, session: _Session, task: Task) -> None:
+        dimension = session.prepared.task.dimension
+        if len(task.model) != dimension:
+            raise RefusalError(
+                "request", f"the model has {len(task.model)} parameters instead of {dimension}"
+            )
+        if task.drawn is not None and len(task.drawn) != self._share.n_users:
+            raise RefusalError(
+                "request", f"{len(task.drawn)} users were drawn from instead of {self._share.n_users}"
+            )
+        if not session.weighted:
+            raise RefusalError("request", "a round begins before the users' totals are known")
+
+    def _train(self, session: _Session, task: Task) -> Float64[np.ndarray, " d"]:
+        prepared, number = session.prepared, task.round
+        seat = prepared.seat
+        own = seat.cohort.groups.silo == self._number
+        members = members_of(seat.cohort.groups, task.drawn)
+        members = members[torch.from_numpy(own)[members]]
+        model = torch.from_numpy(task.model)
+        experiment = ExperimentRandomness(prepared.experiment.seed)
+        sums = local_sums(seat, model, members, number, experiment)
+        return silo_message(
+            seat.method,
+            sums.total[self._number].cpu().numpy(),
+            n_silos=seat.cohort.n_silos,
+            silo=self._number,
+            round_number=number,
+            privacy=privacy_randomness(prepared.experiment),
+        ).vector
+
+    # --- its own files -----------------------------------------------------------------------------------------
+
+    def _open_ledger(self) -> Ledger:
+        return Ledger(self._state / LEDGER, unit="user")
+
+    def _reopen_ledger(self) -> None:
+        """Open the ledger again: a charge that failed closed it."""
+        self._ledger.close()
+        self._ledger = self._open_ledger()
+
+    def _seal(self, letter: Letter, *parts: Part) -> bytes:
+        return letter.answer(*parts).seal(self._identity)
+
+
+def _run_name(run: bytes) -> str:
+    """Return what a silo's ledger calls a run: what the coordinator calls it may repeat."""
+    return run.hex()
+
+
+def _own(experiment: Experiment) -> Experiment:
+    """Return the experiment without what concerns the coordinator alone, or names files: none is read here."""
+    return experiment.model_copy(
+        update={
+            "model": ModelSection(name=experiment.model.name, loss=experiment.model.loss),
+            "trainer": TrainerSection(name=experiment.trainer.name),
+            "server": ServerSection(),
+        }
+    )

@@ -1,0 +1,86 @@
+"""What a silo keeps of a run on its disk, so that a restart repeats an answer instead of making another one.
+
+The noisy sum of a round is written and fsynced before it leaves. Asked for the same round again, the silo sends the
+same sum, under new masks where there are masks: the coordinator learns nothing new, and nothing is charged twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from fedveil.errors import RunFolderError
+from fedveil.files import replace_file
+
+_MAGIC: Final = b"FVS1"
+_HEADER: Final = struct.Struct(">4sI32s")
+_DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answered:
+    """The last round a silo answered.
+
+    Attributes:
+        round: its number.
+        request: SHA-256 of what was asked: the model and who takes part.
+        vector: (d,) the noisy sum that was sent.
+    """
+
+    round: int
+    request: bytes
+    vector: Float64[np.ndarray, " d"]
+
+
+@dataclass(frozen=True)
+class AnswerStore:
+    """One file per run in a folder that only the silo reads."""
+
+    folder: Path
+
+    def read(self, run: bytes) -> Answered | None:
+        """Return the last answer of a run, None before the first.
+
+        Raises:
+            RunFolderError: the file is damaged.
+        """
+        path = self._path(run)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from None
+        body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+        if len(body) < _HEADER.size or hashlib.sha256(body).digest() != digest:
+            raise RunFolderError(
+                f"{path}: damaged; what was answered is unknown, so this run cannot go on here"
+            )
+        _, number, request = _HEADER.unpack_from(body)
+        vector = np.frombuffer(body, dtype="<f8", offset=_HEADER.size).astype(np.float64)
+        return Answered(round=number, request=request, vector=vector)
+
+    def write(self, run: bytes, answered: Answered) -> None:
+        """Replace the answer of a run, atomically and durably.
+
+        Raises:
+            RunFolderError: the disk is full, say; nothing may be sent.
+        """
+        body = (
+            _HEADER.pack(_MAGIC, answered.round, answered.request) + answered.vector.astype("<f8").tobytes()
+        )
+        path = self._path(run)
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            replace_file(path, body + hashlib.sha256(body).digest(), mode=0o600)
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be written: {error.strerror}; nothing was sent") from None
+
+    def _path(self, run: bytes) -> Path:
+        return self.folder / f"{run.hex()}.answer"

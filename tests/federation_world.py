@@ -1,0 +1,327 @@
+"""A federation in one process: parties over real folders, and a carrier that loses, repeats, reorders and kills."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.federation.coordinator import CoordinatorParty
+from fedveil.engine.federation.letters import LARGEST_LETTER, Letter
+from fedveil.engine.federation.membership import Membership
+from fedveil.engine.federation.parts import Vector
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.share import Held, Share
+from fedveil.engine.federation.silo import SiloParty
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.run import run
+from fedveil.engine.setup import prepare
+from fedveil.population.records import Population
+from fedveil.privacy import ledger as ledgers
+from fedveil.protection.messages import SERVER
+from tests.test_run import Silent
+
+OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
+TESTING = Policy(
+    **OPEN,
+    methods=("fedavg", "uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w"),
+    disclose_counts=True,
+    without_guarantee=True,
+)
+
+
+def population(silos: int = 3, users: int = 6, records: int = 40, features: int = 3) -> Population:
+    """A little table with something to learn; every silo has records of most users."""
+    rng = np.random.default_rng(5)
+    target = rng.integers(0, 2, records)
+    from fedveil.population.records import Records
+
+    return Population(
+        name="little",
+        train=Records(
+            features=(rng.normal(size=(records, features)) + target[:, None]).astype(np.float32),
+            targets=target.astype(np.int64),
+            silo=(np.arange(records) % silos).astype(np.int32),
+            user=rng.integers(0, users, records).astype(np.int32),
+        ),
+        test_features=rng.normal(size=(8, features)).astype(np.float32),
+        test_targets=np.arange(8) % 2,
+        n_users=users,
+        silo_names=tuple(f"silo{number}" for number in range(silos)),
+        task="classification",
+        n_classes=2,
+    )
+
+
+def asked(**changes: Any) -> Experiment:
+    """An experiment over the little table; its data section is not read."""
+    base = {
+        "name": "try",
+        "rounds": 4,
+        "data": {"name": "digits", "n_users": 6, "n_silos": 3},
+        "model": {"name": "linear", "loss": "binary_cross_entropy"},
+        "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 4},
+        "trainer": {"name": "loop"},
+        "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
+        "privacy": {"insecure_seed": 11},
+    }
+    if changes.get("method", {}).get("name") == "fedavg":
+        base["method"] = {}
+    if changes.get("method", {}).get("name") == "uldp-sgd":
+        del base["local"]
+    return parse(merge(base, changes), "test")
+
+
+def in_one_process(experiment: Experiment, held: Population, folder: Path) -> Path:
+    """The run folder of the same experiment with all records in this process."""
+    return run(prepare(experiment, Held(held)), folder, Silent()).folder
+
+
+class Killed(BaseException):
+    """A process that ended without warning; nothing but the operating system cleans up after it."""
+
+
+class Moments:
+    """Counts the moments at which a process writes to its disk, and kills it at one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        self.kills = 0
+        self.descriptors: list[int] = []
+        self._write = os.write
+        for name in ("fsync", "replace", "write"):
+            monkeypatch.setattr(os, name, self._deadly(name, getattr(os, name)))
+        opened = ledgers._open_locked
+        monkeypatch.setattr(ledgers, "_open_locked", lambda path: self._remember(opened(path)))
+
+    def _remember(self, descriptor: int) -> int:
+        self.descriptors.append(descriptor)
+        return descriptor
+
+    def _deadly(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            if self.left is not None:
+                self.left -= 1
+                if self.left < 0:
+                    self.left = None
+                    self.kills += 1
+                    if name == "write":
+                        self._write(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+                    raise Killed
+            return call(*arguments)
+
+        return wrapped
+
+    def during(self, after: int | None, work: Callable[[], Any]) -> Any:
+        """Do some work; with ``after``, the process that does it is killed at that write, if it makes so many."""
+        self.left = after
+        self.descriptors = []
+        try:
+            return work()
+        finally:
+            self.left = None
+
+
+class World:
+    """All parties of a run, each with its folder.
+
+    Args:
+        folder: where their files are.
+        experiment: what the coordinator runs.
+        held: the records of all; each silo gets its own.
+        policy: of every silo.
+    """
+
+    def __init__(
+        self, folder: Path, experiment: Experiment, held: Population, policy: Policy = TESTING
+    ) -> None:
+        self.folder, self.experiment, self.held, self.policy = folder, experiment, held, policy
+        self.keys = [IdentityKey.generate() for _ in held.silo_names]
+        self.key = IdentityKey.generate()
+        self.membership = Membership(
+            silos=held.silo_names,
+            roster=tuple(key.public for key in self.keys),
+            coordinator=self.key.public,
+            schema_digest=bytes(32),
+        )
+        self.run_folder = RunFolder.create(folder, experiment)
+        self.left: dict[tuple[int, int], set[bytes]] = {}
+        self.silos: list[SiloParty | None] = [self.silo(number) for number in range(len(self.keys))]
+        self.coordinator: CoordinatorParty | None = None
+
+    def share(self, number: int) -> Share:
+        held = self.held
+        records = held.train.select(np.flatnonzero(held.train.silo == number))
+        return Share(
+            name=held.name,
+            train=records,
+            test_features=records.features[:1],
+            test_targets=records.targets[:1],
+            n_users=held.n_users,
+            silo_names=held.silo_names,
+            task=held.task,
+            n_classes=held.n_classes,
+        )
+
+    def silo(self, number: int) -> SiloParty:
+        state = self.folder / f"state-{number}"
+        state.mkdir(exist_ok=True)
+        return SiloParty(
+            membership=self.membership,
+            number=number,
+            identity=self.keys[number],
+            policy=self.policy,
+            share=self.share(number),
+            state=state,
+        )
+
+    def coordinate(self) -> CoordinatorParty:
+        public = Share(
+            name=self.held.name,
+            train=self.held.train.select(np.arange(1)),
+            test_features=self.held.test_features,
+            test_targets=self.held.test_targets,
+            n_users=self.held.n_users,
+            silo_names=self.held.silo_names,
+            task=self.held.task,
+            n_classes=self.held.n_classes,
+        )
+        return CoordinatorParty(
+            prepared=prepare(self.experiment, Held(public)),
+            membership=self.membership,
+            identity=self.key,
+            folder=self.run_folder,
+            observer=Silent(),
+        )
+
+    def note(self, number: int, data: bytes) -> None:
+        """Remember what left a silo in the open, by round of its answers."""
+        letter = Letter.open(
+            data,
+            sender=number,
+            identity=self.membership.roster[number],
+            recipient=SERVER,
+            largest=LARGEST_LETTER,
+        )
+        for part in letter.parts:
+            if isinstance(part, Vector):
+                party = self.silos[number]
+                assert party is not None
+                answered = party._store.read(letter.run)
+                assert answered is not None
+                self.left.setdefault((number, answered.round), set()).add(part.encode())
+
+    def play(self, *, most: int = 1000) -> None:
+        """Carry every letter once, in order, until the run ends."""
+        coordinator = self.coordinator = self.coordinate()
+        for _ in range(most):
+            if coordinator.finished:
+                return
+            for number, data in coordinator.letters():
+                party = self.silos[number]
+                assert party is not None
+                reply = party.receive(data)
+                self.note(number, reply)
+                coordinator.receive(number, reply)
+        raise AssertionError("the run does not end")
+
+    def close(self) -> None:
+        for party in (*self.silos, self.coordinator):
+            if party is not None:
+                party.close()
+
+
+class Chaos:
+    """Carries letters of a world badly: each is lost, delayed, repeated; each party dies at any of its writes.
+
+    Args:
+        world: the parties.
+        moments: where they die.
+        seed: of everything that goes wrong.
+        rate: of each kind of mishap.
+    """
+
+    def __init__(self, world: World, moments: Moments, seed: int, rate: float = 0.15) -> None:
+        self.world, self.moments, self.rate = world, moments, rate
+        self.random = random.Random(seed)
+        self.cuts = 0
+        self.late: list[tuple[int, bytes, bool]] = []
+
+    def play(self, most: int = 5000) -> None:
+        """Carry until the run ends."""
+        world = self.world
+        for _ in range(most):
+            if world.coordinator is None:
+                world.coordinator = self._mortal(world.coordinate, [])
+                continue
+            if world.coordinator.finished:
+                return
+            post = [(number, data, True) for number, data in world.coordinator.letters()]
+            if self.late and self._happens():
+                post += self.random.sample(self.late, min(3, len(self.late)))
+            self.random.shuffle(post)
+            for number, data, down in post:
+                self._carry(number, data, down)
+        raise AssertionError("the run does not end")
+
+    def _happens(self) -> bool:
+        return self.random.random() < self.rate
+
+    def _mortal(self, work: Callable[[], Any], dead: list[Any]) -> Any:
+        """Do a party's work, in which it may die; returns None if it did."""
+        after = self.random.randrange(8) if self._happens() else None
+        try:
+            return self.moments.during(after, work)
+        except Killed:
+            for party in dead:
+                party.close()
+            for descriptor in self.moments.descriptors:
+                try:
+                    os.close(descriptor)
+                except OSError:
+                    continue
+            return None
+
+    def _carry(self, number: int, data: bytes, down: bool) -> None:
+        if self._happens():
+            self.cuts += 1
+            self.late.append((number, data, down))
+            return
+        for _ in range(2 if self._happens() else 1):
+            if down:
+                self._to_silo(number, data)
+            else:
+                self._to_coordinator(number, data)
+
+    def _to_silo(self, number: int, data: bytes) -> None:
+        world = self.world
+        party = world.silos[number]
+        if party is None:
+            party = world.silos[number] = self._mortal(lambda: world.silo(number), [])
+            if party is None:
+                return
+        reply = self._mortal(lambda: party.receive(data), [party])
+        if reply is None:
+            world.silos[number] = None
+            return
+        world.note(number, reply)
+        self._carry(number, reply, False)
+
+    def _to_coordinator(self, number: int, data: bytes) -> None:
+        coordinator = self.world.coordinator
+        if coordinator is None or coordinator.finished:
+            return
+
+        def read() -> bool:
+            coordinator.receive(number, data)
+            return True
+
+        if self._mortal(read, [coordinator]) is None:
+            self.world.coordinator = None

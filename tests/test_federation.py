@@ -1,0 +1,87 @@
+"""A federation over bytes: the model of the run in one process, and nothing lost or released twice in any disorder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.engine.federation.silo import LEDGER
+from fedveil.privacy.ledger import read_entries
+from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
+from tests.test_run import files, same_model
+
+PLAIN: dict[str, Any] = {}
+MASKED = {"protection": {"name": "secure-aggregation"}}
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"name": "fedavg"}, PLAIN),
+    *(
+        ({"name": name}, protection)
+        for name in ("uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w")
+        for protection in (PLAIN, MASKED)
+    ),
+    ({"name": "uldp-avg", "user_sampling_rate": 0.5}, PLAIN),
+    ({"name": "uldp-avg-w", "user_sampling_rate": 0.5}, MASKED),
+]
+
+
+def rounds(path: Path) -> list[int]:
+    return [entry.round for entry in read_entries(path)]
+
+
+@pytest.mark.parametrize(
+    ("method", "protection"),
+    CASES,
+    ids=lambda part: "-".join(str(value) for value in part.values()) if "name" in part else "",
+)
+def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
+    method: dict[str, Any], protection: dict[str, Any], tmp_path: Path
+) -> None:
+    experiment, held = asked(method=method, **protection), population()
+    world = World(tmp_path, experiment, held)
+    world.play()
+    here = files(in_one_process(experiment, held, tmp_path / "here"))
+    there = files(world.run_folder.path)
+    assert same_model(here[1], there[1])
+    assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
+    assert here[0] == there[0]
+    for number in range(3):
+        assert rounds(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
+    world.close()
+
+
+@pytest.mark.parametrize("protection", [PLAIN, MASKED], ids=["plain", "masked"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_hundred_mishaps_change_nothing(
+    protection: dict[str, Any], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = asked(rounds=15, method={"user_sampling_rate": 0.7}, **protection)
+    held = population()
+    undisturbed = files(in_one_process(experiment, held, tmp_path / "here"))
+    world, moments = World(tmp_path, experiment, held), Moments(monkeypatch)
+    chaos = Chaos(world, moments, seed)
+    chaos.play()
+    assert moments.kills + chaos.cuts >= 100
+    assert moments.kills >= 30
+    assert same_model(undisturbed[1], files(world.run_folder.path)[1])
+    assert rounds(world.run_folder / "ledger.jsonl") == list(range(1, 16))
+    for number in range(3):
+        assert rounds(tmp_path / f"state-{number}" / LEDGER) == list(range(1, 16))
+    world.close()
+    print(moments.kills, chaos.cuts)
+
+
+def test_a_silo_sends_one_noisy_sum_a_round_whatever_goes_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = asked(rounds=15, privacy={"delta": 1e-5})
+    experiment = experiment.model_copy(
+        update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
+    )
+    world, moments = World(tmp_path, experiment, population(), TESTING), Moments(monkeypatch)
+    Chaos(world, moments, 3).play()
+    assert moments.kills >= 30
+    assert set(world.left) == {(silo, number) for silo in range(3) for number in range(1, 16)}
+    assert {len(sums) for sums in world.left.values()} == {1}
+    world.close()
