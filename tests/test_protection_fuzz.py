@@ -20,6 +20,7 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
+from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.recovery_messages import RelayedShares, RevealedShares, ShareBundle, Survivors
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.weighting_messages import (
@@ -59,6 +60,11 @@ EXAMPLES = [
     TransferOffer(public=mpz(4), constants=(mpz(9), mpz(16))),
     TransferRequests(points=(mpz(4),)),
     TransferAnswers(blocks=(b"1", b"2", b"3")),
+    SealedKeys(sealed=b"sealed"),
+    Ballot(bitmap=b"\x00\x81"),
+    Partition(bitmap=b"\x01\x05"),
+    PartialUpdate(tag=bytes(32), fingerprint=bytes(8), clear=np.arange(3, dtype="<i4"), hidden=b"x" * 9),
+    PartialSum(tag=bytes(32), fingerprint=bytes(8), clear=np.arange(3, dtype="<i8"), hidden=b""),
 ]
 
 
@@ -69,6 +75,9 @@ def envelope(message):
 def equal(a, b):
     if isinstance(a, MaskedVector):
         return a.words.dtype == b.words.dtype and np.array_equal(a.words, b.words)
+    if isinstance(a, PartialUpdate | PartialSum):
+        same = (a.tag, a.fingerprint, a.hidden) == (b.tag, b.fingerprint, b.hidden)
+        return same and a.clear.dtype == b.clear.dtype and np.array_equal(a.clear, b.clear)
     return a == b
 
 

@@ -16,6 +16,8 @@ import pytest
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder
+from fedveil.protection.partial_plan import PartialPlan
+from fedveil.protection.partial_session import PartialSession
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
 from fedveil.protection.session import AggregationSession, WeightingSession
 from fedveil.protection.weighting_plan import WeightingPlan
@@ -67,7 +69,36 @@ class Weighting:
     def play(self, vectors, round_number, attempt=0):
         zero = [np.zeros(LENGTH, dtype=np.int64)] * SILOS
         rows = [vector[None] for vector in vectors]
-        return self.session.aggregate(round_number, rows, zero, attempt=attempt)
+        return self.session.aggregate(round_number, zip(rows, zero, strict=True), attempt=attempt)
+
+
+class PartlyEncrypted:
+    """Partial encryption of two coordinates of five: the server has the sums of both parts, one in clear."""
+
+    tolerance = 0.0
+
+    def __init__(self) -> None:
+        plan = PartialPlan(
+            run=os.urandom(16),
+            silos=SILOS,
+            length=LENGTH,
+            ratio=0.4,
+            clear_limit=LIMIT,
+            hidden_limit=LIMIT,
+        )
+        self.session = PartialSession(plan)
+        self.transcript = self.session.transcript
+
+    def play(self, vectors, round_number, attempt=0):
+        found = self.session.aggregate(
+            round_number,
+            {silo: vector.astype(np.float64) for silo, vector in enumerate(vectors)},
+            lambda silo, chosen: (vectors[silo][~chosen], vectors[silo][chosen]),
+            attempt=attempt,
+        )
+        total = np.empty(LENGTH, dtype=np.int64)
+        total[~found.partition], total[found.partition] = found.clear, found.hidden
+        return total
 
 
 PROTECTIONS = {
@@ -76,6 +107,7 @@ PROTECTIONS = {
 }
 if find_spec("tenseal"):
     PROTECTIONS["private weighting, ring-LWE"] = partial(Weighting, "rlwe")
+    PROTECTIONS["partial encryption"] = PartlyEncrypted
 pytestmark = pytest.mark.parametrize("make", PROTECTIONS.values(), ids=PROTECTIONS)
 
 

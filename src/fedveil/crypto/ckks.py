@@ -93,7 +93,7 @@ class CkksParameters:
 
         A coefficient of the encoding is at most the largest absolute value of a slot, sqrt(2) limit Delta.
         """
-        return math.floor(2 ** (self.prime_bits - 2) * 0.99 / (self.silos * math.sqrt(2) * self.scale))
+        return math.floor(2.0 ** (self.prime_bits - 2) * 0.99 / (self.silos * math.sqrt(2) * self.scale))
 
     @property
     def word_bytes(self) -> int:
@@ -148,7 +148,7 @@ class CkksParameters:
     def pack(self, words: UInt64[np.ndarray, "..."]) -> bytes:
         """Return residues as little-endian bytes, as many per residue as the prime has."""
         split = np.ascontiguousarray(words, dtype="<u8").reshape(-1, 1).view(np.uint8)
-        return split[:, : self.word_bytes].tobytes()
+        return bytes(split[:, : self.word_bytes].tobytes())
 
     def unpack(self, data: bytes) -> UInt64[np.ndarray, " n"]:
         """Return the residues of received bytes.
