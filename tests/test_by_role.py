@@ -1,22 +1,28 @@
 """Shakespeare by role and SVHN's subset, against the published statistics; and the two networks of DP-Fed-LS."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from scipy.io import loadmat, savemat
 
 from fedveil.errors import ConfigError, DataError, ModelError
 from fedveil.local.choice import choose_trainer
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
+from fedveil.local.pretrained import take_parameters
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import load
+from fedveil.population.catalogue import DATASETS, load
+from fedveil.population.catalogue.files import DataFile, digest_of
 from fedveil.population.catalogue.shakespeare import ALPHABET, WINDOW, encode, roles_of
+from fedveil.population.catalogue.svhn import read_mat
 from fedveil.privacy.bounds import Unbounded
 from fedveil.randomness import ExperimentRandomness
 from tests.training import cohort_of, everyone
@@ -134,3 +140,94 @@ def test_the_svhn_network_is_trained_many_at_a_time() -> None:
     arguments = (task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ())
     oracle = LoopTrainer(task=task, local=local).sums(*arguments)
     torch.testing.assert_close(trainer.sums(*arguments).total, oracle.total, rtol=1e-3, atol=1e-5)
+
+
+def written_mat(folder: Path, name: str, count: int, **changes: np.ndarray) -> Path:
+    random = np.random.default_rng(count)
+    content = {
+        "X": random.integers(0, 256, (32, 32, 3, count), dtype=np.uint8),
+        "y": (np.arange(count) % 10 + 1).astype(np.uint8)[:, None],
+    }
+    savemat(folder / name, content | changes)
+    return folder / name
+
+
+def test_the_canonical_files_of_svhn_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "svhn").mkdir()
+    counts = {"train_32x32.mat": 11, "extra_32x32.mat": 9, "test_32x32.mat": 5}
+    paths = [written_mat(tmp_path / "svhn", name, count) for name, count in counts.items()]
+    with pytest.raises(DataError, match=r"train_32x32\.mat is not the file it should be: its md5 is"):
+        load("svhn", allocation=CLIENTS, n_users=4, folder=tmp_path)
+    known = tuple(DataFile(path=f"svhn/{path.name}", md5=digest_of(path, "md5")) for path in paths)
+    monkeypatch.setitem(DATASETS, "svhn", replace(DATASETS["svhn"], variants=(known,)))
+    population = load("svhn", allocation=CLIENTS, n_users=4, folder=tmp_path)
+    assert population.train.features.shape == (20, 3, 32, 32)
+    assert population.test_features.shape == (5, 3, 32, 32)
+    assert population.train.targets.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    pixels = loadmat(paths[1])["X"]
+    np.testing.assert_array_equal(population.train.features[11 + 3], pixels[:, :, :, 3].transpose(2, 0, 1))
+    assert not any("subset" in note for note in population.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"X": np.zeros((32, 32, 3, 4), np.uint8)}, "no 32 x 32 colour images"),
+        ({"X": np.zeros((32, 32, 3, 5), np.float64)}, "no 32 x 32 colour images"),
+        ({"y": np.full((5, 1), 11, np.uint8)}, r"labels are not all in 1 \.\. 10"),
+    ],
+)
+def test_a_file_that_is_not_svhns_is_refused(
+    tmp_path: Path, changes: dict[str, np.ndarray], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read_mat(written_mat(tmp_path, "a.mat", 5, **changes))
+    (tmp_path / "b.mat").write_bytes(b"no such file format " * 20)
+    with pytest.raises(DataError, match="not one of SVHN's"):
+        read_mat(tmp_path / "b.mat")
+
+
+def test_mnist_takes_the_shape_of_svhn(data_folder: Path) -> None:
+    colour = load("mnist_rgb", allocation=CLIENTS, n_users=10, folder=data_folder)
+    plain = load("mnist_canonical", allocation=CLIENTS, n_users=10, folder=data_folder)
+    assert colour.train.features.shape == (20_000, 3, 32, 32)
+    for channel in range(3):
+        framed = colour.train.features[:50, channel]
+        np.testing.assert_array_equal(framed[:, 2:30, 2:30], plain.train.features[:50, 0])
+        assert framed.sum() == plain.train.features[:50].sum()
+    assert colour.scale == load("svhn_subset", allocation=CLIENTS, n_users=10, folder=data_folder).scale
+
+
+def test_a_public_model_gives_the_layers_that_are_asked_for(tmp_path: Path) -> None:
+    def fresh(seed: int) -> dict[str, torch.Tensor]:
+        return dict(cnn(seed).named_parameters())
+
+    def cnn(seed: int) -> torch.nn.Module:
+        return build_model("cnn", input_shape=(16, 16), n_outputs=3, randomness=ExperimentRandomness(seed))
+
+    path = tmp_path / "public.safetensors"
+    save_file({name: value.detach() for name, value in fresh(1).items()}, path)
+    whole, some = cnn(0), cnn(0)
+    take_parameters(whole, path)
+    take_parameters(some, path, ["2", "5"])
+    for name, value in whole.named_parameters():
+        assert torch.equal(value, fresh(1)[name])
+    for name, value in some.named_parameters():
+        assert torch.equal(value, fresh(1 if name.split(".")[0] in ("2", "5") else 0)[name])
+    with pytest.raises(
+        ModelError, match=r"initial_layers: no layer '3' with parameters; there are: 2, 5, 10, 13"
+    ):
+        take_parameters(cnn(0), path, ["3"])
+    with pytest.raises(ModelError, match=r"tensor '0\.weight' is missing, the model needs \(64, 3, 5, 5\)"):
+        take_parameters(
+            build_model("svhn_cnn", input_shape=(3, 8, 8), n_outputs=3, randomness=ExperimentRandomness(0)),
+            path,
+        )
+    save_file({name: value.detach() * float("nan") for name, value in fresh(1).items()}, path)
+    with pytest.raises(ModelError, match="has a NaN"):
+        take_parameters(cnn(0), path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ModelError, match=r"model\.initial: .*public\.safetensors cannot be read"):
+        take_parameters(cnn(0), path)
+    with pytest.raises(ModelError, match="cannot be read"):
+        take_parameters(cnn(0), tmp_path / "none.safetensors")

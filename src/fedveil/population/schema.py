@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from fedveil.errors import DataError
+from fedveil.validation import plain
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
 
@@ -168,11 +170,24 @@ def read_schema(path: Path) -> Schema:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"schema {path} is not valid TOML: {error}") from error
     except ValidationError as error:
-        problems = "; ".join(_problem(detail["loc"], detail["msg"]) for detail in error.errors())
-        raise DataError(f"schema {path} does not fit: {problems}") from error
+        problems = dict.fromkeys(_explain(problem) for problem in error.errors(include_url=False))
+        raise DataError(f"schema {path} does not fit: {'; '.join(problems)}") from None
 
 
-def _problem(location: tuple[int | str, ...], message: str) -> str:
-    key = ".".join(str(part) for part in location)
-    text = message.removeprefix("Value error, ")
-    return f"{key}: {text}" if key else text
+def _explain(problem: ErrorDetails) -> str:
+    """Return the key's path as the file has it, and what is wrong there."""
+    parts = [str(part) for part in problem["loc"]]
+    tag = 1 if parts[:1] == ["target"] else 2  # where pydantic puts the kind of a target or a feature
+    kind = parts.pop(tag) if parts[:1] in (["target"], ["features"]) and len(parts) > tag else None
+    table = _TABLES.get((parts[0], kind), Schema) if parts else Schema
+    key, message = ".".join(parts), plain(problem, tuple(table.model_fields))
+    return f"{key}: {message}" if key else message
+
+
+_TABLES: dict[tuple[str, str | None], type[_Part]] = {
+    ("features", "number"): Number,
+    ("features", "category"): Category,
+    ("target", "label"): Label,
+    ("target", "number"): Amount,
+    ("target", "survival"): Survival,
+}

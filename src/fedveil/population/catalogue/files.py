@@ -1,4 +1,4 @@
-"""Files of the catalogue: found in a folder, or downloaded, and in both cases known by their sha256."""
+"""Files of the catalogue: found in a folder, or downloaded, and in both cases known by their digest."""
 
 import hashlib
 import os
@@ -23,13 +23,20 @@ class DataFile:
 
     Args:
         path: where it lies, relative to the data folder.
-        sha256: digest of its content, 64 hexadecimal digits.
+        sha256: digest of its content, 64 hexadecimal digits; empty where its source publishes an md5 alone.
+        md5: that one, 32 hexadecimal digits: it finds a damaged file, not a forged one.
         urls: https addresses that serve exactly this content, tried in turn; none if it cannot be downloaded.
     """
 
     path: str
-    sha256: str
+    sha256: str = ""
+    md5: str = ""
     urls: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> tuple[str, str]:
+        """The name of the digest that the content is known by, and its hexadecimal digits."""
+        return ("sha256", self.sha256) if self.sha256 else ("md5", self.md5)
 
     def present(self, folder: Path) -> bool:
         """Whether the folder has a file of this name (its content is checked when it is read)."""
@@ -58,10 +65,11 @@ class Store:
                     "is downloaded"
                 )
             fetch(file, path)
-        found = sha256_of(path)
-        if found != file.sha256:
+        algorithm, expected = file.digest
+        found = digest_of(path, algorithm)
+        if found != expected:
             raise DataError(
-                f"{path} is not the file it should be: its sha256 is {found}, expected {file.sha256}; delete "
+                f"{path} is not the file it should be: its {algorithm} is {found}, expected {expected}; delete "
                 "it and fetch it again"
             )
         return path
@@ -79,10 +87,10 @@ def store(folder: Path | None) -> Store:
     return Store(folder=Path(home) / "fedveil", download=True)
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file as 64 hexadecimal digits, reading it in blocks."""
+def digest_of(path: Path, algorithm: str = "sha256") -> str:
+    """Return a digest of a file in hexadecimal digits, reading it in blocks."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
 def open_https(url: str) -> AbstractContextManager[BinaryIO]:
@@ -118,7 +126,8 @@ def fetch(file: DataFile, target: Path, opener: Opener = open_https) -> None:
 def _try(url: str, file: DataFile, target: Path, opener: Opener) -> str | None:
     """Download from one address; return what went wrong, or None."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
+    algorithm, expected = file.digest
+    digest = hashlib.new(algorithm)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     partial = Path(name)
     try:
@@ -128,8 +137,8 @@ def _try(url: str, file: DataFile, target: Path, opener: Opener) -> str | None:
                 stream.write(block)
             stream.flush()
             os.fsync(stream.fileno())
-        if digest.hexdigest() != file.sha256:
-            return f"the content's sha256 is {digest.hexdigest()}, expected {file.sha256}"
+        if digest.hexdigest() != expected:
+            return f"the content's {algorithm} is {digest.hexdigest()}, expected {expected}"
         partial.replace(target)
         return None
     finally:
