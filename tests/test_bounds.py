@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.bounds import EXACT_FLOAT32_ROWS, Clip, Unbounded, contribution_norms
+from fedveil.local.silo_sums import SiloSums
+from fedveil.privacy.bounds import EXACT_FLOAT32_ROWS, Clip, ClipL1, Unbounded, contribution_norms, l1_norms
 
+both_clips = pytest.mark.parametrize("kind", [Clip, ClipL1])
 HARD_VALUES = [0.0, -0.0, 1e-45, -1.2e-38, 3.0e38, -3.4028235e38, 1.9e19, 1.0, math.nan, math.inf, -math.inf]
 coordinates = st.one_of(st.floats(width=32), st.sampled_from(HARD_VALUES))
 clip_norms = st.one_of(
@@ -28,8 +30,21 @@ def matrices(draw: st.DrawFn) -> Tensor:
     return torch.tensor(values, dtype=torch.float32).reshape(rows, columns)
 
 
-def quantized(clip: Clip | Unbounded, deltas: Tensor, weights: Tensor) -> Tensor:
-    return clip.quantize_(deltas.clone(), contribution_norms(deltas), weights)
+def quantized(clip: Clip | ClipL1 | Unbounded, deltas: Tensor, weights: Tensor) -> Tensor:
+    return clip.quantize_(deltas.clone(), clip.norms(deltas), weights)
+
+
+def length(units: Tensor, clip: Clip | ClipL1) -> Fraction:
+    """The length of a stored contribution in the bound's norm, with no rounding anywhere; squared for l2."""
+    if isinstance(clip, ClipL1):
+        return Fraction(sum(abs(int(value)) for value in units.tolist())) * Fraction(clip.grid)
+    return squared_length(units, clip.grid)
+
+
+def allowed(clip: Clip | ClipL1, weight: float = 1.0) -> Fraction:
+    """What :func:`length` may be at most."""
+    bound = Fraction(weight) * Fraction(clip.norm)
+    return bound if isinstance(clip, ClipL1) else bound**2
 
 
 def squared_length(units: Tensor, grid: float) -> Fraction:
@@ -37,46 +52,49 @@ def squared_length(units: Tensor, grid: float) -> Fraction:
     return Fraction(sum(int(value) ** 2 for value in units.tolist())) * Fraction(grid) ** 2
 
 
+@both_clips
 @given(deltas=matrices(), norm=clip_norms, data=st.data())
 def test_stored_contribution_is_within_its_share_of_the_bound(
-    deltas: Tensor, norm: float, data: st.DataObject
+    kind: type[Clip | ClipL1], deltas: Tensor, norm: float, data: st.DataObject
 ) -> None:
     shares = st.one_of(st.floats(0.0, 1.0), st.sampled_from([1.0, 1e-30, 1 / 3]))
     weights = torch.tensor(
         data.draw(st.lists(shares, min_size=len(deltas), max_size=len(deltas))), dtype=torch.float64
     )
-    clip = Clip(norm=norm)
+    clip = kind(norm=norm)
     units = quantized(clip, deltas, weights)
     assert torch.equal(units, units.round())
     for row, weight in zip(units, weights.tolist(), strict=True):
-        assert squared_length(row, clip.grid) <= (Fraction(weight) * Fraction(norm)) ** 2
+        assert length(row, clip) <= allowed(clip, weight)
 
 
+@both_clips
 @given(
     directions=st.lists(st.floats(-1.0, 1.0, width=32), min_size=1, max_size=64),
-    length=st.floats(0.9999, 1.0001),
+    near=st.floats(0.9999, 1.0001),
     norm=st.floats(1e-3, 1e3),
 )
 def test_lengths_next_to_the_bound_do_not_exceed_it(
-    directions: list[float], length: float, norm: float
+    kind: type[Clip | ClipL1], directions: list[float], near: float, norm: float
 ) -> None:
     row = torch.tensor([directions], dtype=torch.float64)
-    row *= length * norm / max(float(row.norm()), 1e-30)
-    clip = Clip(norm=norm)
+    row *= near * norm / max(float(row.norm(p=1 if kind is ClipL1 else 2)), 1e-30)
+    clip = kind(norm=norm)
     units = quantized(clip, row.float(), torch.ones(1, dtype=torch.float64))
-    assert squared_length(units[0], clip.grid) <= Fraction(norm) ** 2
+    assert length(units[0], clip) <= allowed(clip)
 
 
+@both_clips
 @given(deltas=matrices(), norm=clip_norms, silos=st.integers(1, 60))
 def test_a_user_of_many_silos_moves_the_sum_by_at_most_the_bound(
-    deltas: Tensor, norm: float, silos: int
+    kind: type[Clip | ClipL1], deltas: Tensor, norm: float, silos: int
 ) -> None:
     """One row per silo, weights that add up to 1 as float64 adds them."""
     pieces = deltas.repeat(math.ceil(silos / len(deltas)), 1)[:silos]
     weights = torch.full((silos,), 1.0 / silos, dtype=torch.float64)
-    clip = Clip(norm=norm)
+    clip = kind(norm=norm)
     moved = quantized(clip, pieces, weights).double().sum(0)
-    assert squared_length(moved, clip.grid) <= Fraction(norm) ** 2
+    assert length(moved, clip) <= allowed(clip)
 
 
 @given(deltas=matrices(), norm=clip_norms, data=st.data())
@@ -122,8 +140,8 @@ def test_a_short_row_is_kept_up_to_the_grid_and_a_long_one_keeps_its_direction()
     assert clip.clipped(contribution_norms(deltas)).tolist() == [False, False, True, True]
 
 
-@pytest.mark.parametrize("bound", [Clip(norm=1.0), Unbounded()])
-def test_rows_with_nan_or_infinity_become_zero_and_are_reported(bound: Clip | Unbounded) -> None:
+@pytest.mark.parametrize("bound", [Clip(norm=1.0), ClipL1(norm=1.0), Unbounded()])
+def test_rows_with_nan_or_infinity_become_zero_and_are_reported(bound: Clip | ClipL1 | Unbounded) -> None:
     deltas = torch.ones(4, 3)
     deltas[0, 1], deltas[1, 2], deltas[2, 0] = math.nan, math.inf, -math.inf
     norms = contribution_norms(deltas)
@@ -179,6 +197,45 @@ def test_a_norm_beyond_float32_is_refused(norm: float) -> None:
 def test_a_weight_that_is_no_share_is_refused_with_its_row(weight: float) -> None:
     deltas = torch.ones(2, 2)
     weights = torch.tensor([1.0, weight], dtype=torch.float64)
-    for bound in (Clip(norm=1.0), Unbounded()):
+    for bound in (Clip(norm=1.0), ClipL1(norm=1.0), Unbounded()):
         with pytest.raises(PrivacyError, match="contribution 1"):
             bound.quantize_(deltas, contribution_norms(deltas), weights)
+
+
+# --- l1 -------------------------------------------------------------------------------------------------------
+
+
+def test_l1_norms_neither_overflow_nor_underflow() -> None:
+    deltas = torch.tensor([[3e38, -3e38], [1e-45, 0.0], [0.0, 0.0]])
+    expected = [float(v) for v in deltas.double().abs().sum(1)]
+    assert l1_norms(deltas).tolist() == pytest.approx(expected, rel=1e-15)
+    assert expected[1] > 0.0
+
+
+@given(norm=clip_norms)
+def test_the_l1_grid_is_finer(norm: float) -> None:
+    clip = ClipL1(norm=norm)
+    assert math.frexp(clip.grid)[0] == 0.5
+    assert 2**21 < norm / clip.grid <= 2**22
+
+
+def test_an_l1_bound_leaves_the_small_shares_of_a_long_update_their_size() -> None:
+    """25,818 alike coordinates of an l1 ball are C / 25,818 each; the grid of the l2 clip would cost a tenth."""
+    deltas = torch.full((1, 25_818), -3.0)
+    clip = ClipL1(norm=1.0)
+    stored = quantized(clip, deltas, torch.ones(1, dtype=torch.float64)).double() * clip.grid
+    assert torch.allclose(stored, torch.full_like(stored, -1 / 25_818), rtol=0.013)
+
+
+def test_l1_sums_are_exact_whatever_the_chunks() -> None:
+    deltas = torch.randn(100, 9, generator=torch.Generator().manual_seed(3))
+    deltas[:, 0] = 1e9  # a coordinate of almost full length, the same sign in all rows
+    silos, ones = torch.zeros(100, dtype=torch.int64), torch.ones(100, dtype=torch.float64)
+    clip = ClipL1(norm=0.3)
+    whole, pieces = (SiloSums(1, 9, clip, torch.device("cpu")) for _ in range(2))
+    whole.add_(deltas.clone(), ones, silos)
+    for rows in torch.split(torch.arange(100).flip(0), 7):
+        pieces.add_(deltas[rows], ones[rows], silos[rows])
+    assert torch.equal(whole.total(), pieces.total())
+    exact = quantized(clip, deltas, ones).double().sum(0) * clip.grid
+    assert torch.equal(whole.total()[0], exact)

@@ -19,7 +19,7 @@ from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.records import Affine, Records
-from fedveil.privacy.bounds import Clip, Unbounded
+from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from tests.training import cohort_of, everyone, task_of
 
@@ -237,6 +237,31 @@ def test_the_trainer_is_chosen_by_what_the_model_can_do():
         choose_trainer(recurrent, local, name="span")
 
 
+def test_span_knows_neither_l1_bounds_nor_passes_that_end_early():
+    task, cohort = task_of("linear"), cohort_of([3, 2])
+    local, bound = LocalSgd(learning_rate=0.1, epochs=1), ClipL1(norm=1.0)
+    limited = LocalSgd(learning_rate=0.1, epochs=1, steps=1, batch_size=1)
+    assert isinstance(choose_trainer(task, local, cohort=cohort, bound=bound), VmapTrainer)
+    assert isinstance(choose_trainer(task, limited, cohort=cohort), VmapTrainer)
+    with pytest.raises(ModelError, match="early"):
+        choose_trainer(task, limited, name="span")
+    with pytest.raises(ModelError, match="l1"):
+        SpanTrainer(task=task, local=local).sums(
+            task.initial(), cohort, *everyone(cohort), bound, ExperimentRandomness(0), ("round", 1)
+        )
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_pass_ends_after_its_steps_or_with_the_records(trainer):
+    """Three steps of one record each, of contributions of 5, 2 and 0 records."""
+    task, cohort = task_of("linear"), cohort_of([5, 2, 0])
+    limited = LocalSgd(learning_rate=0.1, epochs=1, steps=3, batch_size=1)
+    sums = trainer(task=task, local=limited).sums(
+        task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ("round", 1)
+    )
+    assert sums.steps == 3 + 2
+
+
 def test_convolutions_on_large_batches_take_the_loop():
     network = torch.nn.Sequential(
         torch.nn.Unflatten(1, (1, 6)), torch.nn.Conv1d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3)
@@ -263,6 +288,8 @@ def test_a_recurrent_model_trains_in_the_loop():
         {"batch_size": 0},
         {"momentum": 1.0},
         {"weight_decay": -0.1},
+        {"steps": 0},
+        {"epochs": 2, "steps": 1},
     ],
 )
 def test_local_steps_outside_their_domain_are_refused(wrong):

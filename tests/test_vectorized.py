@@ -10,7 +10,7 @@ from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.vectorized import VmapTrainer
-from fedveil.privacy.bounds import Clip, Unbounded
+from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from tests.training import cohort_of, everyone, task_of
 
@@ -46,6 +46,12 @@ def assert_same_sums(task, local, cohort, bound, memory, seed):
     "mlp", MIXED, LocalSgd(learning_rate=0.3, epochs=3, batch_size=2, weight_decay=0.05), 3, Unbounded(), 2
 )
 @example("mlp_groupnorm", MIXED, LocalSgd(learning_rate=0.05, epochs=2, batch_size=2), 100, Unbounded(), 3)
+@example(
+    "mlp_32_16", MIXED, LocalSgd(learning_rate=0.3, epochs=1, steps=2, batch_size=2), 2, ClipL1(norm=0.1), 5
+)
+@example(
+    "linear", MIXED, LocalSgd(learning_rate=0.3, epochs=1, steps=3, batch_size=1), 9, ClipL1(norm=1.0), 6
+)
 @example("mlp_groupnorm", MIXED, LocalSgd(learning_rate=0.05, epochs=2, batch_size=3), 3, Clip(norm=0.1), 4)
 @given(
     model=st.sampled_from(["linear", "mlp", "mlp_groupnorm"]),

@@ -16,6 +16,7 @@ from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
 from fedveil.local.vectorized import BatchedGradients, VmapTrainer
+from fedveil.privacy.bounds import Bound, ClipL1
 
 _CROSSING: Final = 32  # records a step at which the loop overtakes vmap on convolutions, on a CPU
 
@@ -28,6 +29,7 @@ def choose_trainer(
     memory: int | None = None,
     compile: bool = False,
     cohort: Cohort | None = None,
+    bound: Bound | None = None,
 ) -> Trainer:
     """Return the trainer with this name; ``auto`` is span for linear models, else vmap, else the loop.
 
@@ -41,13 +43,14 @@ def choose_trainer(
         compile: compile the vmap trainer's gradients.
         cohort: lets ``auto`` try the model on a made-up record of the cohort's shape, which finds every model
             that vmap cannot batch; without it only the recurrent layers of PyTorch are known to be such.
+        bound: keeps ``auto`` from span where it is l1.
 
     Raises:
         ConfigError: a name that does not exist.
         ModelError: ``span`` for a model that is not linear, or for projected steps with momentum.
     """
     if name == "auto":
-        name = _fastest(task, local, cohort)
+        name = _fastest(task, local, cohort, bound)
     if name == "span":
         return SpanTrainer(task=task, local=local)
     if name == "vmap":
@@ -57,8 +60,9 @@ def choose_trainer(
     raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
 
 
-def _fastest(task: Task, local: LocalStep, cohort: Cohort | None) -> str:
-    if linear_layer(task.model) is not None and spannable(as_sgd(local)):
+def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound | None) -> str:
+    linear = linear_layer(task.model) is not None
+    if linear and spannable(as_sgd(local)) and not isinstance(bound, ClipL1):
         return "span"
     if cohort is not None and _large_convolutions(task, local, cohort):
         return "loop"

@@ -77,9 +77,10 @@ class LoopTrainer:
         delta, velocity = torch.zeros_like(start), torch.zeros_like(start)
         for epoch in range(sgd.epochs):
             order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
-            for step, batch in enumerate(torch.split(records[order], batch_size)):
+            for step, batch in enumerate(torch.split(records[order], batch_size)[: sgd.steps]):
                 model = start + delta
-                slope = gradient.at(model, *cohort.batch(batch), step_seeds(seed, epoch, step)[0])
+                masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
+                slope = gradient.at(model, *cohort.batch(batch), masks[0])
                 velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
                 delta = delta - sgd.learning_rate * velocity
                 if sgd.projection is not None:
@@ -95,13 +96,18 @@ class BatchGradient:
         self._constants = task.constants(device)
         self._seeds = seed_names(task.model)
 
+    @property
+    def drops_out(self) -> bool:
+        """Whether the model has dropout, so that :meth:`at` reads its seed."""
+        return bool(self._seeds)
+
     def at(
         self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
     ) -> Float32[Tensor, " d"]:
         """Return the gradient at a model; ``seed`` draws the dropout masks of this step."""
         task = self._task
         named = task.layout.unflatten(model)
-        parameters = {name: view.detach().requires_grad_() for name, view in named.items()}
+        parameters = {name: _laid_out(view.detach()).requires_grad_() for name, view in named.items()}
         constants = self._constants | dict.fromkeys(self._seeds, seed.to(model.device))
         outputs = functional_call(task.model, (parameters, constants), (features,))
         everyone = torch.ones(len(features), dtype=torch.bool, device=model.device)
@@ -110,9 +116,22 @@ class BatchGradient:
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
+def _laid_out(parameter: Tensor) -> Tensor:
+    """Return a convolution's kernel with channels innermost, for which CPU kernels are fastest; others as they are.
+
+    The strides alone change; a convolution's output takes after those of its kernel, and so does what follows it.
+    """
+    if parameter.ndim != 4:
+        return parameter
+    channels, height, width = parameter.shape[1:]
+    strides = (height * width * channels, 1, width * channels, channels)
+    return torch.empty_strided(parameter.shape, strides, device=parameter.device).copy_(parameter)
+
+
 def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-    """Return how many gradient steps each member takes: epochs times batches, 0 without records."""
+    """Return how many gradient steps each member takes: epochs times batches or the limit, 0 without records."""
     sgd = as_sgd(local)
     sizes = cohort.sizes(members)
     batches = sizes.clamp(max=1) if sgd.batch_size is None else -(-sizes // sgd.batch_size)
-    return sgd.epochs * batches
+    taken = sgd.epochs * batches
+    return taken if sgd.steps is None else taken.clamp(max=sgd.steps)

@@ -5,8 +5,10 @@ name           network                                                       par
 =============  ============================================================  =======================
 linear         affine: linear, logistic, softmax or Cox regression           14 Heart, 40 TcgaBrca
 mlp            Linear(features, 32)-ReLU-Linear(32, outputs)                 25,450 (MNIST)
+mlp_32_16      Linear(features, 32)-ReLU-Linear(32, 16)-ReLU-Linear          25,818 (MNIST)
 mlp_groupnorm  5 x [Linear(30)-ReLU-GroupNorm], dropout after the last four  5,012 (Creditcard)
 cnn            2 x [5x5 convolution-maxpool-ReLU], dropout, 50 hidden units  21,840 (MNIST)
+cnn_6          the same with 6 channels each, without dropout                6,422 (MNIST)
 svhn_cnn       2 x [5x5 convolution, maxpool], affine 384, 192               3,431,754 (SVHN)
 lstm           embedding 8, two LSTM layers of 256, last step                820,450 (Shakespeare)
 =============  ============================================================  =======================
@@ -44,6 +46,18 @@ def mlp(input_shape: Shape, n_outputs: int) -> nn.Module:
     )
 
 
+def mlp_32_16(input_shape: Shape, n_outputs: int) -> nn.Module:
+    """Hidden layers of 32 and 16 rectified units: the MLP of CEPAM."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(input_shape), 32),
+        nn.ReLU(),
+        nn.Linear(32, 16),
+        nn.ReLU(),
+        nn.Linear(16, n_outputs),
+    )
+
+
 def mlp_groupnorm(input_shape: Shape, n_outputs: int) -> nn.Module:
     """Five hidden layers of 30 units, each normalised per record: the Creditcard network of ULDP-FL."""
     width = 30
@@ -59,16 +73,8 @@ def cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
 
     Takes images (height, width) or (channels, height, width) of at least 16 x 16.
     """
-    if len(input_shape) == 1 and math.isqrt(input_shape[0]) ** 2 == input_shape[0]:
-        side = math.isqrt(input_shape[0])
-        input_shape = (side, side)
-    image = (1, *input_shape) if len(input_shape) == 2 else input_shape
-    if len(image) != 3 or min(image[1:]) < 16:
-        raise ModelError(
-            "model cnn takes images (height, width) or (channels, height, width) of at least 16 x 16, "
-            f"not {input_shape}"
-        )
-    height, width = (((side - 4) // 2 - 4) // 2 for side in image[1:])
+    image = _image("cnn", input_shape)
+    height, width = _after_two_poolings(image)
     return nn.Sequential(
         nn.Flatten(),
         nn.Unflatten(1, image),
@@ -85,6 +91,46 @@ def cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
         nn.Dropout(0.5),
         nn.Linear(50, n_outputs),
     )
+
+
+def cnn_6(input_shape: Shape, n_outputs: int) -> nn.Module:
+    """Two convolutions of 6 channels and two affine layers: the CNN of CEPAM. Takes images as :func:`cnn` does."""
+    image = _image("cnn_6", input_shape)
+    height, width = _after_two_poolings(image)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Unflatten(1, image),
+        nn.Conv2d(image[0], 6, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(6 * height * width, 50),
+        nn.ReLU(),
+        nn.Linear(50, n_outputs),
+    )
+
+
+def _image(name: str, input_shape: Shape) -> Shape:
+    """Return (channels, height, width) of an image that two 5x5 convolutions with pooling leave something of."""
+    if len(input_shape) == 1 and math.isqrt(input_shape[0]) ** 2 == input_shape[0]:
+        side = math.isqrt(input_shape[0])
+        input_shape = (side, side)
+    image = (1, *input_shape) if len(input_shape) == 2 else input_shape
+    if len(image) != 3 or min(image[1:]) < 16:
+        raise ModelError(
+            f"model {name} takes images (height, width) or (channels, height, width) of at least 16 x 16, "
+            f"not {input_shape}"
+        )
+    return image
+
+
+def _after_two_poolings(image: Shape) -> tuple[int, int]:
+    """Return height and width after two 5x5 convolutions, each followed by 2x2 pooling."""
+    height, width = (((side - 4) // 2 - 4) // 2 for side in image[1:])
+    return height, width
 
 
 def svhn_cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
@@ -151,8 +197,10 @@ def lstm(input_shape: Shape, n_outputs: int) -> nn.Module:
 MODELS: dict[str, ModelFactory] = {
     "linear": linear,
     "mlp": mlp,
+    "mlp_32_16": mlp_32_16,
     "mlp_groupnorm": mlp_groupnorm,
     "cnn": cnn,
+    "cnn_6": cnn_6,
     "svhn_cnn": svhn_cnn,
     "lstm": lstm,
 }

@@ -6,15 +6,16 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.privacy.bounds import EXACT_FLOAT32_ROWS, Bound, contribution_norms
+from fedveil.privacy.bounds import Bound
 
 
 class SiloSums:
     """Bounds updates and adds them up per silo, in O(silos · d) memory.
 
-    Rows are turned into whole numbers of grid units by the bound; up to 64 of one silo are added in float32,
-    which is exact, and these in float64, which is exact too. So with a :class:`~fedveil.privacy.bounds.Clip`
-    the totals do not depend on the order or the chunks in which updates arrive.
+    Rows are turned into whole numbers of grid units by the bound; as many of one silo as the bound allows are
+    added in float32, which is exact, and these in float64, which is exact too. So with a
+    :class:`~fedveil.privacy.bounds.Clip` or ``ClipL1`` the totals do not depend on the order or the chunks in which
+    updates arrive.
     """
 
     def __init__(self, n_silos: int, dimension: int, bound: Bound, device: torch.device) -> None:
@@ -28,11 +29,10 @@ class SiloSums:
         silos: Int64[Tensor, " b"],
     ) -> Float64[Tensor, " b"]:
         """Bound the updates (in place), add them to their silos and return their norms before the bound."""
-        norms = contribution_norms(deltas)
+        norms = self._bound.norms(deltas)
         units = self._bound.quantize_(deltas, norms, weights)
-        for rows, owners in zip(
-            torch.split(units, EXACT_FLOAT32_ROWS), torch.split(silos, EXACT_FLOAT32_ROWS), strict=True
-        ):
+        together = self._bound.exact_rows
+        for rows, owners in zip(torch.split(units, together), torch.split(silos, together), strict=True):
             present, local = torch.unique(owners, return_inverse=True)
             belongs = torch.zeros(len(present), len(rows), dtype=torch.float32, device=rows.device)
             belongs[local, torch.arange(len(rows), device=rows.device)] = 1.0

@@ -37,7 +37,7 @@ from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Path, Progress, Sums
-from fedveil.privacy.bounds import Bound
+from fedveil.privacy.bounds import Bound, ClipL1
 from fedveil.randomness import ExperimentRandomness
 
 
@@ -51,7 +51,7 @@ class SpanTrainer:
         memory: bytes of Gram matrices that are kept between rounds.
 
     Raises:
-        ModelError: the model is not one linear layer, or the steps are projected and have momentum.
+        ModelError: the model is not one linear layer, the steps are projected and have momentum, or they end early.
     """
 
     task: Task
@@ -63,7 +63,9 @@ class SpanTrainer:
         if linear_layer(self.task.model) is None:
             raise ModelError('trainer "span" is for models that are one trainable nn.Linear; use "auto"')
         if not spannable(as_sgd(self.local)):
-            raise ModelError('trainer "span" does not project steps with momentum; use "auto"')
+            raise ModelError(
+                'trainer "span" neither stops a pass early (local.steps) nor projects steps with momentum; use "auto"'
+            )
 
     @torch.no_grad()
     def sums(
@@ -77,7 +79,13 @@ class SpanTrainer:
         path: Path,
         progress: Progress | None = None,
     ) -> Sums:
-        """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
+        """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`.
+
+        Raises:
+            ModelError: an l1 bound: the Gram matrices tell l2 norms alone.
+        """
+        if isinstance(bound, ClipL1):
+            raise ModelError('trainer "span" knows l2 norms alone, and the bound is l1; use "vmap"')
         start, weights = start.to(cohort.device), weights.to(cohort.device)
         ascending = members.cpu().argsort(stable=True)
         ordered = members.cpu()[ascending]

@@ -168,8 +168,11 @@ def _orders(
 
 
 def spannable(sgd: LocalSgd) -> bool:
-    """Return whether the steps can be taken in the span: momentum would move every record's coefficients."""
-    return sgd.projection is None or sgd.momentum == 0
+    """Return whether the steps can be taken in the span: whole passes, and no momentum where they are projected.
+
+    Momentum would move every record's coefficients; a pass that stops early leaves most of a Gram matrix unused.
+    """
+    return sgd.steps is None and (sgd.projection is None or sgd.momentum == 0)
 
 
 class Ball:

@@ -40,6 +40,7 @@ class LocalSgd:
     Args:
         learning_rate: local rate eta_l > 0, in the first round.
         epochs: Q >= 1.
+        steps: tau >= 1, batches after which a pass over the records stops; None makes whole passes. Needs epochs = 1.
         batch_size: records per step; None takes all records of the contribution.
         momentum: mu in [0, 1).
         weight_decay: lambda >= 0.
@@ -52,6 +53,7 @@ class LocalSgd:
 
     learning_rate: float
     epochs: int
+    steps: int | None = None
     batch_size: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -63,6 +65,14 @@ class LocalSgd:
             raise ConfigError(f"local learning_rate must be a positive number, not {self.learning_rate}")
         if self.epochs < 1:
             raise ConfigError(f"local epochs must be at least 1, not {self.epochs}")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(
+                f"local steps must be at least 1 (or absent for whole epochs), not {self.steps}"
+            )
+        if self.steps is not None and self.epochs != 1:
+            raise ConfigError(
+                f"local steps end the one pass over the records; epochs must be 1, not {self.epochs}"
+            )
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(
                 f"local batch_size must be at least 1 (or absent for all records), not {self.batch_size}"
@@ -75,6 +85,11 @@ class LocalSgd:
             raise ConfigError(f"local decay must be above 0 and at most 1, not {self.decay}")
         if self.projection is not None and not (math.isfinite(self.projection) and self.projection > 0):
             raise ConfigError(f"local projection must be a positive number, not {self.projection}")
+
+    def count(self, records: int) -> int:
+        """Return how many gradient steps a contribution of this many records takes."""
+        batches = -(-records // (self.batch_size or max(1, records)))
+        return self.epochs * batches if self.steps is None else min(self.steps, batches)
 
     def at_round(self, number: int) -> LocalSgd:
         """Return the training of round 1, 2, ...: the learning rate decayed, and no more decay to come."""

@@ -157,13 +157,13 @@ class Batches:
         self._longest = int(self._sizes[0])
         self._width = min(self._longest, sgd.batch_size or self._longest)
         self.count = len(members)
-        self.steps = sgd.epochs * -(-self._longest // self._width)
+        self.steps = sgd.count(self._longest)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the steps in order; contributions without records left are a suffix, and left out."""
         for epoch in range(self._sgd.epochs):
             order = batch_order(self._seeds, self._sizes, epoch, self._sgd.batch_size)
-            for batch, first in enumerate(range(0, self._longest, self._width)):
+            for batch, first in enumerate(range(0, self._longest, self._width)[: self._sgd.steps]):
                 if epoch == 0 or self._width < self._longest:
                     features, targets, mask = self._gather(order, first)
                 seeds = step_seeds(self._seeds[: len(mask)], epoch, batch).to(self._cohort.device)

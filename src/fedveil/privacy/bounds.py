@@ -16,13 +16,16 @@ and what enters the sum is g · y_i. Three facts follow, for every float32 input
 * NaN and infinity do not spread. A row with a non-finite coordinate becomes the zero contribution.
 
 The grid is a power of two, so ``g · y`` is exact as well. The proof is in docs/theory/clipping.md.
+:class:`ClipL1` keeps the same three facts for the l1 norm, on a grid of C · 2^-22: an l1 bound leaves a coordinate a
+share of about C / d, which a coarser grid would swallow. Its rows are added in float64 alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from jaxtyping import Bool, Float32, Float64
@@ -34,6 +37,7 @@ EXACT_FLOAT32_ROWS: Final = 64
 """Contributions of weight at most 1 whose sum is exact in float32, in grid units."""
 
 _UNITS_BITS: Final = 18  # C / g <= 2^18, and 64 · 2^18 = 2^24: up to there float32 holds every whole number
+_L1_UNITS_BITS: Final = 22
 _SLACK: Final = 2.0**-20
 _LARGEST_DIMENSION: Final = 2**28
 _SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
@@ -58,19 +62,97 @@ def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
     >>> contribution_norms(torch.tensor([[3.0, 4.0], [float("inf"), 0.0]])).tolist()
     [5.0, nan]
     """
-    rows, dimension = deltas.shape
-    if dimension > _LARGEST_DIMENSION:
-        raise PrivacyError(f"a contribution has {dimension} coordinates; clipping is proved for at most 2^28")
-    squares = torch.empty(rows, dtype=torch.float64, device=deltas.device)
-    step = max(1, _BLOCK_ELEMENTS // max(1, dimension))
-    for first in range(0, rows, step):
-        squares[first : first + step] = deltas[first : first + step].double().square_().sum(1)
-    norms = squares.sqrt_()
+    norms = _row_sums(deltas, Tensor.square_).sqrt_()
     return torch.where(torch.isfinite(norms), norms, torch.nan)
 
 
+def l1_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+    """Return the l1 norm of every row in float64, NaN where a row holds a NaN or an infinity.
+
+    The relative error is below d · 2^-53, as that of :func:`contribution_norms`; arguments and errors are the same.
+
+    >>> l1_norms(torch.tensor([[3.0, -4.0], [float("inf"), 0.0]])).tolist()
+    [7.0, nan]
+    """
+    norms = _row_sums(deltas, Tensor.abs_)
+    return torch.where(torch.isfinite(norms), norms, torch.nan)
+
+
+def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tensor]) -> Float64[Tensor, " m"]:
+    """Return, row by row, the float64 sum of a non-negative function of every coordinate."""
+    rows, dimension = deltas.shape
+    if dimension > _LARGEST_DIMENSION:
+        raise PrivacyError(f"a contribution has {dimension} coordinates; clipping is proved for at most 2^28")
+    sums = torch.empty(rows, dtype=torch.float64, device=deltas.device)
+    step = max(1, _BLOCK_ELEMENTS // max(1, dimension))
+    for first in range(0, rows, step):
+        sums[first : first + step] = of_each_(deltas[first : first + step].double()).sum(1)
+    return sums
+
+
 @dataclass(frozen=True, kw_only=True)
-class Clip:
+class _NormClip:
+    """What both clips share; see :class:`Clip` for the guarantee and the edge cases."""
+
+    norm: float
+
+    exact_rows: ClassVar[int]
+    units_bits: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        """Refuse a norm that bounds nothing or that float32 cannot carry."""
+        if not (math.isfinite(self.norm) and self.norm > 0.0):
+            raise PrivacyError(
+                f"clip norm is {self.norm}; it must be a positive finite number (to clip "
+                "nothing, use no bound: the statement then says that there is no guarantee)"
+            )
+        if not _SMALLEST_NORM <= self.norm <= _LARGEST_NORM:
+            raise PrivacyError(f"clip norm is {self.norm}; float32 updates need one between 2^-100 and 2^100")
+
+    @property
+    def grid(self) -> float:
+        """Spacing g of the grid: the power of two with 2^17 < C / g <= 2^18 (l1: 2^21 and 2^22)."""
+        mantissa, exponent = math.frexp(self.norm)
+        return math.ldexp(1.0, exponent - (1 if mantissa == 0.5 else 0) - self.units_bits)
+
+    @property
+    def effective_norm(self) -> float:
+        """What the computed norm is scaled to: C' = C (1 - 2^-20)."""
+        return self.norm * (1.0 - _SLACK)
+
+    def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
+        """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
+        scaled = torch.clamp(self.effective_norm / norms, max=1.0)
+        return torch.where(torch.isfinite(norms), scaled, 0.0)
+
+    def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
+        """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""
+        return norms > self.effective_norm
+
+    def quantize_(
+        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
+    ) -> Float32[Tensor, "m d"]:
+        """Turn every row into its weighted, clipped contribution in units of :attr:`grid`, in place.
+
+        Args:
+            deltas: (m, d) updates; overwritten.
+            norms: (m,) what ``norms`` returned for these very rows.
+            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all her silos.
+
+        Returns:
+            ``deltas``, now whole numbers y with ``||grid · y_i|| <= weights_i · C``.
+
+        Raises:
+            PrivacyError: a weight outside [0, 1].
+        """
+        _check_weights(weights)
+        _drop_nonfinite_(deltas, norms)
+        scale = _float32_below(weights * self.coefficients(norms) / self.grid)
+        return deltas.mul_(scale[:, None]).trunc_()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(_NormClip):
     """Scale a contribution down to l2 norm C if it is longer, and store it on a grid.
 
     Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y of :meth:`quantize_`
@@ -103,58 +185,41 @@ class Clip:
     [[0.5999984741210938, 0.7999992370605469], [0.25, 0.0]]
     """
 
-    norm: float
+    exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
+    units_bits: ClassVar[int] = _UNITS_BITS
 
-    def __post_init__(self) -> None:
-        """Refuse a norm that bounds nothing or that float32 cannot carry."""
-        if not (math.isfinite(self.norm) and self.norm > 0.0):
-            raise PrivacyError(
-                f"clip norm is {self.norm}; it must be a positive finite number (to clip "
-                "nothing, use no bound: the statement then says that there is no guarantee)"
-            )
-        if not _SMALLEST_NORM <= self.norm <= _LARGEST_NORM:
-            raise PrivacyError(f"clip norm is {self.norm}; float32 updates need one between 2^-100 and 2^100")
+    def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        """Return the l2 norm of every row, as :func:`contribution_norms` does."""
+        return contribution_norms(deltas)
 
-    @property
-    def grid(self) -> float:
-        """Spacing g of the grid: the power of two with 2^17 < C / g <= 2^18."""
-        mantissa, exponent = math.frexp(self.norm)
-        return math.ldexp(1.0, exponent - (1 if mantissa == 0.5 else 0) - _UNITS_BITS)
 
-    @property
-    def effective_norm(self) -> float:
-        """What the computed norm is scaled to: C' = C (1 - 2^-20)."""
-        return self.norm * (1.0 - _SLACK)
+@dataclass(frozen=True, kw_only=True)
+class ClipL1(_NormClip):
+    """Scale a contribution down to l1 norm C if it is longer, and store it on a grid.
 
-    def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
-        """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
-        scaled = torch.clamp(self.effective_norm / norms, max=1.0)
-        return torch.where(torch.isfinite(norms), scaled, 0.0)
+    Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y of :meth:`quantize_`
+    satisfies ``||g · y||_1 <= w · C`` as real numbers: what Laplace noise on every coordinate needs. Edge cases are
+    those of :class:`Clip`. Its l2 norm is then at most w · C as well.
 
-    def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
-        """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""
-        return norms > self.effective_norm
+    Args:
+        norm: the bound C > 0, same unit as the updates.
 
-    def quantize_(
-        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
-    ) -> Float32[Tensor, "m d"]:
-        """Turn every row into its weighted, clipped contribution in units of :attr:`grid`, in place.
+    Raises:
+        PrivacyError: a norm outside the domain of :class:`Clip`.
 
-        Args:
-            deltas: (m, d) updates; overwritten.
-            norms: (m,) what :func:`contribution_norms` returned for these very rows.
-            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all her silos.
+    >>> clip = ClipL1(norm=1.0)
+    >>> rows = torch.tensor([[3.0, -1.0], [0.25, 0.0]])
+    >>> units = clip.quantize_(rows, clip.norms(rows), torch.ones(2, dtype=torch.float64))
+    >>> [[round(value, 6) for value in row] for row in (units.double() * clip.grid).tolist()]
+    [[0.749999, -0.25], [0.25, 0.0]]
+    """
 
-        Returns:
-            ``deltas``, now whole numbers y with ``||grid · y_i|| <= weights_i · C``.
+    exact_rows: ClassVar[int] = 1
+    units_bits: ClassVar[int] = _L1_UNITS_BITS
 
-        Raises:
-            PrivacyError: a weight outside [0, 1].
-        """
-        _check_weights(weights)
-        _drop_nonfinite_(deltas, norms)
-        scale = _float32_below(weights * self.coefficients(norms) / self.grid)
-        return deltas.mul_(scale[:, None]).trunc_()
+    def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        """Return the l1 norm of every row, as :func:`l1_norms` does."""
+        return l1_norms(deltas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +229,12 @@ class Unbounded:
     Non-finite rows still become zero contributions. There is no grid (:attr:`grid` is 1, nothing is rounded),
     so sums depend on their order as floating-point sums do.
     """
+
+    exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
+
+    def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        """Return the l2 norm of every row, as :func:`contribution_norms` does."""
+        return contribution_norms(deltas)
 
     @property
     def grid(self) -> float:
@@ -187,7 +258,7 @@ class Unbounded:
         return deltas.mul_(weights.float()[:, None])
 
 
-Bound = Clip | Unbounded
+Bound = Clip | ClipL1 | Unbounded
 
 
 def _check_weights(weights: Float64[Tensor, " m"]) -> None:
