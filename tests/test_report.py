@@ -233,6 +233,7 @@ def test_the_uplink_is_shown_against_its_information_limit(tmp_path: Path) -> No
         "bits_per_parameter": 0.16,
         "limit": 0.004,
         "ratio": 40.0,
+        "acceptance": 0.785,
     }
     first, *rest = metric_rows(rounds=3)
     rows = [first, *(row | {"uplink": uplink} for row in rest)]
@@ -242,6 +243,24 @@ def test_the_uplink_is_shown_against_its_information_limit(tmp_path: Path) -> No
         "0.16 bits a parameter at round 3, the limit 0.004. All messages together: 750 bytes, 200 times fewer"
     )
     assert told in page[page.index('id="population"') :]
+    assert "78.5% of the draws were accepted at round 3" in page
+
+
+def test_messages_of_plain_numbers_have_no_limit(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=3)
+    uplink = {
+        "bytes": 400,
+        "float32_bytes": 400,
+        "bits_per_parameter": 32.0,
+        "limit": None,
+        "acceptance": None,
+    }
+    first, *rest = metric_rows(rounds=3)
+    rows = [first, *(row | {"uplink": uplink} for row in rest)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = visible(report_page(load_run(folder)))
+    assert "32 bits a parameter at round 3. All messages together: 1,200 bytes, 1 times fewer" in page
+    assert "Acceptance rate" not in page
 
 
 def test_lost_contributions_are_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from fedveil.errors import RunFolderError
 from fedveil.report import plots
@@ -39,7 +40,7 @@ class ComparisonRow:
     """One variant at the last round that all its seeds have reached and evaluated.
 
     `epsilon` is the largest over the seeds, `math.inf` where any of them guarantees nothing; `seconds` are
-    those of the rounds up to `round`.
+    those of the rounds up to `round`, and `bits` the bits a parameter of their messages, None where none were counted.
     """
 
     variant: str
@@ -47,6 +48,7 @@ class ComparisonRow:
     round: int
     metrics: Mapping[str, Spread]
     seconds: Spread
+    bits: Spread | None
     epsilon: float
     delta: float
     unit: str
@@ -85,12 +87,41 @@ class _Variant:
         """The largest epsilon over seeds up to a round: what holds for every one of them."""
         return max(row.epsilon for row in self.rounds[number])
 
-    def curve(self, metric: str, *, over_epsilon: bool) -> Curve | None:
-        """The metric over rounds, or over the epsilon of those rounds that have spent any."""
+    @cached_property
+    def sent(self) -> dict[int, float]:
+        """The MiB of all messages up to each round with any, mean over seeds; empty where they were not counted."""
+        cumulative, total = {}, 0.0
+        for number, rows in self.rounds.items():
+            lengths = [row.uplink.bytes for row in rows if row.uplink is not None]
+            if number > 0 and len(lengths) < len(rows):
+                return {}
+            total += statistics.fmean(lengths) / 2**20 if lengths else 0.0
+            if total > 0:
+                cumulative[number] = total
+        return cumulative
+
+    def bits(self, last: int) -> Spread | None:
+        """Bits a parameter of all messages up to a round, over seeds."""
+        if not self.sent:
+            return None
+        of_seeds = []
+        for run in self.runs:
+            counted = [row.uplink for row in run.rounds if row.uplink is not None and row.round <= last]
+            plain = sum(uplink.float32_bytes for uplink in counted)
+            of_seeds.append(32 * sum(uplink.bytes for uplink in counted) / plain)
+        return Spread.of(of_seeds)
+
+    def curve(self, metric: str, *, over: Literal["rounds", "epsilon", "uplink"]) -> Curve | None:
+        """The metric over rounds, over the epsilon of rounds that have spent any, or over what was sent until then."""
+        places = {
+            "rounds": {number: float(number) for number in self.rounds},
+            "epsilon": {number: spent for number in self.rounds if (spent := self.epsilon(number)) > 0},
+            "uplink": self.sent,
+        }[over]
         points = [
-            (self.epsilon(number) if over_epsilon else number, Spread.of(values))
+            (places[number], Spread.of(values))
             for number, values in self.values(metric).items()
-            if not over_epsilon or self.epsilon(number) > 0
+            if number in places
         ]
         if not points:
             return None
@@ -117,6 +148,7 @@ class _Variant:
             seconds=Spread.of(
                 [sum(row.seconds for row in run.rounds if row.round <= last) for run in self.runs]
             ),
+            bits=self.bits(last),
             epsilon=self.epsilon(last) if all(statement.guaranteed for statement in statements) else math.inf,
             delta=statements[0].delta,
             unit=statements[0].unit,
@@ -187,11 +219,20 @@ class Comparison:
 
     def _results(self) -> str:
         metrics = self._metrics
-        header = ["variant", *(f"test {words(metric)}" for metric in metrics), "round", "seeds", "seconds"]
+        counted = any(row.bits is not None for row in self.rows)
+        header = [
+            "variant",
+            *(f"test {words(metric)}" for metric in metrics),
+            *(["bits a parameter"] if counted else []),
+            "round",
+            "seeds",
+            "seconds",
+        ]
         rows = [
             [
                 row.variant,
                 *(str(row.metrics[metric]) if metric in row.metrics else "" for metric in metrics),
+                *(["" if row.bits is None else str(row.bits)] if counted else []),
                 str(row.round),
                 str(row.seeds),
                 str(row.seconds),
@@ -206,7 +247,7 @@ class Comparison:
         shown = []
         units = ", ".join(dict.fromkeys(row.unit for row in self.rows if math.isfinite(row.epsilon)))
         for metric in self._metrics:
-            by_round = [curve for v in self.variants if (curve := v.curve(metric, over_epsilon=False))]
+            by_round = [curve for v in self.variants if (curve := v.curve(metric, over="rounds"))]
             if not by_round:
                 continue
             shown.append(plots.compared_by_round(by_round, metric))
@@ -214,12 +255,15 @@ class Comparison:
             unprotected: list[Curve] = []
             for variant, row in zip(self.variants, self.rows, strict=True):
                 guaranteed = math.isfinite(row.epsilon)
-                if curve := variant.curve(metric, over_epsilon=guaranteed):
+                if curve := variant.curve(metric, over="epsilon" if guaranteed else "rounds"):
                     (private if guaranteed else unprotected).append(curve)
             if private:
                 shown.append(
                     plots.compared_by_epsilon(private, unprotected, metric, measured_by=f"one {units}")
                 )
+            by_uplink = [curve for v in self.variants if (curve := v.curve(metric, over="uplink"))]
+            if by_uplink:
+                shown.append(plots.compared_by_uplink(by_uplink, metric))
         return figures(shown, wide=True)
 
 
@@ -320,6 +364,7 @@ def _row_json(row: ComparisonRow) -> JsonObject:
         "round": row.round,
         "metrics": {name: spread(value) for name, value in row.metrics.items()},
         "seconds": spread(row.seconds),
+        "bits_per_parameter": None if row.bits is None else spread(row.bits),
         "epsilon": _finite(row.epsilon),
         "delta": row.delta,
         "unit": row.unit,

@@ -165,6 +165,8 @@ def population_section(run: RunData) -> Section | None:
         shown.append(plots.clipped_fraction(run))
     if any(row.uplink is not None for row in run.rounds):
         shown.append(plots.uplink_bits(run))
+    if any(row.uplink is not None and row.uplink.acceptance is not None for row in run.rounds):
+        shown.append(plots.uplink_acceptance(run))
     nonfinite = sum(row.nonfinite for row in run.rounds)
     if not shown and not nonfinite:
         return None

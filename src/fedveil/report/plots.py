@@ -263,23 +263,45 @@ def clipped_fraction(run: RunData) -> Plot:
 
 
 def uplink_bits(run: RunData) -> Plot:
-    """Bits a parameter of the silos' messages over rounds, against the information limit of the same sums."""
+    """Bits a parameter of all messages over rounds, against the information limit of the same updates."""
     sent = [(row.round, row.uplink) for row in run.rounds if row.uplink is not None]
     rounds, bits = [number for number, _ in sent], [uplink.bits_per_parameter for _, uplink in sent]
-    limits = [uplink.limit for _, uplink in sent]
+    limits = [(number, uplink.limit) for number, uplink in sent if uplink.limit is not None]
     figure = _figure(x="round", y="bits a parameter")
     _line(figure, 0, name="messages", x=rounds, y=bits)
-    _line(figure, 1, name="information limit", x=rounds, y=limits, dash="dash")
-    _log_y(figure, [value for value in (*bits, *limits) if value > 0])
+    ending = f"{show(bits[-1])} bits a parameter at round {rounds[-1]}"
+    if limits:
+        bound = [limit for _, limit in limits]
+        _line(figure, 1, name="information limit", x=[number for number, _ in limits], y=bound, dash="dash")
+        ending += f", the limit {show(bound[-1])}"
+    _log_y(figure, [value for value in (*bits, *(limit for _, limit in limits)) if value > 0])
     total = sum(uplink.bytes for _, uplink in sent)
     plain = sum(uplink.float32_bytes for _, uplink in sent)
-    ending = f"{show(bits[-1])} bits a parameter at round {rounds[-1]}, the limit {show(limits[-1])}"
+    fewer = f", {show(plain / total)} times fewer than the same in float32" if total else ""
     return Plot(
         figure=figure,
         title="Uplink",
-        alt=f"Two lines on a logarithmic axis: {ending}.",
-        caption=f"{ending}. All messages together: {show(total)} bytes, {show(plain / total)} times fewer than the "
-        "same sums in float32.",
+        alt=f"Lines on a logarithmic axis: {ending}.",
+        caption=f"{ending}. All messages together: {show(total)} bytes{fewer}.",
+    )
+
+
+def uplink_acceptance(run: RunData) -> Plot:
+    """The share of the quantisers' draws that were accepted, over rounds."""
+    points = [
+        (row.round, row.uplink.acceptance)
+        for row in run.rounds
+        if row.uplink is not None and row.uplink.acceptance is not None
+    ]
+    figure = _figure(x="round", y="share of draws accepted")
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    _line(figure, 2, name="accepted", x=[x for x, _ in points], y=[y for _, y in points])
+    ending = f"{points[-1][1]:.1%} of the draws were accepted at round {points[-1][0]}"
+    return Plot(
+        figure=figure,
+        title="Acceptance rate of the quantisers",
+        alt=f"Line: {ending}.",
+        caption=f"{ending}. A draw is a dither, or a shared candidate where a block selects among them.",
     )
 
 
@@ -324,6 +346,24 @@ def compared_by_epsilon(
         title=f"Privacy and utility: test {words(metric)} against ε",
         alt="Lines with bands, one a variant. " + _endings([*private, *unprotected]),
         caption=f"One point a round; bands are one sample standard deviation over seeds.{note}",
+        log_x=True,
+    )
+
+
+def compared_by_uplink(curves: Sequence[Curve], metric: str) -> Plot:
+    """Rate-accuracy curves: a test metric against the bytes that were sent to the server until then."""
+    figure = _figure(x="MiB sent to the server, all messages so far", y=f"test {words(metric)}")
+    figure.update_layout(hovermode="closest")
+    for curve in curves:
+        _band(figure, curve)
+    ends = [curve.x[-1] for curve in curves]
+    if max(ends) > 20 * min(ends):
+        figure.update_xaxes(type="log", dtick="D2")
+    return Plot(
+        figure=figure,
+        title=f"Rate and accuracy: test {words(metric)} against the uplink",
+        alt="Lines with bands, one a variant. " + _endings(curves),
+        caption="One point a round; bands are one sample standard deviation over seeds.",
         log_x=True,
     )
 

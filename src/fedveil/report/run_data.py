@@ -28,12 +28,16 @@ _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class UplinkData:
-    """What the silos' messages of a round cost, where a channel made bytes of them; `limit` in bits a parameter."""
+    """What all messages of a round cost; `limit` in bits a parameter, `acceptance` the share of draws accepted.
+
+    Both are None where messages are not compressed to their noise.
+    """
 
     bytes: int
     float32_bytes: int
     bits_per_parameter: float
-    limit: float
+    limit: float | None
+    acceptance: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,7 +388,8 @@ def _uplink(uplink: _Object) -> UplinkData:
         bytes=uplink.count("bytes"),
         float32_bytes=uplink.count("float32_bytes"),
         bits_per_parameter=uplink.number("bits_per_parameter"),
-        limit=uplink.number("limit"),
+        limit=uplink.optional_number("limit"),
+        acceptance=uplink.optional_number("acceptance"),
     )
 
 
