@@ -4,7 +4,7 @@ import pytest
 
 from fedveil.errors import BudgetError, PrivacyError
 from fedveil.privacy.accounting import ACCOUNTANTS, PldAccountant, RdpAccountant, make_accountant
-from fedveil.privacy.calibration import calibrate_noise, calibrate_rate, calibrate_rounds, gaussian_rounds
+from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gaussian_rounds
 from fedveil.privacy.events import (
     Event,
     GaussianEvent,
@@ -54,24 +54,6 @@ def test_rounds_meet_the_budget_and_one_more_does_not(name: str) -> None:
     assert accountant.epsilon(SelfComposedEvent(event=event, count=rounds + 1), DELTA) > 1.0
 
 
-@pytest.mark.parametrize("name", ACCOUNTANTS)
-def test_rate_meets_the_budget_and_a_larger_one_does_not(name: str) -> None:
-    accountant = make_accountant(name)
-
-    def event(rate: float) -> Event:
-        return gaussian_rounds(noise_multiplier=5.0, rounds=100, rate=rate)
-
-    rate = calibrate_rate(event, Budget(epsilon=2.0, delta=DELTA, accountant=accountant), tolerance=1e-3)
-    assert 0 < rate < 1
-    assert accountant.epsilon(event(rate), DELTA) <= 2.0
-    assert accountant.epsilon(event(rate * (1 + 2e-3)), DELTA) > 2.0
-
-
-def test_everybody_may_take_part_when_the_budget_allows_it() -> None:
-    budget = Budget(epsilon=100.0, delta=DELTA, accountant=RdpAccountant())
-    assert calibrate_rate(lambda q: gaussian_rounds(noise_multiplier=5.0, rounds=10, rate=q), budget) == 1.0
-
-
 def test_any_event_can_be_calibrated() -> None:
     budget = Budget(epsilon=3.0, delta=1e-9)
     scale = calibrate_noise(lambda b: LaplaceEvent(noise_multiplier=b), budget)
@@ -87,8 +69,6 @@ def test_impossible_targets_are_refused() -> None:
         calibrate_rounds(NoGuarantee(reason="no noise"), nothing)
     with pytest.raises(BudgetError, match=r"one round costs epsilon 0\.79"):
         calibrate_rounds(GaussianEvent(noise_multiplier=5.0), small)
-    with pytest.raises(BudgetError, match="no sampling rate"):
-        calibrate_rate(lambda q: NoGuarantee(reason="no noise"), nothing)
 
 
 def test_a_budget_that_binds_nothing_is_refused() -> None:

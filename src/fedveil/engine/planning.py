@@ -22,7 +22,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.stages import CentralGaussian, ClientContribution
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.privacy.accounting import Accountant, make_accountant
-from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
 from fedveil.privacy.closed_form import Sampling, theorem_epsilon
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
@@ -37,11 +37,11 @@ class Plan:
 
     Attributes:
         n_users, n_silos: |U| and |S|.
-        rounds: T, at most.
-        noise_multipliers: values of sigma; with ``epsilon`` they are found instead.
+        rounds: T, at most; None finds the most rounds that the target ``epsilon`` allows each sigma.
+        noise_multipliers: values of sigma; empty finds the least sigma that keeps T rounds within ``epsilon``.
         sampling_rates: values of q, the Poisson rate of users.
         delta: of the guarantee.
-        epsilon: a target; None to take the noise multipliers as given.
+        epsilon: a target, from which rounds or noise are found; None where both are given.
         group_sizes: values of k of uldp-group.
         records_per_silo, batch_size, epochs: of DP-SGD in uldp-group.
         colluding_silos: the guarantee holds against so many silos together.
@@ -51,7 +51,7 @@ class Plan:
 
     n_users: int
     n_silos: int
-    rounds: int
+    rounds: int | None
     noise_multipliers: tuple[float, ...]
     sampling_rates: tuple[float, ...]
     delta: float
@@ -67,13 +67,20 @@ class Plan:
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon > 0:
             raise ConfigError(f"epsilon = {self.epsilon}: a target must be above 0")
+        given = (self.epsilon is not None, self.rounds is not None, bool(self.noise_multipliers))
+        if sum(given) != 2:
+            raise ConfigError(
+                "a plan takes two of epsilon, rounds and sigma (noise multipliers), and finds the third; "
+                f"{sum(given)} are given"
+            )
 
 
 def plan_rows(plan: Plan) -> list[Row]:
     """Return one row per method, setting and number of rounds, for the table and the plot.
 
-    With a target epsilon the noise multiplier is the least one that keeps all T rounds within it. A method whose event
-    the accountant does not support is left out (see :func:`unsupported`).
+    With a target epsilon the noise multiplier is the least one that keeps all T rounds within it, or, where sigma is
+    given, T is the most rounds that stay within it (0 where one round is too much). A method whose event the
+    accountant does not support is left out (see :func:`unsupported`).
     """
     rows = []
     for label, rate, compose in _methods(plan):
@@ -83,14 +90,13 @@ def plan_rows(plan: Plan) -> list[Row]:
             method = compose(sigma)
             numerical = _accountant(plan, method)
             event = _event(plan, method)
-            for rounds in _ladder(plan.rounds):
-                row = {
-                    "method": label,
-                    "noise_multiplier": sigma,
-                    "rounds": rounds,
-                    "users": plan.n_users,
-                    "sampling_rate": rate,
-                }
+            most = _most_rounds(plan, numerical, event)
+            row: Row = {"method": label, "noise_multiplier": sigma, "rounds": 0, "users": plan.n_users}
+            row["sampling_rate"] = rate
+            if most == 0:
+                rows.append({**row, "epsilon": 0.0, "accountant": plan.accountant})
+            for rounds in _ladder(most) if most else ():
+                row["rounds"] = rounds
                 spent = SelfComposedEvent(event=event, count=rounds)
                 epsilon = finite(numerical.epsilon(spent, plan.delta))
                 rows.append({**row, "epsilon": epsilon, "accountant": plan.accountant})
@@ -176,15 +182,27 @@ def _methods(plan: Plan) -> Iterator[tuple[str, float, Callable[[float], Method]
 
 
 def _noise_multipliers(plan: Plan, compose: Callable[[float], Method]) -> tuple[float, ...]:
-    if plan.epsilon is None:
+    if plan.noise_multipliers:
         return plan.noise_multipliers
+    assert plan.epsilon is not None
+    assert plan.rounds is not None
+    rounds = plan.rounds
 
     def event(sigma: float) -> Event:
-        return SelfComposedEvent(event=_event(plan, compose(sigma)), count=plan.rounds)
+        return SelfComposedEvent(event=_event(plan, compose(sigma)), count=rounds)
 
     accountant = _accountant(plan, compose(1.0))
     budget = Budget(epsilon=plan.epsilon, delta=plan.delta, accountant=accountant)
     return (calibrate_noise(event, budget, tolerance=1e-3),)
+
+
+def _most_rounds(plan: Plan, accountant: Accountant, event: Event) -> int:
+    if plan.rounds is not None:
+        return plan.rounds
+    assert plan.epsilon is not None
+    if accountant.epsilon(event, plan.delta) > plan.epsilon:
+        return 0
+    return calibrate_rounds(event, Budget(epsilon=plan.epsilon, delta=plan.delta, accountant=accountant))
 
 
 def _event(plan: Plan, method: Method) -> Event:

@@ -9,7 +9,7 @@ from fedveil.privacy.accounting import (
     make_accountant,
 )
 from fedveil.privacy.bounds import Clip, Unbounded
-from fedveil.privacy.calibration import calibrate_noise, calibrate_rate, calibrate_rounds, gaussian_rounds
+from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gaussian_rounds
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -57,7 +57,6 @@ __all__ = [
     "Unbounded",
     "UniformClients",
     "calibrate_noise",
-    "calibrate_rate",
     "calibrate_rounds",
     "epsilon",
     "event_from_json",

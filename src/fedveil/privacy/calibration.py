@@ -1,4 +1,4 @@
-"""How much noise, how many rounds, which sampling rate: accountants run backwards.
+"""How much noise, or how many rounds: accountants run backwards.
 
 Every search keeps a bracket whose good end was checked by the accountant itself, so what is returned meets
 the target exactly as a later run will count it, and the other end of the bracket (``tolerance`` away) was
@@ -15,7 +15,6 @@ from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, Se
 from fedveil.privacy.ledger import Budget
 
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
-_LEAST_RATE = 1e-8
 _MOST_ROUNDS = 10**9
 
 
@@ -86,33 +85,6 @@ def calibrate_rounds(event: Event, budget: Budget) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def calibrate_rate(event: Callable[[float], Event], budget: Budget, tolerance: float = 1e-4) -> float:
-    """Return the largest sampling rate in (0, 1] whose event fits the budget, to a relative ``tolerance``.
-
-    Args:
-        event: the run's event as a function of the rate; epsilon must grow with it.
-        budget: target epsilon, delta and accountant.
-        tolerance: relative; a rate larger by this factor was seen to exceed the budget (unless it is 1).
-
-    Raises:
-        BudgetError: even a rate of 1e-8 does not fit.
-    """
-    if _fits(event(1.0), budget):
-        return 1.0
-    low, high = 0.5, 1.0
-    while not _fits(event(low), budget):
-        low, high = low / 4, low
-        if low < _LEAST_RATE:
-            raise BudgetError(
-                f"no sampling rate down to {_LEAST_RATE:g} meets epsilon {budget.epsilon:g} at delta "
-                f"{budget.delta:g} (accountant {budget.accountant.name}); use more noise or fewer rounds"
-            )
-    while low < high * (1 - tolerance):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if _fits(event(middle), budget) else (low, middle)
     return low
 
 
