@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import app, main
+from fedveil.engine import setup
 
 EXPERIMENT = """
 name = "tiny"
@@ -156,6 +157,118 @@ def test_a_mistake_is_one_paragraph_and_exit_code_2(
     assert "no benchmark 'nonsense'" in error("bench", "nonsense")
     assert "no data set 'nonsense'" in error("data", "nonsense")
     assert not (toml.parent / "runs").exists()
+
+
+STUDY = """
+title = "two, of which the second is wrong"
+[experiment]
+rounds = 1
+data = { name = "digits", n_users = 20, n_silos = 3 }
+model = { name = "linear" }
+local = { batch_size = 8 }
+method = { name = "uldp-avg", clip = 0.5, noise_multiplier = 5.0 }
+[variants.right]
+[variants.wrong]
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ('data = { name = "digitz" }', "there is no data set 'digitz'"),
+        ('model = { name = "svhn_cnn" }', "svhn_cnn takes images"),
+        ('channel = { name = "lrsuq", lattice = "Z9" }', "channel.lattice: must be"),
+        ('method = { noise_multiplier = "calibrated" }', "privacy.epsilon"),
+        (
+            "method = { clip = 1e-40 }",
+            "method.clip: clip norm is 1e-40; float32 updates need one between",
+        ),
+    ],
+)
+def test_every_experiment_of_a_study_is_checked_before_the_first_trains(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wrong: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.toml").write_text(f"{STUDY}{wrong}\n")
+    assert message in failure(monkeypatch, capsys, "run", "two.toml")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_check_shows_every_seed_and_a_study_loads_each_population_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.toml").write_text(STUDY)
+    loaded: list[int] = []
+    load = setup.load_population
+    monkeypatch.setattr(
+        setup, "load_population", lambda data, seed: (loaded.append(seed), load(data, seed))[1]
+    )
+    rows = as_json("check", "two.toml", "--seeds", "3")["experiments"]
+    assert [row["experiment"] for row in rows] == [
+        f"{variant}-seed{seed}" for variant in ("right", "wrong") for seed in range(3)
+    ]
+    assert loaded == [0, 1, 2]
+
+
+def test_a_key_is_taken_away_by_an_empty_value(
+    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = as_json("check", str(toml), "--set", "method.name=uldp-sgd", "--set", "local=")["experiments"]
+    assert row["experiment"] == "tiny"
+    (row,) = as_json("check", str(toml), "--set", "privacy.budget=1", "--set", "privacy.budget=")[
+        "experiments"
+    ]
+    assert row["within budget"] is None
+    assert "no such key 'clp'; known here: client_sampling" in failure(
+        monkeypatch, capsys, "check", str(toml), "--set", "method.clp="
+    )
+    assert "needs the parameter 'clip'" in failure(
+        monkeypatch, capsys, "check", str(toml), "--set", "method.clip="
+    )
+
+
+def test_an_option_of_a_denoiser_that_was_not_asked_for_is_refused_with_the_right_key(
+    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def error(*assignments: str) -> str:
+        options = [word for one in assignments for word in ("--set", one)]
+        return failure(monkeypatch, capsys, "check", str(toml), *options)
+
+    client = ("method.name=dp-fed-ls", "method.smoothing=1", "data.n_silos=", "data.allocation.law=clients")
+    assert "server.smoothing: belongs to server.denoiser = 'laplacian'" in error("server.smoothing=2")
+    assert "server.scope: belongs to" in error("server.denoiser=james-stein", "server.scope=vector")
+    assert "server.smoothing: dp-fed-ls takes sigma as method.smoothing" in error(
+        *client, "server.smoothing=2"
+    )
+    assert "another order use dp-fed with server.denoiser = 'laplacian'" in error(
+        *client, "server.order=BHWC"
+    )
+    assert "server.denoiser: dp-fed-ls brings its own" in error(*client, "server.denoiser=laplacian")
+    assert as_json("check", str(toml), "--set", "server.denoiser=laplacian", "--set", "server.scope=vector")
+
+
+def test_a_schema_that_does_not_fit_is_named_by_file_and_key(
+    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = toml.parent / "schema.toml"
+    schema.write_text(
+        'n_users = "40"\nuser = "who"\n[target]\nkind = "label"\ncolumn = "y"\nclasses = ["a"]\n'
+        '[features.age]\nkind = "amount"\n[features.sex]\nkind = "category"\n'
+    )
+    table = f'data.table={{ schema_file = "{schema}", files = ["a.csv"] }}'
+    options = ("--set", "data.name=", "--set", "data.n_users=", "--set", "data.n_silos=", "--set", table)
+    message = failure(monkeypatch, capsys, "check", str(toml), *options)
+    assert "schema.toml does not fit: n_users: must be a whole number, not '40';" in message
+    assert "target.classes: needs 2 or more entries, not 1" in message
+    assert "features.age: kind: must be one of 'number', 'category', not 'amount'" in message
+    assert "features.sex.categories: is required" in message
+    assert "Input should" not in message
+    assert "Field required" not in message
 
 
 def test_the_installed_command_answers(tmp_path: Path) -> None:

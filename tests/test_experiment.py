@@ -35,13 +35,13 @@ def test_the_written_document_reads_back_equal() -> None:
     [
         ({"rouns": 3}, r"rouns: no such key; known here: .*rounds"),
         ({"method": {"clipp": 1}}, r"method\.clipp: no such key; known here: .*clip"),
-        ({"rounds": 0}, r"rounds: .*greater than or equal to 1"),
-        ({"rounds": "many"}, r"rounds: .*integer"),
-        ({"method": {"clip": 0}}, r"method\.clip: .*greater than 0"),
+        ({"rounds": 0}, r"rounds: must be >= 1, not 0"),
+        ({"rounds": "many"}, "rounds: must be a whole number, not 'many'"),
+        ({"method": {"clip": 0}}, r"method\.clip: must be > 0, not 0"),
         ({"method": {"clip": -1.0}}, r"method\.clip"),
         ({"method": {"clip": float("nan")}}, r"method\.clip"),
-        ({"method": {"user_sampling_rate": 0}}, r"method\.user_sampling_rate: .*greater than 0"),
-        ({"method": {"user_sampling_rate": 1.5}}, r"method\.user_sampling_rate: .*less than or equal to 1"),
+        ({"method": {"user_sampling_rate": 0}}, r"method\.user_sampling_rate: must be > 0, not 0"),
+        ({"method": {"user_sampling_rate": 1.5}}, r"method\.user_sampling_rate: must be <= 1, not 1\.5"),
         ({"method": {"name": "uldp"}}, r"method: no method 'uldp'; there are: fedavg"),
         ({"method": {"group_size": 2}}, r"method: uldp-avg-w has no parameter 'group_size'; it has: clip"),
         ({"data": {"n_users": 0}}, r"data\.n_users"),
@@ -81,6 +81,8 @@ def test_local_training_is_asked_for_where_it_happens_and_only_there() -> None:
         ("rounds=3", {"rounds": 3}),
         ("method.name=fedavg", {"method": {"name": "fedavg"}}),
         ('model.metrics=["loss"]', {"model": {"metrics": ["loss"]}}),
+        ("method.clip=", {"method": {"clip": None}}),
+        ("local=", {"local": None}),
     ],
 )
 def test_assignments_are_toml_values_or_bare_words(text: str, expected: dict[str, Any]) -> None:

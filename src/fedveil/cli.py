@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from fedveil.engine.audit import audit
 from fedveil.engine.experiment import parse_assignment
 from fedveil.engine.planning import Plan, plan_rows, unsupported
 from fedveil.engine.run import Outcome, resume, run
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study, preset_text, presets
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.methods import METHODS
@@ -38,7 +39,9 @@ _out = Console()
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 Source = Annotated[str, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE laid over every experiment")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE laid over every experiment; KEY= takes KEY away")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="the preset's small scale: about a minute")]
 Scenario = Annotated[
     list[str] | None, typer.Option("--scenario", help="only this scenario (may be repeated)")
@@ -89,18 +92,28 @@ def run_command(
             "--set protection.name=secure-aggregation adds one"
         )
     single = len(study.experiments) == 1
+    prepared = _prepared(study)
     parent = runs if single else _fresh(runs / study.name)
     if not as_json and not single:
         _out.print(study.title)
     outcomes, report = [], None
     with observer(_out, quiet=as_json) as watching:
-        for experiment in study.experiments:
-            outcome = run(prepare(experiment), parent, watching, transcript=transcript)
+        for one in prepared:
+            outcome = run(one, parent, watching, transcript=transcript)
             report = write_report(outcome.folder)
             outcomes.append(outcome)
     if not single:
         report = compare([one.folder for one in outcomes]).write(parent / "comparison.html")
     _end(outcomes, report, as_json)
+
+
+def _prepared(study: Study) -> Iterator[Prepared]:
+    """Check every experiment before the first one trains; return them prepared, one at a time to save memory."""
+    populations = Populations()
+    if len(study.experiments) > 1:
+        for experiment in study.experiments:
+            prepare(experiment, populations)
+    return (prepare(experiment, populations) for experiment in study.experiments)
 
 
 @app.command("resume")
@@ -120,11 +133,13 @@ def check_command(
     quick: Quick = False,
     scenario: Scenario = None,
     variant: Variant = None,
+    seeds: Seeds = 1,
     as_json: Json = False,
 ) -> None:
     """Check data, model, configuration and budget, before any training."""
-    study = _study(source, assignments, quick, scenario, variant, 1)
-    rows = [_checked(prepare(experiment)) for experiment in study.experiments]
+    study = _study(source, assignments, quick, scenario, variant, seeds)
+    populations = Populations()
+    rows = [_checked(prepare(experiment, populations)) for experiment in study.experiments]
     if as_json:
         print_json({"study": study.name, "experiments": rows})
     else:

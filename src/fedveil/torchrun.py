@@ -30,7 +30,7 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if cuda else "gloo")
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     first = distributed.get_rank() == 0
     try:
         for experiment in load_study(arguments.source).experiments:

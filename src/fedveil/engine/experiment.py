@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, PrivacyError
 from fedveil.methods import METHODS
 from fedveil.population.allocation import Law
+from fedveil.privacy.bounds import Clip
+from fedveil.validation import plain
 
 SCHEMA_VERSION = 1
 
@@ -23,6 +25,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+LatticeName = Literal["Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"]
 
 
 class _Section(BaseModel):
@@ -94,6 +97,16 @@ class ModelSection(_Section):
     name: str | None = Field(None, description="a shipped model, or package.module:factory")
     loss: str | None = Field(None, description="a shipped loss, or package.module:function")
     metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
+    initial: Path | None = Field(None, description="public model to start from, a safetensors file")
+    initial_layers: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        None, description="layers that are taken from initial; default: all"
+    )
+
+    @model_validator(mode="after")
+    def _from_a_file(self) -> ModelSection:
+        if self.initial_layers is not None and self.initial is None:
+            raise ValueError("initial_layers: give initial, the file that they are taken from")
+        return self
 
 
 class LocalSection(_Section):
@@ -101,6 +114,7 @@ class LocalSection(_Section):
 
     learning_rate: Positive = Field(0.1, description="eta_l")
     epochs: Count = Field(1, description="Q, passes over the contribution's own records")
+    steps: Count | None = Field(None, description="tau, where the one pass stops; default: whole passes")
     batch_size: Count | None = Field(None, description="records per step; default: all of the contribution")
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NonNegative = 0.0
@@ -116,6 +130,9 @@ class TrainerSection(_Section):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     memory_mb: Count | None = Field(None, description="memory a chunk may take; default: what is fastest")
+    processes: Count = Field(
+        1, description="processes that share the contributions of a round, one core each"
+    )
 
 
 class MethodSection(_Section):
@@ -139,6 +156,25 @@ class MethodSection(_Section):
         None, description="what a mean over clients is divided by; 'actual' is not covered by the guarantee"
     )
     smoothing: NonNegative | None = Field(None, description="sigma of Laplacian smoothing (dp-fed-ls)")
+    scale: Literal["clip", "norm"] | None = Field(
+        None, description="what a client's noise is measured in: clip, or each update's norm (no guarantee)"
+    )
+    lattice: LatticeName | None = Field(
+        None, description="of cepam-gaussian; default: the cheapest, by block"
+    )
+    step: Positive | None = Field(
+        None, description="SDQ's step, in units of the noise (fl-sdq: of the scale)"
+    )
+
+    @field_validator("clip")
+    @classmethod
+    def _clippable(cls, clip: float | None) -> float | None:
+        if clip is not None:
+            try:
+                Clip(norm=clip)
+            except PrivacyError as error:
+                raise ValueError(str(error)) from None
+        return clip
 
     @model_validator(mode="after")
     def _known(self) -> MethodSection:
@@ -160,7 +196,7 @@ class ChannelSection(_Section):
     """How a silo's noisy sum travels: as numbers, or as bytes whose compression error is the noise."""
 
     name: Literal["additive", "lrsuq"] = Field("additive", description="lrsuq: docs/theory/lrsuq.md")
-    lattice: Literal["Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"] | None = Field(
+    lattice: LatticeName | None = Field(
         None, description="of lrsuq; default: the cheapest way, block by block"
     )
 
@@ -183,11 +219,17 @@ class ServerSection(_Section):
     denoiser: Literal["none", "laplacian", "james-stein", "soft-threshold"] | None = Field(
         None, description="default: the method's own, which is none but for dp-fed-ls"
     )
-    smoothing: NonNegative = Field(1.0, description="sigma of the laplacian denoiser")
-    scope: Literal["tensor", "vector"] = Field("tensor", description="what is one cycle of the laplacian")
-    order: Literal["BCHW", "BCWH", "BHWC", "BWHC"] = Field(
-        "BCHW", description="the order in which convolution kernels are unfolded"
+    smoothing: NonNegative | None = Field(None, description="sigma of the laplacian denoiser; default: 1")
+    scope: Literal["tensor", "vector"] | None = Field(
+        None, description="what is one cycle of the laplacian; default: tensor"
     )
+    order: Literal["BCHW", "BCWH", "BHWC", "BWHC"] | None = Field(
+        None, description="the order in which the laplacian unfolds convolution kernels; default: BCHW"
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that were given; all are the laplacian denoiser's."""
+        return self.model_dump(exclude={"denoiser"}, exclude_none=True)
 
 
 class PrivacySection(_Section):
@@ -234,6 +276,9 @@ class Experiment(_Section):
             raise ValueError("method.noise_multiplier: the closed forms are those of dp-fed and dp-fed-ls")
         if self.method.name == "dp-fed-ls" and self.server.denoiser is not None:
             raise ValueError("server.denoiser: dp-fed-ls brings its own; use dp-fed with another one")
+        if self.server.denoiser != "laplacian" and self.server.options():
+            key = next(iter(self.server.options()))
+            raise ValueError(f"server.{key}: {_smoothed_by(self.method.name, key)}")
         calibrated = isinstance(self.method.noise_multiplier, str)
         if calibrated and self.privacy.epsilon is None:
             raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
@@ -244,38 +289,74 @@ class Experiment(_Section):
         return self
 
     def anchored(self, folder: Path) -> Experiment:
-        """Return the experiment with the paths of its tables taken relative to a folder."""
-        if self.data.table is None:
-            return self
-        data = self.data.model_copy(update={"table": self.data.table.anchored(folder)})
-        return self.model_copy(update={"data": data})
+        """Return the experiment with the paths of its tables and initial model taken relative to a folder."""
+        data, model = self.data, self.model
+        if data.table is not None:
+            data = data.model_copy(update={"table": data.table.anchored(folder)})
+        if model.initial is not None:
+            model = model.model_copy(update={"initial": (folder / model.initial).absolute()})
+        return self.model_copy(update={"data": data, "model": model})
 
     def to_toml(self) -> str:
         """Return the complete document; :func:`parse` reads it back to an equal experiment."""
         return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
+def _smoothed_by(method: str, key: str) -> str:
+    """Say which key is right where an option of the laplacian denoiser has no laplacian denoiser to go to."""
+    if method != "dp-fed-ls":
+        return "belongs to server.denoiser = 'laplacian'; give that too, or remove it"
+    if key == "smoothing":
+        return "dp-fed-ls takes sigma as method.smoothing"
+    return f"dp-fed-ls smooths as published; for another {key} use dp-fed with server.denoiser = 'laplacian'"
+
+
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return base with changes laid over it, table by table."""
+    """Return base with changes laid over it, table by table; a change to None takes the key away."""
     merged = dict(base)
     for key, value in changes.items():
         inner = merged.get(key)
-        merged[key] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            laid = merge(inner if isinstance(inner, dict) else {}, value)
+            if laid or key in merged or not value:
+                merged[key] = laid
+        else:
+            merged[key] = value
     return merged
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
-    """Read ``a.b=value`` (a TOML value; a bare word counts as a string) into nested tables."""
+    """Read ``a.b=value`` (a TOML value; a bare word counts as a string) into nested tables.
+
+    ``a.b=`` takes the key away, so that its default holds: its value is None here.
+    """
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
         raise ConfigError(f"--set {text}: expected KEY=VALUE, for instance --set method.clip=0.5")
+    parsed: Any
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    for part in reversed(key.strip().split(".")):
+    if not value.strip():
+        _check_path(path)
+        parsed = None
+    for part in reversed(path):
         parsed = {part: parsed}
     return dict(parsed)
+
+
+def _check_path(path: list[str]) -> None:
+    """Refuse to take a key away that no experiment has: a slip would pass unseen."""
+    for depth, part in enumerate(path):
+        known = _known_keys(tuple(path[:depth]))
+        if part not in known:
+            raise ConfigError(
+                f"--set {'.'.join(path)}=: no such key '{part}'; known here: {', '.join(known)}"
+            )
 
 
 def parse(document: dict[str, Any], origin: str) -> Experiment:
@@ -295,11 +376,7 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         path = ".".join(str(part) for part in problem["loc"] if not _is_union_tag(part))
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            message = f"no such key; known here: {', '.join(_known_keys(problem['loc'][:-1]))}"
-        elif problem["type"] == "missing":
-            message = "is required"
+        message = plain(problem, _known_keys(problem["loc"][:-1]))
         lines.append(f"{path}: {message}" if path else message)
     return "; ".join(dict.fromkeys(lines))
 

@@ -25,6 +25,7 @@ from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
+from fedveil.engine.workers import spread
 from fedveil.errors import RunFolderError
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement
@@ -82,7 +83,8 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     folder.write_json("diagnostics.json", _population_diagnostics(prepared))
     if transcript and prepared.masked_range is not None:
         folder.write(_TRANSCRIPT, b"")
-    return _go_on(prepared, folder, observer)
+    with spread(prepared) as shared:
+        return _go_on(shared, folder, observer)
 
 
 def resume(path: Path, observer: Observer) -> Outcome:
@@ -91,7 +93,8 @@ def resume(path: Path, observer: Observer) -> Outcome:
     prepared = prepare(experiment)
     folder.write_json("environment.json", _environment(prepared))
     folder.write_json("diagnostics.json", _population_diagnostics(prepared))
-    return _go_on(prepared, folder, observer)
+    with spread(prepared) as shared:
+        return _go_on(shared, folder, observer)
 
 
 def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:

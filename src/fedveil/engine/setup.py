@@ -21,6 +21,7 @@ from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model
+from fedveil.local.pretrained import take_parameters
 from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
@@ -38,6 +39,7 @@ from fedveil.methods.stages import (
 )
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load
+from fedveil.population.catalogue.files import digest_of
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
 from fedveil.population.schema import read_schema
@@ -104,6 +106,8 @@ _BY_DATA_SET = {
     "digits": _Defaults(model="mlp", loss="cross_entropy", metrics=("accuracy", "loss")),
     "mnist": _Defaults(model="cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
     "mnist_canonical": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "mnist_rgb": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "svhn": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
     "svhn_subset": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
     "shakespeare": _Defaults(model="lstm", loss="cross_entropy", metrics=("accuracy", "loss")),
     "creditcard": _Defaults(
@@ -124,14 +128,32 @@ _BY_TASK = {
 }
 
 
-def prepare(experiment: Experiment) -> Prepared:
+class Populations:
+    """The populations of the experiments of one study: each is loaded once, however many train on it."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[DataSection, int], Population] = {}
+
+    def of(self, data: DataSection, seed: int) -> Population:
+        """Return the population of a data section; ``seed`` is the experiment's, used where the section has none."""
+        key = (data, seed if data.seed is None else data.seed)
+        if key not in self._loaded:
+            self._loaded[key] = load_population(data, seed)
+        return self._loaded[key]
+
+
+def prepare(experiment: Experiment, populations: Populations | None = None) -> Prepared:
     """Load the data, build the model, compose the method and derive its guarantee.
+
+    Args:
+        experiment: what is to run.
+        populations: of the study that it belongs to; None loads its own.
 
     Raises:
         FedveilError: whatever is wrong, named by file, key, silo or row.
     """
     randomness = ExperimentRandomness(experiment.seed)
-    population = load_population(experiment.data, experiment.seed)
+    population = (populations or Populations()).of(experiment.data, experiment.seed)
     task = _task(experiment, population, randomness)
     method, uncovered = _compose(experiment, population)
     records = population.train
@@ -167,7 +189,7 @@ def prepare(experiment: Experiment) -> Prepared:
         guarantee=guarantee,
         accountant=numerics,
         seat=seat,
-        uncovered=(*guarantee.uncovered, *uncovered, *_batching(trainer)),
+        uncovered=(*guarantee.uncovered, *uncovered, *_initial(experiment), *_batching(trainer)),
         masked_range=masked_range,
     )
 
@@ -238,6 +260,8 @@ def _task(experiment: Experiment, population: Population, randomness: Experiment
         n_outputs=outputs,
         randomness=randomness,
     )
+    if asked.initial is not None:
+        take_parameters(model, asked.initial, asked.initial_layers)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
     metrics = {name: load_metric(name, loss) for name in asked.metrics or defaults.metrics}
@@ -268,10 +292,7 @@ def _compose(
     method = _through(method, experiment.channel)
     server = experiment.server
     if server.denoiser is not None:
-        denoiser = make_denoiser(
-            server.denoiser, smoothing=server.smoothing, scope=server.scope, order=server.order
-        )
-        method = replace(method, denoiser=denoiser)
+        method = replace(method, denoiser=make_denoiser(server.denoiser, **server.options()))
     if experiment.protection.name == "secure-aggregation":
         method = replace(method, protection=SecureAggregation())
     return method, uncovered
@@ -307,6 +328,10 @@ def _closed_form(experiment: Experiment) -> float:
 
 def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort) -> Trainer:
     if isinstance(method.local, LocalDpSgd):
+        if experiment.trainer.processes > 1:
+            raise ConfigError(
+                f"trainer.processes: {method.name} draws noise in every local step and runs in one process"
+            )
         return DpSgdTrainer(
             task=task, local=method.local, noise=grid_gaussian, privacy=privacy_randomness(experiment)
         )
@@ -317,6 +342,18 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
         memory=None if experiment.trainer.memory_mb is None else experiment.trainer.memory_mb << 20,
         compile=experiment.trainer.compile,
         cohort=cohort,
+        bound=method.bound,
+    )
+
+
+def _initial(experiment: Experiment) -> tuple[str, ...]:
+    """Name what a model from outside leaves open: whether it is public cannot be seen from here."""
+    path = experiment.model.initial
+    if path is None:
+        return ()
+    return (
+        f"the initial parameters come from {path.name} (sha256 {digest_of(path)[:16]}...) and count as public: "
+        "what they were trained on is not covered",
     )
 
 

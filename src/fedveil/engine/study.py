@@ -61,6 +61,7 @@ def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
     path = _locate(name_or_path)
     document = read_toml(path)
     name = path.stem
+    folder = Path.cwd() if name_or_path in _preset_files() else path.parent
     if "experiment" not in document:
         document = {"experiment": document}
         name = str(document["experiment"].get("name", name))
@@ -73,7 +74,7 @@ def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
     return Study(
         name=name,
         title=document.get("title", name),
-        experiments=tuple(experiment.anchored(path.parent) for experiment in experiments),
+        experiments=tuple(experiment.anchored(folder) for experiment in experiments),
     )
 
 

@@ -1,0 +1,108 @@
+"""Processes that a run starts itself to share its local training: ``trainer.processes``.
+
+They are a gloo group of :mod:`torch.distributed`, as under ``torchrun``. Process 0 is the run; each of the others loads
+the experiment again and trains its share of every round on one core (:mod:`fedveil.local.distributed`).
+docs/how-to/several-processes.md.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing as multiprocessing
+
+from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import ConfigError
+from fedveil.local.distributed import DistributedTrainer, SplitTrainer, serve
+from fedveil.local.loop import LoopTrainer
+from fedveil.local.span import SpanTrainer
+from fedveil.local.vectorized import VmapTrainer
+from fedveil.randomness import ExperimentRandomness
+
+
+@contextmanager
+def spread(prepared: Prepared) -> Iterator[Prepared]:
+    """Yield the prepared run with its training shared by ``trainer.processes`` processes; itself where that is 1.
+
+    Raises:
+        ConfigError: a method whose training is not made of contributions that train by themselves (DP-SGD in silos).
+    """
+    count = prepared.experiment.trainer.processes
+    if count == 1:
+        yield prepared
+        return
+    trainer = DistributedTrainer(inner=split_trainer(prepared))
+    seat, threads = prepared.seat, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _workers(prepared.experiment, count):
+            yield replace(prepared, seat=replace(seat, trainer=trainer))
+            trainer.stop(seat.cohort)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def split_trainer(prepared: Prepared) -> SplitTrainer:
+    """Return the run's trainer if its members can be dealt out.
+
+    Raises:
+        ConfigError: DP-SGD in silos.
+    """
+    trainer = prepared.seat.trainer
+    if not isinstance(trainer, LoopTrainer | VmapTrainer | SpanTrainer):
+        raise ConfigError(
+            f"{prepared.method.name}: DP-SGD inside the silos draws noise in every step and runs in one process"
+        )
+    return trainer
+
+
+def serve_shares(prepared: Prepared) -> None:
+    """Train shares for process 0 until it stops; for all other processes."""
+    serve(
+        split_trainer(prepared),
+        prepared.seat.cohort,
+        prepared.method.bound,
+        ExperimentRandomness(prepared.experiment.seed),
+    )
+
+
+@contextmanager
+def _workers(experiment: Experiment, count: int) -> Iterator[None]:
+    """Start ``count`` - 1 processes beside this one, which becomes process 0 of the default group."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        started = multiprocessing.get_context("spawn")
+        others = [
+            started.Process(target=_work, args=(experiment.to_toml(), store, rank, count), daemon=True)
+            for rank in range(1, count)
+        ]
+        for process in others:
+            process.start()
+        try:
+            distributed.init_process_group("gloo", init_method=store, rank=0, world_size=count)
+            yield
+        except BaseException:
+            for process in others:
+                process.terminate()  # they may wait for a share that will never be asked for
+            raise
+        finally:
+            for process in others:
+                process.join()
+            if distributed.is_initialized():
+                distributed.destroy_process_group()
+
+
+def _work(document: str, store: str, rank: int, count: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 is interrupted for all
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
+    serve_shares(prepare(parse(tomllib.loads(document), "the experiment of process 0")))
+    distributed.destroy_process_group()
