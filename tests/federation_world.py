@@ -14,7 +14,8 @@ import pytest
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.federation.coordinator import CoordinatorParty
-from fedveil.engine.federation.letters import LARGEST_LETTER, Letter
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.federation.parts import Vector
 from fedveil.engine.federation.policy import Policy
@@ -248,7 +249,7 @@ class Chaos:
         rate: of each kind of mishap.
     """
 
-    def __init__(self, world: World, moments: Moments, seed: int, rate: float = 0.15) -> None:
+    def __init__(self, world: World, moments: Moments, seed: int, rate: float = 0.25) -> None:
         self.world, self.moments, self.rate = world, moments, rate
         self.random = random.Random(seed)
         self.cuts = 0
@@ -276,7 +277,7 @@ class Chaos:
 
     def _mortal(self, work: Callable[[], Any], dead: list[Any]) -> Any:
         """Do a party's work, in which it may die; returns None if it did."""
-        after = self.random.randrange(8) if self._happens() else None
+        after = self.random.randrange(6) if self._happens() else None
         try:
             return self.moments.during(after, work)
         except Killed:

@@ -25,7 +25,8 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenSum, MaskedSum, Outgoing
-from fedveil.engine.federation.letters import LARGEST_LETTER, Letter
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.federation.parts import Joined, Lost, Part, Refused, Relay, Task, Terms, Totals, Vector
 from fedveil.engine.folder import Checkpoint, RunFolder

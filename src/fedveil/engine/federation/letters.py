@@ -28,9 +28,6 @@ _HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}sIIHHH")
 _SIGNATURE_BYTES: Final = 64
 _SIGNED_AS: Final = b"fedveil/1/letter"
 
-LARGEST_LETTER: Final = 1 << 28
-"""Bytes of a letter beyond which it is refused unread; a limit of the party may be lower."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Letter:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.engine.experiment import Experiment, read_toml
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.letters import LARGEST_LETTER
+from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import problems
 from fedveil.errors import ConfigError
 from fedveil.local.losses import LOSSES

@@ -1,0 +1,6 @@
+"""The limit that every party puts on what it reads, before it knows what it is."""
+
+from typing import Final
+
+LARGEST_LETTER: Final = 1 << 28
+"""Bytes of a letter beyond which it is refused unread; a limit of the party may be lower."""

@@ -1,0 +1,97 @@
+"""The process at a silo that has the table and the keys: it answers letters on a local socket, and nothing else.
+
+Flower starts a process for every message and runs in it the app that the coordinator sent. That process gets no table
+and no key: it hands the letter to the guard and carries the answer back. What is refused is refused here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from fedveil.engine.federation.share import silo_share
+from fedveil.engine.federation.silo import SiloParty
+from fedveil.flower.folders import SiloFolder
+from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.protection.errors import ProtocolError
+
+_QUESTION_SECONDS: Final = 60.0
+_log = logging.getLogger("fedveil.silo")
+
+
+def open_silo(folder: SiloFolder) -> SiloParty:
+    """Read a silo's folder and table.
+
+    Raises:
+        FedveilError: whatever is wrong with keys, policy, schema or table.
+    """
+    settings, membership = folder.settings, folder.membership
+    number = membership.number(settings.name)
+    users = None if settings.users is None else folder / str(settings.users)
+    share = silo_share(folder.schema, folder / str(settings.table), membership, number, users)
+    state = folder / "state"
+    state.mkdir(mode=0o700, exist_ok=True)
+    return SiloParty(
+        membership=membership,
+        number=number,
+        identity=folder.identity,
+        policy=folder.policy,
+        share=share,
+        state=state,
+    )
+
+
+class Guard:
+    """Serves one silo on a Unix socket that only its user can open.
+
+    Args:
+        party: the silo.
+        path: of the socket; a stale one is replaced.
+    """
+
+    def __init__(self, party: SiloParty, path: Path) -> None:
+        self._party = party
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            self._socket.bind(str(path))
+        finally:
+            os.umask(before)
+        self._socket.listen(8)
+
+    def serve(self) -> None:
+        """Answer one question after another, until :meth:`close`."""
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(_QUESTION_SECONDS)
+                try:
+                    self._answer(connection)
+                except (OSError, ProtocolError) as error:
+                    _log.warning("a question was not answered: %s", error)
+
+    def close(self) -> None:
+        """Stop serving and give the silo's ledger back."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._party.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        letter = receive_frame(connection)
+        connection.settimeout(None)
+        try:
+            status, answer = 0, self._party.receive(letter)
+        except ProtocolError as error:
+            _log.warning("a letter was refused: %s", error)
+            status, answer = 1, str(error).encode()
+        connection.sendall(bytes([status]))
+        send_frame(connection, answer)

@@ -1,0 +1,60 @@
+"""Frames on the local socket between a silo's guard and whoever carries its letters.
+
+frame: length (8) | bytes        question: one frame        answer: one byte, 0 letter or 1 refusal, and one frame
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Final
+
+from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.protection.errors import ProtocolError
+
+_LENGTH: Final = struct.Struct(">Q")
+
+
+def ask(path: str, letter: bytes) -> bytes:
+    """Hand a letter to the guard of this host; return the answering letter.
+
+    Raises:
+        ProtocolError: the guard refused the letter.
+        OSError: there is no guard.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(path)
+        send_frame(connection, letter)
+        status = _exactly(connection, 1)[0]
+        answer = receive_frame(connection)
+    if status:
+        raise ProtocolError(answer.decode(errors="replace"))
+    return answer
+
+
+def send_frame(connection: socket.socket, data: bytes) -> None:
+    """Send bytes, preceded by their length."""
+    connection.sendall(_LENGTH.pack(len(data)))
+    connection.sendall(data)
+
+
+def receive_frame(connection: socket.socket) -> bytes:
+    """Return the bytes of a frame.
+
+    Raises:
+        ProtocolError: longer than any letter, or cut short.
+    """
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if length > LARGEST_LETTER:
+        raise ProtocolError(f"a frame of {length} bytes is above the limit of {LARGEST_LETTER}")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    received = bytearray()
+    while len(received) < length:
+        some = connection.recv(min(length - len(received), 1 << 20))
+        if not some:
+            raise ProtocolError(f"a frame ends {length - len(received)} bytes early")
+        received += some
+    return bytes(received)

@@ -1,0 +1,33 @@
+"""The ServerApp: opens the coordinator's run folder and carries its letters over Flower's Grid until the run ends."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedveil.errors import FedveilError
+from fedveil.flower.carrier import carry
+from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.submission import END, open_run
+
+app = ServerApp()
+_log = logging.getLogger("fedveil.coordinator")
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Play the run whose folder the submission named, from its last complete round."""
+    home = CoordinatorFolder(Path(str(context.run_config["coordinator"])))
+    run_folder, party = open_run(home, Path(str(context.run_config["run"])))
+    error: str | None = None
+    try:
+        carry(grid, party, home)
+    except FedveilError as problem:
+        error = str(problem)
+        _log.error("%s", error)
+    finally:
+        party.close()
+        run_folder.write_json(END, {"error": error})

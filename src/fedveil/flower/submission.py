@@ -1,0 +1,140 @@
+"""Submits a run to the coordinator's SuperLink and watches its folder until it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import tomlkit
+
+from fedveil.engine.experiment import Experiment, parse, read_toml
+from fedveil.engine.federation.coordinator import CoordinatorParty
+from fedveil.engine.federation.share import Held, public_share
+from fedveil.engine.folder import Row, RunFolder
+from fedveil.engine.run import Observer
+from fedveil.engine.setup import prepare
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.flower.folders import CoordinatorFolder, schema_digest
+
+END: Final = "end.json"
+"""Written when the ServerApp ends: {"error": text or null}."""
+
+_LOOK_SECONDS: Final = 0.5
+
+
+class Unwatched:
+    """An observer that looks at nothing: the run folder says it all."""
+
+    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
+        """Nothing."""
+
+    def training(self, round_number: int, done: int, total: int) -> None:
+        """Nothing."""
+
+    def completed(self, row: Row) -> None:
+        """Nothing."""
+
+
+def read_experiment(path: Path, home: CoordinatorFolder) -> Experiment:
+    """Read an experiment that a federation can run.
+
+    Raises:
+        ConfigError: no tables, another schema, no public test table, or a model that is left to be guessed.
+    """
+    experiment = parse(read_toml(path), str(path)).anchored(path.parent)
+    table = experiment.data.table
+    if table is None:
+        raise ConfigError(f"{path}: data.table: a federation trains on the silos' own tables")
+    if schema_digest(table.schema_file) != home.membership.schema_digest:
+        raise ConfigError(f"{path}: data.table.schema_file: not the schema that the members agreed on")
+    if table.test_file is None:
+        raise ConfigError(
+            f"{path}: data.table.test_file: nobody can hold records out of tables that nobody may pool; "
+            "give a public test table"
+        )
+    if experiment.model.name is None or experiment.model.loss is None:
+        raise ConfigError(
+            f"{path}: model.name and model.loss: silos allow models and losses by name; give both"
+        )
+    return experiment
+
+
+def open_run(home: CoordinatorFolder, path: Path) -> tuple[RunFolder, CoordinatorParty]:
+    """Open a run folder as the coordinator."""
+    folder, experiment = RunFolder.open(path)
+    table = experiment.data.table
+    if table is None or table.test_file is None:
+        raise RunFolderError(f"{path}: not a run of a federation")
+    membership = home.membership
+    share = public_share(home.schema, table.test_file, membership)
+    party = CoordinatorParty(
+        prepared=prepare(experiment, Held(share)),
+        membership=membership,
+        identity=home.identity,
+        folder=folder,
+        observer=Unwatched(),
+    )
+    return folder, party
+
+
+def write_app(folder: Path) -> Path:
+    """Write the Flower app that is submitted: two names in this package, and no code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "project": {
+            "name": "fedveil-federation",
+            "version": "1.0.0",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedveil",
+                    "components": {
+                        "serverapp": "fedveil.flower.server_app:app",
+                        "clientapp": "fedveil.flower.client_app:app",
+                    },
+                    "config": {"coordinator": "", "run": ""},
+                }
+            }
+        },
+    }
+    (folder / "pyproject.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
+    return folder
+
+
+def watch(folder: RunFolder, observer: Observer, experiment: Experiment, alive: Callable[[], bool]) -> None:
+    """Tell the observer of every new line of metrics, until the run ends.
+
+    Raises:
+        RunFolderError: the run ended with an error, or the coordinator's process is gone.
+    """
+    done = len(_rows(folder))
+    observer.started(folder.path, experiment, max(0, done - 1))
+    while True:
+        ended = (folder / END).exists()
+        rows = _rows(folder)
+        for row in rows[max(1, done) :]:
+            observer.completed(row)
+        done = len(rows)
+        if ended:
+            error = json.loads((folder / END).read_bytes())["error"]
+            if error is not None:
+                raise RunFolderError(f"{folder.path}: the run ended: {error}")
+            return
+        if not alive():
+            raise RunFolderError(
+                f"{folder.path}: the coordinator's process is gone; start it again and go on by "
+                f"`fedveil federation run --resume {folder.path}`"
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _rows(folder: RunFolder) -> list[Row]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
