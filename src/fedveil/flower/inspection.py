@@ -1,0 +1,70 @@
+"""What a silo checks before it takes part, on its own host: nothing of it is sent anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+import numpy as np
+
+from fedveil.crypto.keys import read_private_file
+from fedveil.engine.federation.share import silo_share
+from fedveil.engine.federation.silo import LEDGER
+from fedveil.errors import ConfigError
+from fedveil.flower.certificates import days_left
+from fedveil.flower.folders import SiloFolder
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.ledger import read_entries
+
+_SOON: Final = 30.0
+
+
+def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
+    """Check certificates, keys, clock, policy, table and ledger of a silo; return what a person should read.
+
+    Raises:
+        FedveilError: the first thing that is wrong, with what would be right.
+    """
+    settings, membership, policy = silo.settings, silo.membership, silo.policy
+    number = membership.number(settings.name)
+    if silo.identity.public != membership.roster[number]:
+        raise ConfigError(
+            f"{silo / 'identity.key'}: not the key that membership.toml has for '{settings.name}'"
+        )
+    for name in ("node.key", "silo.key"):
+        read_private_file(silo / name)
+    days = days_left(silo / "silo.crt", silo / "ca.crt")
+    users = None if settings.users is None else silo / str(settings.users)
+    share = silo_share(silo.schema, silo / str(settings.table), membership, number, users)
+    per_user = np.bincount(share.train.user, minlength=share.n_users)
+    present = per_user[per_user > 0]
+    return {
+        "silo": f"{settings.name} (number {number} of {len(membership.silos)})",
+        "identity": silo.identity.public.fingerprint,
+        "coordinator's identity": membership.coordinator.fingerprint,
+        "membership": membership.digest.hex()[:16],
+        "certificate": f"valid for {days:.0f} days" + ("; renew it now" if days < _SOON else ""),
+        "records (shown here only)": len(share.train),
+        "users with records (shown here only)": len(present),
+        "records per user: least, median, most (shown here only)": (
+            f"{present.min()}, {np.median(present):g}, {present.max()}"
+        ),
+        "spent over all runs": _spent(silo),
+        "allowed over all runs": f"epsilon {policy.epsilon:g} at delta {policy.delta:g}",
+        "allowed methods": ", ".join(policy.methods),
+        "allowed protections": ", ".join(policy.protections),
+    }
+
+
+def _spent(silo: SiloFolder) -> str:
+    path = silo / "state" / LEDGER
+    if not path.exists():
+        return "nothing yet"
+    entries, policy = read_entries(path), silo.policy
+    counted: Counter[Event] = Counter()
+    for entry in entries:
+        counted.update(atoms(entry.event))
+    epsilon = make_accountant(policy.accountant).epsilon(compose(counted), policy.delta)
+    runs = len({entry.run for entry in entries})
+    return f"epsilon {epsilon:.4g} at delta {policy.delta:g}, {len(entries)} rounds of {runs} runs"

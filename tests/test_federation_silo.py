@@ -1,0 +1,429 @@
+"""What a silo refuses: experiments beyond its policy, letters that are forged, replayed, oversized or damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.engine.federation.parts import (
+    PARTS,
+    Joined,
+    Lost,
+    Part,
+    Refused,
+    Relay,
+    Task,
+    Terms,
+    Totals,
+    Vector,
+)
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.store import Answered, AnswerStore
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
+from tests.federation_world import OPEN, TESTING, World, asked, population
+
+RUN = bytes(range(16))
+CASES = 20_000
+EXAMPLES: list[Part] = [
+    Terms(experiment='name = "é"', membership=bytes(32)),
+    Joined(counts=np.arange(5)),
+    Refused(cause="budget", reason="no"),
+    Lost(),
+    Totals(counts=np.arange(3)),
+    Task(round=3, model=np.arange(4, dtype=np.float32), drawn=None),
+    Task(round=3, model=np.arange(4, dtype=np.float32), drawn=np.arange(11) % 2 == 0),
+    Vector(values=np.linspace(0, 1, 5)),
+    Relay(message=b"a message"),
+]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Any:
+    made = World(tmp_path, asked(), population())
+    yield made
+    made.close()
+
+
+def told(world: World, *parts: Part, session: int = 1, number: int = 0, run: bytes = RUN) -> tuple[Part, ...]:
+    """What silo 0 answers to a letter of the coordinator."""
+    party = world.silos[0]
+    assert party is not None
+    letter = Letter(run=run, session=session, number=number, sender=SERVER, recipient=0, parts=parts)
+    return opened(world, party.receive(letter.seal(world.key)))
+
+
+def opened(world: World, data: bytes) -> tuple[Part, ...]:
+    identity = world.membership.roster[0]
+    return Letter.open(data, sender=0, identity=identity, recipient=SERVER, largest=LARGEST_LETTER).parts
+
+
+def terms(world: World, **changes: Any) -> Terms:
+    return Terms(experiment=asked(**changes).to_toml(), membership=world.membership.digest)
+
+
+def task(world: World, number: int = 1, value: float = 0.0) -> Task:
+    return Task(round=number, model=np.full(4, value, dtype=np.float32), drawn=None)
+
+
+def cause(parts: tuple[Part, ...]) -> str:
+    assert len(parts) == 1
+    assert isinstance(parts[0], Refused), parts
+    return parts[0].cause
+
+
+LIMITED = Policy(**OPEN, disclose_counts=True)
+SECRET = {"privacy": {"delta": 1e-5}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "expected"),
+    [
+        ({"clip": 0.1}, {}, "method.clip = 0.5"),
+        ({"methods": ("uldp-naive",)}, {}, "method.name = 'uldp-avg'"),
+        ({"models": ("mlp",)}, {}, "model.name = 'linear'"),
+        ({"losses": ("cox",)}, {}, "model.loss = 'binary_cross_entropy'"),
+        ({"protections": ("secure-aggregation",)}, {}, "protection.name = 'none'"),
+        ({}, {"model": {"name": "os.path:join"}}, "model.name = 'os.path:join'"),
+        ({}, {"model": {"loss": "os.path:join"}}, "model.loss = 'os.path:join'"),
+        ({"disclose_counts": False}, {"method": {"name": "uldp-avg-w"}}, "how many records each user has"),
+        ({}, {"method": {"noise_multiplier": 0.0}}, "nothing is guaranteed against the coordinator"),
+        ({"epsilon": 0.01}, {}, "over all runs"),
+    ],
+)
+def test_a_policy_is_a_limit(
+    policy: dict[str, Any], changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    experiment = asked(**changes)
+    secure = experiment.model_copy(
+        update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
+    )
+    world = World(tmp_path, secure, population(), LIMITED.model_copy(update=policy))
+    asked_for = Terms(experiment=secure.to_toml(), membership=world.membership.digest)
+    answer = told(world, asked_for)[0]
+    assert isinstance(answer, Refused)
+    assert answer.cause == ("budget" if "epsilon" in policy else "policy")
+    assert expected in answer.reason
+    assert not (tmp_path / "state-0" / "answers").exists()
+    if "os.path" not in expected:  # the coordinator cannot load that either
+        refused_by_all(world)
+    world.close()
+
+
+def refused_by_all(world: World) -> None:
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert "silo0 refuses" in (world.coordinator.outcome.stopped or "")
+    assert world.coordinator.outcome.rounds == 0
+
+
+def test_noise_from_a_known_seed_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(), population(), LIMITED)
+    answer = told(world, terms(world))[0]
+    assert isinstance(answer, Refused)
+    assert "insecure_seed" in answer.reason
+    world.close()
+
+
+def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
+    experiment = asked(rounds=3)
+    secure = experiment.model_copy(
+        update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
+    )
+    held = population()
+    first = World(
+        tmp_path, secure, held, LIMITED.model_copy(update={"epsilon": 2.0, "trust_coordinator": True})
+    )
+    first.play()
+    assert first.coordinator is not None
+    assert first.coordinator.outcome is not None
+    assert first.coordinator.outcome.stopped is None
+    offer = Terms(experiment=secure.to_toml(), membership=first.membership.digest)
+    while isinstance(told(first, offer, run=os.urandom(16))[0], Joined):
+        identity = os.urandom(16)
+        told(first, offer, run=identity)
+        for number in (1, 2, 3):
+            told(first, task(first, number), run=identity, number=number)
+    assert cause(told(first, offer, run=os.urandom(16))) == "budget"
+    party = first.silos[0]
+    assert party is not None
+    budget = first.policy.budget
+    assert budget is not None
+    assert 0 < budget.accountant.epsilon(party._ledger.spent(), budget.delta) <= 2.0
+    first.close()
+
+
+def test_metrics_and_files_of_the_coordinator_are_not_touched_by_a_silo(world: World) -> None:
+    offered = asked(
+        model={"name": "linear", "loss": "binary_cross_entropy", "metrics": ["this_module:is_not_there"]}
+    )
+    answer = told(world, Terms(experiment=offered.to_toml(), membership=world.membership.digest))
+    assert isinstance(answer[0], Joined)
+    assert "this_module" not in sys.modules
+
+
+def test_a_round_is_answered_once(world: World) -> None:
+    told(world, terms(world))
+    (first,) = told(world, task(world), number=1)
+    assert isinstance(first, Vector)
+    assert cause(told(world, task(world, value=1.0), number=2)) == "replay"
+    (again,) = told(world, task(world), number=3)
+    assert isinstance(again, Vector)
+    assert np.array_equal(first.values, again.values)
+    assert cause(told(world, task(world, number=3), number=4)) == "replay"
+    assert isinstance(told(world, task(world, number=2), number=5)[0], Vector)
+    assert cause(told(world, task(world, number=1), number=6)) == "replay"
+
+
+def test_old_letters_are_not_answered_again(world: World) -> None:
+    told(world, terms(world), session=2)
+    told(world, task(world), session=2, number=3)
+    assert cause(told(world, task(world, number=2), session=2, number=2)) == "replay"
+    assert cause(told(world, task(world, number=2), session=2, number=3)) == "replay"
+    assert cause(told(world, task(world, number=2), session=1, number=9)) == "replay"
+    assert cause(told(world, terms(world), session=1)) == "replay"
+    assert isinstance(told(world, task(world), run=bytes(16))[0], Lost)
+
+
+def test_a_task_must_fit(world: World) -> None:
+    told(world, terms(world, method={"name": "uldp-avg-w"}))
+    assert "totals" in str(told(world, task(world), number=1)[0])
+    assert cause(told(world, Totals(counts=np.zeros(6, dtype=np.int64)), task(world), number=2)) == "request"
+    assert (
+        cause(told(world, replace(task(world), model=np.zeros(9, dtype=np.float32)), number=3)) == "request"
+    )
+    wrong = replace(task(world), drawn=np.ones(5, dtype=np.bool_))
+    assert cause(told(world, wrong, number=4)) == "request"
+    assert cause(told(world, Joined(counts=np.zeros(0, dtype=np.int64)), number=5)) == "request"
+
+
+def test_another_membership_is_refused(world: World) -> None:
+    assert cause(told(world, Terms(experiment=asked().to_toml(), membership=bytes(32)))) == "schema"
+    assert cause(told(world, Terms(experiment="a = [", membership=world.membership.digest))) == "request"
+
+
+def test_a_state_that_was_put_back_is_noticed(world: World, tmp_path: Path) -> None:
+    told(world, terms(world))
+    told(world, task(world), number=1)
+    kept = next((tmp_path / "state-0" / "answers").iterdir())
+    content = kept.read_bytes()
+    told(world, task(world, number=2), number=2)
+    told(world, task(world, number=3), number=3)
+    kept.write_bytes(content)
+    assert cause(told(world, task(world, number=2), number=4)) == "state"
+    kept.write_bytes(content[:-1])
+    assert cause(told(world, task(world, number=2), number=5)) == "storage"
+
+
+def test_a_full_disk_stops_a_round_before_it_is_answered(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told(world, terms(world))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert cause(told(world, task(world), number=1)) == "storage"
+    assert isinstance(told(world, task(world), number=2)[0], Lost)
+    told(world, terms(world), session=2)
+    assert isinstance(told(world, task(world), session=2, number=1)[0], Vector)
+
+
+def test_a_coordinator_with_a_full_disk_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    world = World(tmp_path, asked(), population())
+    coordinator = world.coordinate()
+    with monkeypatch.context() as patched, pytest.raises(RunFolderError, match="No space left"):  # noqa: PT012
+        while True:
+            for number, data in coordinator.letters():
+                party = world.silos[number]
+                assert party is not None
+                reply = party.receive(data)
+                if coordinator._checkpoint.round == 2:
+                    patched.setattr(os, "replace", full)
+                coordinator.receive(number, reply)
+                patched.undo()
+    coordinator.close()
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert world.coordinator.outcome.rounds == 4
+    world.close()
+
+
+# --- letters -------------------------------------------------------------------------------------------------
+
+
+def sealed(world: World, key: IdentityKey, *, sender: int, recipient: int) -> bytes:
+    return Letter(run=RUN, session=1, number=0, sender=sender, recipient=recipient, parts=(Lost(),)).seal(key)
+
+
+def test_only_the_coordinator_can_ask(world: World) -> None:
+    party = world.silos[0]
+    assert party is not None
+    for data in (
+        sealed(world, world.keys[1], sender=SERVER, recipient=0),
+        sealed(world, IdentityKey.generate(), sender=SERVER, recipient=0),
+        sealed(world, world.key, sender=SERVER, recipient=1),
+        sealed(world, world.keys[1], sender=1, recipient=0),
+        b"",
+        b"FVL" + bytes(200),
+        bytes(LARGEST_LETTER + 1),
+    ):
+        with pytest.raises(ProtocolError):
+            party.receive(data)
+
+
+def test_a_silo_cannot_speak_for_another(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(), population())
+    coordinator = world.coordinate()
+    for sender, key in ((1, world.keys[0]), (1, world.key), (0, world.keys[1])):
+        with pytest.raises(ProtocolError, match="not signed by its sender"):
+            coordinator.receive(sender, sealed(world, key, sender=sender, recipient=SERVER))
+    with pytest.raises(ProtocolError, match="another sender"):
+        coordinator.receive(1, sealed(world, world.keys[0], sender=0, recipient=SERVER))
+    with pytest.raises(ProtocolError, match="3 silos"):
+        coordinator.receive(7, b"")
+    with pytest.raises(ProtocolError, match="limit"):
+        coordinator.receive(0, bytes(1 << 20))
+    coordinator.close()
+    world.close()
+
+
+@pytest.mark.parametrize("values", [np.array([1.0, np.nan, 0, 0]), np.zeros(3), np.array([np.inf, 0, 0, 0])])
+def test_a_vector_that_is_none_ends_the_run_with_the_model(values: np.ndarray, tmp_path: Path) -> None:
+    world = World(tmp_path, asked(), population())
+    coordinator = world.coordinate()
+    for number, data in coordinator.letters():
+        party = world.silos[number]
+        assert party is not None
+        coordinator.receive(number, party.receive(data))
+    for number, data in coordinator.letters():
+        letter = Letter.open(
+            data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
+        )
+        coordinator.receive(number, letter.answer(Vector(values=values)).seal(world.keys[number]))
+    assert coordinator.outcome is not None
+    assert "finite numbers" in (coordinator.outcome.stopped or "")
+    assert coordinator.outcome.rounds == 0
+    world.close()
+
+
+def test_every_kind_of_part_has_an_example() -> None:
+    assert {type(example) for example in EXAMPLES} == set(PARTS.values())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_parts_survive_their_bytes(example: Part) -> None:
+    assert type(example).decode(example.encode()).encode() == example.encode()
+
+
+def test_no_bytes_do_more_than_be_refused() -> None:
+    random = np.random.default_rng(8)
+    key = IdentityKey.generate()
+    whole = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=tuple(EXAMPLES)).seal(key)
+
+    def read(content: bytes) -> None:
+        Letter.open(content, sender=SERVER, identity=key.public, recipient=0, largest=1 << 16)
+
+    for case in range(CASES):
+        if case % 4:
+            example = EXAMPLES[case % len(EXAMPLES)]
+            look: Callable[[bytes], Any] = type(example).decode
+            data = bytearray(example.encode())
+        else:
+            look, data = read, bytearray(whole)
+        for _ in range(int(random.integers(1, 4))):
+            kind, at = random.integers(4), int(random.integers(len(data) + 1))
+            if kind == 0 and data:
+                data[min(at, len(data) - 1)] = int(random.integers(256))
+            elif kind == 1:
+                del data[at:]
+            elif kind == 2:
+                data[at:at] = random.bytes(int(random.integers(1, 9)))
+            else:
+                data = bytearray(random.bytes(int(random.integers(80))))
+        try:
+            look(bytes(data))
+        except ProtocolError:
+            continue
+        assert look is not read or bytes(data) == whole
+
+
+def test_parts_are_checked_behind_a_signature(world: World) -> None:
+    """Who has the key can sign anything; what is signed is still read with care."""
+    letter = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=())
+    content = letter.seal(world.key)[:-64]
+    for body, count in (
+        (b"\x63" + bytes(8), 1),
+        (b"\x04" + bytes(7), 1),
+        (b"", 2),
+        (b"\x04" + bytes(8) + b"x", 1),
+    ):
+        forged = content[:-2] + count.to_bytes(2, "big") + body
+        party = world.silos[0]
+        assert party is not None
+        with pytest.raises(ProtocolError):
+            party.receive(forged + world.key.sign(b"fedveil/1/letter" + forged))
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_kept_or_refused(tmp_path: Path) -> None:
+    store = AnswerStore(tmp_path / "answers")
+    assert store.read(RUN) is None
+    store.write(RUN, Answered(round=3, request=bytes(32), vector=np.arange(5.0)))
+    kept = store.read(RUN)
+    assert kept is not None
+    assert (kept.round, kept.vector.tolist()) == (3, [0, 1, 2, 3, 4])
+    path = next((tmp_path / "answers").iterdir())
+    assert path.stat().st_mode & 0o777 == 0o600
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        path.write_bytes(bytes(damaged))
+        with pytest.raises(RunFolderError, match="damaged"):
+            store.read(RUN)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("clip = 1.0", "epsilon: is required"),
+        ("epsilon = 1.0\nclip = 1.0\nmethod = 3", "method: no such key"),
+        ("epsilon = -1.0\nclip = 1.0", "epsilon: must be > 0"),
+        ("epsilon = ", "not a TOML document"),
+    ],
+)
+def test_a_policy_file_says_what_is_wrong(text: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        Policy.read(path)
+
+
+def test_a_policy_is_cautious_by_itself() -> None:
+    policy = Policy(epsilon=1.0, clip=1.0)
+    assert not any((policy.trust_coordinator, policy.disclose_counts, policy.without_guarantee))
+    assert policy.protections == ("secure-aggregation",)
+    assert TESTING.budget is None
