@@ -231,3 +231,12 @@ def test_a_public_model_gives_the_layers_that_are_asked_for(tmp_path: Path) -> N
         take_parameters(cnn(0), path)
     with pytest.raises(ModelError, match="cannot be read"):
         take_parameters(cnn(0), tmp_path / "none.safetensors")
+
+
+def test_mnist_centred_is_the_canonical_split_with_pixels_from_minus_one_to_one(data_folder: Path) -> None:
+    centred = load("mnist_centred", allocation=CLIENTS, n_users=30, folder=data_folder)
+    plain = load("mnist_canonical", allocation=CLIENTS, n_users=30, folder=data_folder)
+    np.testing.assert_array_equal(centred.train.features[:50], plain.train.features[:50])
+    assert sorted(set(np.bincount(centred.train.user).tolist())) == [1666, 1667]
+    scaled = centred.scale.apply(centred.train.features[:50])
+    assert (scaled.min(), scaled.max()) == (-1.0, 1.0)

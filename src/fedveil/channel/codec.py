@@ -46,6 +46,21 @@ _PLAN_BITS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A message, and what finding it took.
+
+    Attributes:
+        message: the bytes to send.
+        drawn: dithers that were drawn, one a sub-vector and attempt; shared candidates where a block is a selection.
+        accepted: how many of them were accepted.
+    """
+
+    message: bytes
+    drawn: int
+    accepted: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Channel:
     """Sends updates as bytes and receives them as update + noise, the noise of exactly the quantiser's law.
 
@@ -78,6 +93,10 @@ class Channel:
             raise ChannelError(f"search must be an integer from 0 to {MAX_SEARCH}, got {self.search}")
 
     def encode(self, update: Float[np.ndarray, " m"], streams: SharedStreams) -> bytes:
+        """Return the message of :meth:`send`."""
+        return self.send(update, streams).message
+
+    def send(self, update: Float[np.ndarray, " m"], streams: SharedStreams) -> Sent:
         """Quantise and encode an update.
 
         Args:
@@ -91,13 +110,17 @@ class Channel:
         _check(update, self.quantizer.law.scale)
         streams.claim()
         writer = SymbolWriter()
-        checksum = 0
+        checksum = drawn = accepted = 0
         for block, (start, end) in enumerate(_blocks(len(update), self.quantizer.lattice.dimension)):
             x = update[start:end].astype(np.float64)
             plan = _plan(x, self.quantizer) if self.adaptive else _LATTICE
-            checksum = _encode_block(writer, x, self.quantizer, plan, self.search, streams, block, checksum)
+            checksum, rejected, kept = _encode_block(
+                writer, x, self.quantizer, plan, self.search, streams, block, checksum
+            )
+            drawn, accepted = drawn + rejected + kept, accepted + kept
         header = Header(quantizer=self.quantizer, length=len(update), secure=streams.secure)
-        return seal(header, writer.finish(), checksum, streams)
+        message = seal(header, writer.finish(), checksum, streams)
+        return Sent(message=message, drawn=drawn, accepted=accepted)
 
     def decode(self, message: bytes, streams: SharedStreams, *, length: int) -> Float64[np.ndarray, " m"]:
         """Decode a message of this channel to (length,) float64; see :meth:`decode_blocks`."""
@@ -231,14 +254,16 @@ def _encode_block(
     streams: SharedStreams,
     block: int,
     checksum: int,
-) -> int:
+) -> tuple[int, int, int]:
+    """Write a block; return the checksum so far, and how many draws were rejected and accepted."""
     code = _spread_code(x, quantizer.law.scale)
     if plan >= MIN_ORDER:
         selection = select(x, _scalar(quantizer), streams, block, plan, search)
         if selection.worthwhile:
             writer.field(plan, _PLAN_BITS)
             writer.field(code, 16)
-            return write_selection(writer, selection, _scalar(quantizer), _spread(code), checksum)
+            checksum = write_selection(writer, selection, _scalar(quantizer), _spread(code), checksum)
+            return checksum, int(selection.draws.sum()), len(selection.draws)
         plan = _SCALAR
     writer.field(plan, _PLAN_BITS)
     writer.field(code, 16)
@@ -250,7 +275,8 @@ def _encode_block(
         writer.attempts(quantized.attempts, grid.acceptance)
     ratio = _spread(code) * quantizer.law.scale / quantized.scales
     write_points(writer, quantized.points, quantized.dithers, ratio, grid)
-    return _symbols_checksum(quantized.points, checksum)
+    rejected = int(quantized.attempts.sum())
+    return _symbols_checksum(quantized.points, checksum), rejected, len(quantized.attempts)
 
 
 def _decode_block(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
@@ -184,6 +184,20 @@ class UniformClients:
         if self.sample == self.population:
             return base
         return SampledWithoutReplacementEvent(population=self.population, sample=self.sample, event=base)
+
+
+AnySampler: TypeAlias = Everyone | PoissonUsers | UniformClients
+
+
+def knowing_one(sampler: AnySampler) -> AnySampler:
+    """Return the sampler of the others, as one who knows of its own draw sees it.
+
+    Poisson draws are independent. Of a sample of fixed size m out of n, m or m - 1 of the other n - 1 are drawn: the
+    amplification of m of n - 1 covers both.
+    """
+    if isinstance(sampler, UniformClients) and sampler.sample < sampler.population:
+        return UniformClients(population=sampler.population - 1, sample=sampler.sample)
+    return sampler
 
 
 def _check_count(n: int) -> None:

@@ -22,6 +22,8 @@ CANONICAL_RECORDS = 50_000
 RGB_RECORDS = 20_000
 _UNSIGNED_BYTES = 0x08
 _SCALE = Affine(factor=1 / (255 * PIXEL_STD), shift=-PIXEL_MEAN / PIXEL_STD)
+_CENTRED = Affine(factor=2 / 255, shift=-1.0)
+_CENTRED_NOTE = "Pixels are scaled from 0 .. 255 to -1 .. 1: nothing is fitted on records."
 _SCALE_NOTE = (
     f"Pixels are normalised by mean {PIXEL_MEAN} and standard deviation {PIXEL_STD}, published figures of the "
     "training images: they depend on the data and are not covered by the guarantee."
@@ -74,11 +76,22 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
 
 
 def _build_canonical(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
+    return _canonical(request, source, files, name="mnist_canonical", scale=_SCALE, note=_SCALE_NOTE)
+
+
+def _build_centred(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
+    return _canonical(request, source, files, name="mnist_centred", scale=_CENTRED, note=_CENTRED_NOTE)
+
+
+def _canonical(
+    request: Request, source: Store, files: tuple[DataFile, ...], *, name: str, scale: Affine, note: str
+) -> Population:
+    """Return the canonical split, its pixels scaled in one of two published ways."""
     train_images, train_labels, test_images, test_labels = (read_idx(source.path(file)) for file in files)
     labels = train_labels[:CANONICAL_RECORDS].astype(np.int64)
     user, silo, silo_names = request.hand_out(labels)
     return Population(
-        name="mnist_canonical",
+        name=name,
         train=Records(features=train_images[:CANONICAL_RECORDS, None], targets=labels, silo=silo, user=user),
         test_features=test_images[:, None],
         test_targets=test_labels.astype(np.int64),
@@ -86,11 +99,11 @@ def _build_canonical(request: Request, source: Store, files: tuple[DataFile, ...
         silo_names=silo_names,
         task="classification",
         n_classes=10,
-        scale=_SCALE,
+        scale=scale,
         notes=(
             "Clients hold the first 50,000 canonical training images; the last 10,000, the published validation "
             "set, are not used. Tests are on all 10,000 canonical test images.",
-            _SCALE_NOTE,
+            note,
         ),
     )
 
@@ -108,11 +121,11 @@ def _build_rgb(request: Request, source: Store, files: tuple[DataFile, ...]) -> 
         silo_names=silo_names,
         task="classification",
         n_classes=10,
-        scale=Affine(factor=2 / 255, shift=-1.0),
+        scale=_CENTRED,
         notes=(
             f"The first {RGB_RECORDS:,} canonical training images, with a margin of two pixels and three equal "
             "colours: the shape of SVHN, to pre-train networks for it.",
-            "Pixels are scaled from 0 .. 255 to -1 .. 1: nothing is fitted on records.",
+            _CENTRED_NOTE,
         ),
     )
 
@@ -171,6 +184,14 @@ MNIST_CANONICAL = DataSet(
     terms=_TERMS,
     variants=_VARIANTS,
     build=_build_canonical,
+)
+MNIST_CENTRED = DataSet(
+    name="mnist_centred",
+    title="MNIST in its canonical split, as the CEPAM experiments use it",
+    records="60,000: the first 50,000 training images for clients, 10,000 for testing",
+    terms=_TERMS,
+    variants=_VARIANTS,
+    build=_build_centred,
 )
 MNIST_RGB = DataSet(
     name="mnist_rgb",
