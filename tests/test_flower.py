@@ -1,0 +1,334 @@
+"""A federation founded, checked and carried: keys and certificates, the guard's socket, Flower's messages."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.cli import main
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.membership import Membership
+from fedveil.engine.folder import RunFolder
+from fedveil.errors import ConfigError, DataError
+from fedveil.flower.certificates import Authority, days_left, node_key_pem
+from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.founding import found
+from fedveil.flower.guard import Guard, open_silo
+from fedveil.flower.inspection import inspect_silo
+from fedveil.flower.relay import ask
+from fedveil.flower.submission import END, open_run, read_experiment, watch
+from fedveil.protection.errors import ProtocolError
+from tests.test_run import Silent
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Demonstration:
+    return write_demonstration(tmp_path / "demo", rounds=2)
+
+
+@pytest.fixture
+def guards(made: Demonstration) -> Iterator[list[Path]]:
+    """The guards of all silos, each on its socket."""
+    served, paths = [], []
+    folder = Path(tempfile.mkdtemp(prefix="fedveil-"))
+    for number, path in enumerate(made.founded.silos):
+        paths.append(folder / str(number))
+        guard = Guard(open_silo(SiloFolder(path)), paths[-1])
+        threading.Thread(target=guard.serve, daemon=True).start()
+        served.append(guard)
+    yield paths
+    for guard in served:
+        guard.close()
+    shutil.rmtree(folder)
+
+
+def test_a_federation_is_founded_with_keys_that_only_their_owner_reads(made: Demonstration) -> None:
+    founded = made.founded
+    secrets = [founded.authority / "ca.key", founded.coordinator / "identity.key"]
+    secrets += [founded.coordinator / "server.key"]
+    for path in founded.silos:
+        secrets += [path / "identity.key", path / "node.key", path / "silo.key"]
+    assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in founded.silos} == {0o700}
+    assert not list(founded.coordinator.glob("ca.key"))
+    coordinator = CoordinatorFolder(founded.coordinator)
+    membership = coordinator.membership
+    assert membership.silos == tuple(HOSPITALS)
+    assert coordinator.identity.public == membership.coordinator
+    for number, path in enumerate(founded.silos):
+        silo = SiloFolder(path)
+        assert silo.membership.digest == membership.digest
+        assert silo.identity.public == membership.roster[number]
+        assert node_key_pem(path / "node.pub") == node_key_pem(
+            founded.coordinator / "nodes" / f"{silo.settings.name}.pub"
+        )
+    assert len({node_key_pem(path / "node.pub") for path in founded.silos}) == 4
+
+
+def test_a_membership_survives_its_document(made: Demonstration) -> None:
+    path = made.founded.coordinator / "membership.toml"
+    membership = Membership.read(path)
+    assert membership.to_toml() == path.read_text()
+    path.write_text(path.read_text().replace("switzerland", "va"))
+    with pytest.raises(ConfigError, match="same name"):
+        Membership.read(path)
+    path.write_text("coordinator = 3")
+    with pytest.raises(ConfigError, match="silos: is required"):
+        Membership.read(path)
+
+
+def test_nothing_is_overwritten(made: Demonstration, tmp_path: Path) -> None:
+    schema = made.founded.coordinator / "schema.toml"
+    with pytest.raises(ConfigError, match="exists already"):
+        found(made.founded.coordinator.parent, ("a", "b"), schema=schema)
+    with pytest.raises(ConfigError, match="name of its own"):
+        found(tmp_path / "twice", ("a", "a"), schema=schema)
+
+
+def test_a_silo_is_checked_on_its_own_host(made: Demonstration, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made.founded.silos[3]
+    found_ = inspect_silo(SiloFolder(path))
+    assert found_["records (shown here only)"] == HOSPITALS["va"]
+    assert found_["spent over all runs"] == "nothing yet"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.argv", ["fedveil", "federation", "check", str(path), "--json"])
+        main_ends()
+    assert json.loads(capsys.readouterr().out)["silo"] == "va (number 3 of 4)"
+
+
+def main_ends() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda path: (path / "schema.toml").write_text((path / "schema.toml").read_text() + "\n"), "agreed"),
+        (lambda path: shutil.copy(path.parent / "va" / "identity.key", path / "identity.key"), "not the key"),
+        (lambda path: (path / "node.key").chmod(0o644), "mode 0644"),
+        (lambda path: (path / "silo.crt").write_bytes(b"none"), "no certificate"),
+        (lambda path: Authority.create("other").publish(path), "no certificate of ca.crt"),
+        (lambda path: (path / "policy.toml").unlink(), "no such file"),
+        (lambda path: (path / "silo.toml").write_text('name = "nowhere"\ncoordinator = "a:1"'), "no silo"),
+        (lambda path: (path / "membership.toml").unlink(), "not a folder of"),
+    ],
+)
+def test_what_is_wrong_with_a_silo_is_said(spoil: Any, expected: str, made: Demonstration) -> None:
+    path = made.founded.silos[0]
+    spoil(path)
+    with pytest.raises((ConfigError, CryptoError), match=expected):
+        inspect_silo(SiloFolder(path))
+
+
+def test_a_table_that_does_not_fit_is_named_without_its_values(made: Demonstration) -> None:
+    path = made.founded.silos[2]
+    table = path / str(SiloFolder(path).settings.table)
+    lines = table.read_text().splitlines()
+    lines[5] = "61" + lines[5][lines[5].index(",") :]
+    table.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"record 5 .*'patient': the user is no whole number below 50"):
+        inspect_silo(SiloFolder(path))
+
+
+def test_users_may_be_known_by_a_list_that_the_silos_share(made: Demonstration) -> None:
+    path = made.founded.silos[2]
+    settings = SiloFolder(path).settings
+    (path / "users.txt").write_text("\n".join(str(number) for number in reversed(range(50))) + "\n")
+    before = open_silo(SiloFolder(path))
+    before.close()
+    settings.model_copy(update={"users": Path("users.txt")}).write(path / "silo.toml")
+    after = open_silo(SiloFolder(path))
+    after.close()
+    assert (before._share.train.user + after._share.train.user == 49).all()
+
+
+def test_a_certificate_is_valid_for_a_while_and_of_one_authority(tmp_path: Path) -> None:
+    authority = Authority.create("one")
+    authority.save(tmp_path)
+    authority.issue(tmp_path, "server", ("127.0.0.1", "example.org"))
+    assert 396 < days_left(tmp_path / "server.crt", tmp_path / "ca.crt") < 398
+    with pytest.raises(CryptoError, match="never overwritten"):
+        authority.issue(tmp_path, "server", ("127.0.0.1",))
+
+
+def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedveil.flower.certificates.CERTIFICATE_DAYS", 0)
+    monkeypatch.setattr("fedveil.flower.certificates.datetime", Yesterday)
+    authority = Authority.create("one")
+    authority.save(tmp_path)
+    authority.issue(tmp_path, "server", ("127.0.0.1",))
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="this clock says"):
+        days_left(tmp_path / "server.crt", tmp_path / "ca.crt")
+
+
+class Yesterday:
+    @staticmethod
+    def now(zone: Any) -> Any:
+        from datetime import datetime, timedelta
+
+        return datetime.now(zone) - timedelta(days=1)
+
+
+def test_the_guard_answers_letters_and_refuses_all_else(guards: list[Path]) -> None:
+    assert guards[0].stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ProtocolError, match="at least"):
+        ask(str(guards[0]), b"hello")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(guards[0]))
+        connection.sendall((1 << 40).to_bytes(8, "big"))
+        assert connection.recv(1) == b""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(guards[0]))
+        connection.sendall(b"\0" * 5)
+    with pytest.raises(ProtocolError, match="at least"):
+        ask(str(guards[0]), b"still there")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('test_file = "test.csv"', "", "public test table"),
+        ('loss = "binary_cross_entropy"', "", "model.name and model.loss"),
+        ('schema_file = "schema.toml"', 'schema_file = "other.toml"', "not the schema"),
+    ],
+)
+def test_an_experiment_must_fit_a_federation(old: str, new: str, expected: str, made: Demonstration) -> None:
+    path = made.experiment
+    schema = path.with_name("schema.toml")
+    path.with_name("other.toml").write_text(schema.read_text() + "\n")
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=expected):
+        read_experiment(path, CoordinatorFolder(made.founded.coordinator))
+
+
+@dataclass
+class Node:
+    """A node as Flower lists it."""
+
+    node_id: int
+    public_key: bytes
+
+
+@dataclass
+class LoopGrid:
+    """Flower's Grid in this process: every message meets the ClientApp, and every fifth is lost on the way."""
+
+    nodes: list[Node]
+    guards: list[Path]
+    waiting: dict[str, Any] = field(default_factory=dict)
+    sent: int = 0
+
+    def get_nodes(self) -> list[Node]:
+        return self.nodes
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        from flwr.app import Context, RecordDict
+
+        from fedveil.flower.client_app import app
+
+        keys = []
+        for message in messages:
+            self.sent += 1
+            keys.append(f"message {self.sent}")
+            message.metadata.__dict__["_message_id"] = keys[-1]
+            if self.sent % 5 == 0:
+                continue
+            node = message.metadata.dst_node_id
+            context = Context(
+                run_id=1,
+                node_id=node,
+                node_config={"guard": str(self.guards[node])},
+                state=RecordDict(),
+                run_config={},
+            )
+            self.waiting[keys[-1]] = app(message, context)
+        return keys
+
+    def pull_messages(self, keys: Iterable[str]) -> list[Any]:
+        return [self.waiting.pop(key) for key in keys if key in self.waiting]
+
+
+def test_flowers_messages_carry_a_run_though_some_are_lost(
+    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("run_id", "task_id", "node_id"):
+        monkeypatch.setattr(identity, f"_{name}", 1)
+    from fedveil.flower.carrier import carry
+
+    home = CoordinatorFolder(made.founded.coordinator)
+    home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
+    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    _, party = open_run(home, folder.path)
+    nodes = [
+        Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(HOSPITALS)
+    ]
+    carry(LoopGrid(nodes, guards), party, home)  # type: ignore[arg-type]
+    assert party.outcome is not None
+    assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
+    assert party.outcome.statement.epsilon is not None
+    found_ = inspect_silo(SiloFolder(made.founded.silos[0]))
+    assert "2 rounds of 1 runs" in found_["spent over all runs"]
+    folder.write_json(END, {"error": None})
+    rows = Silent()
+    watch(folder, rows, read_experiment(made.experiment, home), lambda: True)
+    assert [row["round"] for row in rows.rows] == []
+
+
+def test_patience_ends_and_the_model_is_kept(made: Demonstration) -> None:
+    pytest.importorskip("flwr")
+    from fedveil.flower.carrier import carry
+
+    home = CoordinatorFolder(made.founded.coordinator)
+    home.settings.model_copy(update={"patience": 0.1}).write(home / "coordinator.toml")
+    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    _, party = open_run(home, folder.path)
+    carry(LoopGrid([], []), party, home)  # type: ignore[arg-type]
+    assert party.outcome is not None
+    assert "has not answered for 0.1 s" in (party.outcome.stopped or "")
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_refusal_names_the_silo() -> None:
+    assert str(RefusalError("budget", "no", silo="va")) == "silo va refuses (budget): no"
+
+
+def test_identities_are_not_guessed(made: Demonstration) -> None:
+    path = made.founded.silos[0]
+    (path / "identity.key").unlink()
+    IdentityKey.generate().save(path / "identity.key")
+    with pytest.raises(ConfigError, match="not the key that membership"):
+        inspect_silo(SiloFolder(path))
+
+
+@pytest.mark.slow
+def test_four_hospitals_as_real_processes_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = min(free.getsockname()[1], 65000)
+    target = tmp_path / "demo"
+    monkeypatch.setattr(
+        "sys.argv", ["fedveil", "federation", "demo", str(target), "--rounds", "2", "--port", str(port)]
+    )
+    main_ends()
+    run = next((target / "federation" / "coordinator" / "runs").iterdir())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    assert json.loads((run / "privacy.json").read_text())["epsilon"] is not None
+    assert (run / "report.html").exists()
