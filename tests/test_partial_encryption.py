@@ -184,6 +184,20 @@ def test_counts_of_many_silos_do_not_carry(silos):
     assert (counting.unpack_counts(total) == silos).all()
 
 
+def test_bytes_are_those_of_the_numbers_and_the_ciphertexts():
+    sizes = {}
+    for ratio in (0.0, 0.1, 1.0):
+        length = 40_960
+        session = PartialSession(
+            plan(length=length, ratio=ratio, clear_limit=2**30, hidden_limit=2**30, silos=2)
+        )
+        play(session, updates(0, 2, length))
+        sizes[ratio] = session.transcript.bytes_up(1) / 2 / length
+    assert sizes[0.0] == pytest.approx(4, rel=0.01)
+    assert sizes[1.0] == pytest.approx(7.016, rel=0.01)
+    assert sizes[0.1] == pytest.approx(0.9 * 4 + 0.1 * 7.016 + 0.1, rel=0.03)
+
+
 def test_part_of_the_silos_can_play_and_one_cannot():
     session, units = PartialSession(plan()), updates(8)
     del units[0]
@@ -261,7 +275,7 @@ def altered(session, silo, change):
 
 
 def with_parts(update, **changes):
-    fields = {name: getattr(update, name) for name in ("tag", "fingerprint", "clear", "hidden")}
+    fields = {name: getattr(update, name) for name in ("tag", "fingerprint", "size", "clear", "hidden")}
     return PartialUpdate(**{**fields, **changes})
 
 
@@ -270,7 +284,7 @@ CHANGES = {
     "another context": lambda u: with_parts(u, fingerprint=OTHER.fingerprint),
     "another key": lambda u: with_parts(u, tag=bytes(32)),
     "fewer parameters": lambda u: with_parts(u, clear=u.clear[:-1]),
-    "wider words": lambda u: with_parts(u, clear=u.clear.astype("<i8")),
+    "wider words": lambda u: with_parts(u, size=u.size + 1),
     "a truncated ciphertext": lambda u: with_parts(u, hidden=u.hidden[:-1]),
     "no ciphertext": lambda u: with_parts(u, hidden=b""),
     "another level": lambda u: with_parts(
@@ -351,7 +365,7 @@ def test_a_server_that_alters_the_sum_or_the_partition_gets_a_typed_error():
 
 
 def _sum(message, **changes):
-    fields = {name: getattr(message, name) for name in ("tag", "fingerprint", "clear", "hidden")}
+    fields = {name: getattr(message, name) for name in ("tag", "fingerprint", "size", "clear", "hidden")}
     return PartialSum(**{**fields, **changes})
 
 
@@ -362,7 +376,11 @@ def test_state_machines_meet_20_000_altered_messages_with_typed_errors_alone():
     session.server.begin(moment, (0, 1))
     rng = np.random.default_rng(2)
     update = PartialUpdate(
-        tag=bytes(32), fingerprint=session.plan.ckks.fingerprint, clear=np.zeros(30, "<i4"), hidden=b"x" * 60
+        tag=bytes(32),
+        fingerprint=session.plan.ckks.fingerprint,
+        size=3,
+        clear=np.zeros(30, np.int64),
+        hidden=b"x" * 60,
     )
     messages = [
         Envelope(moment=moment, sender=0, recipient=SERVER, message=message).encode()

@@ -63,8 +63,8 @@ EXAMPLES = [
     SealedKeys(sealed=b"sealed"),
     Ballot(bitmap=b"\x00\x81"),
     Partition(bitmap=b"\x01\x05"),
-    PartialUpdate(tag=bytes(32), fingerprint=bytes(8), clear=np.arange(3, dtype="<i4"), hidden=b"x" * 9),
-    PartialSum(tag=bytes(32), fingerprint=bytes(8), clear=np.arange(3, dtype="<i8"), hidden=b""),
+    PartialUpdate(tag=bytes(32), fingerprint=bytes(8), size=3, clear=np.arange(-1, 2), hidden=b"x" * 9),
+    PartialSum(tag=bytes(32), fingerprint=bytes(8), size=8, clear=np.arange(-1, 2), hidden=b""),
 ]
 
 
@@ -76,8 +76,8 @@ def equal(a, b):
     if isinstance(a, MaskedVector):
         return a.words.dtype == b.words.dtype and np.array_equal(a.words, b.words)
     if isinstance(a, PartialUpdate | PartialSum):
-        same = (a.tag, a.fingerprint, a.hidden) == (b.tag, b.fingerprint, b.hidden)
-        return same and a.clear.dtype == b.clear.dtype and np.array_equal(a.clear, b.clear)
+        same = (a.tag, a.fingerprint, a.size, a.hidden) == (b.tag, b.fingerprint, b.size, b.hidden)
+        return same and np.array_equal(a.clear, b.clear)
     return a == b
 
 

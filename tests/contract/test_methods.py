@@ -24,6 +24,7 @@ from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.guarantee import Federation, derive, sensitivity
 from fedveil.methods.method import Method
+from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
 from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights, grid_law
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd
 from fedveil.population.flags import keep_at_most
@@ -46,6 +47,15 @@ METHOD_CASES = {
     "dp-fed-ls": lambda sigma: dp_fed_ls(
         local=LOCAL, n_users=USERS, clip=CLIP, noise_multiplier=sigma, smoothing=1.0
     ),
+}
+PUBLISHED = {"local": LOCAL, "n_users": USERS, "largest_silo": 10, "clip": CLIP}
+METHOD_CASES |= {
+    "dp-fedavg": lambda sigma: dp_fedavg(**PUBLISHED, noise_multiplier=sigma),
+    "ckks-fedavg": lambda sigma: ckks_fedavg(local=LOCAL),
+    "serial": lambda sigma: serial(**PUBLISHED, noise_multiplier=sigma),
+    "varying-dp": lambda sigma: varying_dp(**PUBLISHED, noise_multiplier=sigma),
+    "stevens": lambda sigma: stevens(**PUBLISHED, noise_multiplier=sigma),
+    "paraaegis": lambda sigma: paraaegis(**PUBLISHED, noise_multiplier=sigma),
 }
 every_method = pytest.mark.parametrize("name", METHOD_CASES)
 bounded_sum = pytest.mark.parametrize("name", ["uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w"])

@@ -202,3 +202,14 @@ def _check(rate: float, clip: float, rounds: int, delta: float) -> None:
         raise PrivacyError(f"rounds = {rounds}: at least one is needed")
     if not 0 < delta < 1:
         raise PrivacyError(f"delta = {delta}: must be above 0 and below 1")
+
+
+def remark_1_noise(*, rounds: int, epsilon: float, delta: float) -> float:
+    """Return sigma over the sensitivity by Remark 1 of ParaAegis: sqrt(2 T ln(1/delta)) / epsilon.
+
+    >>> round(remark_1_noise(rounds=50, epsilon=1.0, delta=1e-5), 3)
+    33.931
+    """
+    if epsilon <= 0:
+        raise PrivacyError(f"epsilon = {epsilon}: a target must be above 0")
+    return math.sqrt(2 * rounds * math.log(1 / delta)) / epsilon

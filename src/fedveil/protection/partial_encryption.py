@@ -189,7 +189,8 @@ class PartialSilo:
             PartialUpdate(
                 tag=self._tag(),
                 fingerprint=plan.ckks.fingerprint,
-                clear=clear.astype(plan.word),
+                size=plan.clear_bytes,
+                clear=clear,
                 hidden=self._key.encrypt(hidden),
             )
         )
@@ -273,14 +274,14 @@ class PartialSilo:
     def _open(self, content: PartialSum) -> None:
         plan, count = self._plan, int(self._partition.sum())
         assert self._key is not None
-        if content.clear.dtype != plan.word or len(content.clear) != plan.length - count:
+        if content.size != plan.sum_bytes or len(content.clear) != plan.length - count:
             raise ProtocolError("the sum in clear has another length or word size than this silo's part")
         try:
             hidden = self._key.decrypt(content.hidden, count)
         except CryptoError as error:
             raise ProtocolError(f"the encrypted sum was refused: {error}") from error
         silos = len(self._cohort)
-        clear = content.clear.astype(np.int64)
+        clear = content.clear
         for part, limit in ((clear, plan.clear_limit), (hidden, plan.hidden_limit)):
             if np.abs(part).max(initial=0) > silos * limit:
                 raise ProtocolError("the sum is out of range: a silo used another key or broke its limit")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.crypto.ckks import FINGERPRINT_BYTES
@@ -14,9 +14,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import message
 from fedveil.protection.wire import Reader, Writer
 
-_SIZES: Final = (4, 8)
-
-Words = Int32[np.ndarray, " n"] | Int64[np.ndarray, " n"]
+LARGEST_WORD: Final = 8
 
 
 @message(40)
@@ -78,38 +76,43 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Parts:
-    """Two parts of a vector: whole numbers in clear, little-endian, and ciphertexts.
+    """Two parts of a vector: whole numbers in clear, as many little-endian bytes each as they need, and ciphertexts.
 
     Attributes:
         tag: shows that the sender's key is everybody's, and nothing of it.
         fingerprint: of the encryption's parameters.
+        size: bytes of a number in clear, 1 to 8.
         clear: the coordinates that are not encrypted, ascending.
         hidden: ciphertexts of the others, ascending.
     """
 
     tag: bytes
     fingerprint: bytes
-    clear: Words
+    size: int
+    clear: Int64[np.ndarray, " n"]
     hidden: bytes
 
     def encode(self) -> bytes:
-        """Return tag, fingerprint, word size, count, words and ciphertexts."""
-        size = self.clear.dtype.itemsize
-        head = Writer().fixed(self.tag, KEY_BYTES).fixed(self.fingerprint, FINGERPRINT_BYTES).number(size, 1)
-        words = self.clear.astype(f"<i{size}", copy=False).tobytes()
-        return head.number(len(self.clear), 8).bytes() + words + self.hidden
+        """Return tag, fingerprint, size, count, numbers and ciphertexts."""
+        head = Writer().fixed(self.tag, KEY_BYTES).fixed(self.fingerprint, FINGERPRINT_BYTES)
+        head.number(self.size, 1).number(len(self.clear), 8)
+        split = self.clear.astype("<i8").reshape(-1, 1).view(np.uint8)
+        return head.bytes() + split[:, : self.size].tobytes() + self.hidden
 
     @staticmethod
-    def read(body: bytes) -> tuple[bytes, bytes, Words, bytes]:
+    def read(body: bytes) -> tuple[bytes, bytes, int, Int64[np.ndarray, " n"], bytes]:
         """Return the fields of a body."""
         reader = Reader(body)
         tag, fingerprint = reader.fixed(KEY_BYTES), reader.fixed(FINGERPRINT_BYTES)
         size = reader.number(1)
-        if size not in _SIZES:
-            raise ProtocolError(f"numbers in clear have 4 or 8 bytes, not {size}")
+        if not 1 <= size <= LARGEST_WORD:
+            raise ProtocolError(f"numbers in clear have 1 to {LARGEST_WORD} bytes, not {size}")
         count = reader.count(8, size)
-        clear = np.frombuffer(reader.fixed(count * size), dtype=f"<i{size}")
-        return tag, fingerprint, clear, reader.rest()
+        split = np.frombuffer(reader.fixed(count * size), dtype=np.uint8).reshape(count, size)
+        padded = np.zeros((count, LARGEST_WORD), dtype=np.uint8)
+        padded[:, LARGEST_WORD - size :] = split
+        clear = padded.view("<i8")[:, 0] >> (8 * (LARGEST_WORD - size))  # keeps the sign
+        return tag, fingerprint, size, clear, reader.rest()
 
 
 @message(43)
@@ -123,8 +126,8 @@ class PartialUpdate(_Parts):
     @classmethod
     def decode(cls, body: bytes) -> PartialUpdate:
         """Return the update of a body."""
-        tag, fingerprint, clear, hidden = cls.read(body)
-        return cls(tag=tag, fingerprint=fingerprint, clear=clear, hidden=hidden)
+        tag, fingerprint, size, clear, hidden = cls.read(body)
+        return cls(tag=tag, fingerprint=fingerprint, size=size, clear=clear, hidden=hidden)
 
 
 @message(44)
@@ -138,5 +141,5 @@ class PartialSum(_Parts):
     @classmethod
     def decode(cls, body: bytes) -> PartialSum:
         """Return the sum of a body."""
-        tag, fingerprint, clear, hidden = cls.read(body)
-        return cls(tag=tag, fingerprint=fingerprint, clear=clear, hidden=hidden)
+        tag, fingerprint, size, clear, hidden = cls.read(body)
+        return cls(tag=tag, fingerprint=fingerprint, size=size, clear=clear, hidden=hidden)

@@ -85,9 +85,14 @@ class PartialPlan:
         return CkksParameters(silos=self.silos)
 
     @property
-    def word(self) -> np.dtype[np.signedinteger]:
-        """Type of a number in clear: 32 bits where the sum fits, else 64."""
-        return np.dtype("<i4") if self.silos * self.clear_limit < 2**31 else np.dtype("<i8")
+    def clear_bytes(self) -> int:
+        """Bytes of one silo's number in clear."""
+        return _signed_bytes(self.clear_limit)
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of a sum in clear."""
+        return _signed_bytes(self.silos * self.clear_limit)
 
     def hidden(self, round_number: int) -> int:
         """Return how many coordinates a round encrypts: floor(r_0 lambda^(t-1) d), at least 1 if r_0 > 0."""
@@ -121,3 +126,7 @@ class PartialPlan:
     def unpack_counts(self, words: UInt32[np.ndarray, " w"]) -> Int64[np.ndarray, " d"]:
         """Return the counts of the sum of all silos' words."""
         return words.view(self.count_type)[: self.length].astype(np.int64)
+
+
+def _signed_bytes(limit: int) -> int:
+    return (limit.bit_length() + 8) // 8

@@ -137,10 +137,10 @@ class PartialServer:
         other, tag = self._tag
         if tag and update.tag != tag:
             raise ProtocolError(f"holds another key than silo {other}: one of them did not get silo 0's")
-        if update.clear.dtype != plan.word or update.clear.shape != self._clear.shape:
+        if update.size != plan.clear_bytes or update.clear.shape != self._clear.shape:
             raise ProtocolError(
-                f"sent {len(update.clear)} numbers of {update.clear.dtype.itemsize} bytes in clear instead of "
-                f"{len(self._clear)} of {plan.word.itemsize}"
+                f"sent {len(update.clear)} numbers of {update.size} bytes in clear instead of {len(self._clear)} of "
+                f"{plan.clear_bytes}"
             )
         if len(update.clear) and max(int(update.clear.max()), -int(update.clear.min())) > plan.clear_limit:
             raise ProtocolError(f"sent a number in clear above the limit of {plan.clear_limit} grid units")
@@ -179,7 +179,8 @@ class PartialServer:
         sums = PartialSum(
             tag=self._tag[1],
             fingerprint=self._plan.ckks.fingerprint,
-            clear=self._clear.astype(self._plan.word),
+            size=self._plan.sum_bytes,
+            clear=self._clear,
             hidden=self._hidden.encode(),
         )
         return self._to_cohort(sums)

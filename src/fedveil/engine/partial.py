@@ -1,0 +1,220 @@
+"""Partial encryption of a round's messages, in one process: vectors in, the sum that every silo ends with out.
+
+A message is divided once the partition is known. Its clear part is bounded and carries its noise; the encrypted part
+is bounded and carries noise where the method says so. Both parts travel as whole numbers of a grid, so both sums are
+exact; only an encrypted part without a bound is rounded to its grid, by less than 1e-7.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.crypto.ckks import CkksParameters
+from fedveil.engine.aggregation import NOISE_REACH
+from fedveil.methods.method import Method
+from fedveil.methods.partial_guarantee import hidden_noise, message_bound, shares_of
+from fedveil.methods.protections import PartialEncryption
+from fedveil.methods.stages import grid_gaussian, grid_law
+from fedveil.privacy.bounds import Clip
+from fedveil.privacy.noise import DiscreteGaussian
+from fedveil.protection.partial_plan import PartialPlan
+from fedveil.protection.partial_session import PartialSession, Parts
+from fedveil.protection.transcript import Transcript
+from fedveil.randomness import PrivacyRandomness
+
+_REACH_UNBOUNDED: Final = 64.0
+"""Largest coordinate of an encrypted part without a bound, in the unit of the update."""
+_LEAST_VOTE_STD: Final = 4.0
+"""Whole-numbered noise of this standard deviation is Gaussian to every accountant (1e-100)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of a message: its bound, its noise and its grid.
+
+    Attributes:
+        bound: l2 bound that is enforced on the part by itself; None where nothing is to be done.
+        noise_std: standard deviation of its noise; 0 for none.
+        noise_grid: the grid of what the noise is added to.
+        grid: the step of its whole numbers, a power of two, in the unit of the update.
+        limit: the largest absolute value of one of them.
+    """
+
+    bound: Clip | None
+    noise_std: float
+    noise_grid: float
+    grid: float
+    limit: int
+
+    @classmethod
+    def of(cls, *, bound: Clip | None, std: float, grid: float, largest: float) -> Part:
+        """Return the part for values up to ``largest`` on a grid, with noise."""
+        fine = grid_law(std, grid).grid if std else grid
+        limit = math.ceil((largest + NOISE_REACH * std) / fine)
+        return cls(bound=bound, noise_std=std, noise_grid=grid, grid=fine, limit=limit)
+
+    def units(
+        self, values: Float64[np.ndarray, " n"], privacy: PrivacyRandomness, *path: str | int
+    ) -> Int64[np.ndarray, " n"]:
+        """Return the part's whole numbers: bounded, with noise."""
+        if len(values) == 0:
+            return np.zeros(0, dtype=np.int64)
+        if self.bound is not None:
+            row = torch.from_numpy(values.astype(np.float32))[None]
+            weight = torch.ones(1, dtype=torch.float64)
+            values = self.bound.quantize_(row, self.bound.norms(row), weight)[0].double().numpy()
+            values = values * self.bound.grid
+        if self.noise_std:
+            source = privacy.stream(*path)
+            values = values + grid_gaussian(len(values), self.noise_std, self.noise_grid, source)
+        return np.rint(values / self.grid).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialRange:
+    """What the parties of a run under partial encryption agree on; public numbers alone.
+
+    Attributes:
+        plan: of the protocol; every session gives it a run of its own.
+        protection: what is asked for.
+        clear: the part in clear.
+        hidden: the encrypted part.
+        vote_noise: noise on the counts, over the square root of the number of votes of a ballot; 0 for none.
+    """
+
+    plan: PartialPlan
+    protection: PartialEncryption
+    clear: Part
+    hidden: Part
+    vote_noise: float
+
+    @classmethod
+    def of(cls, method: Method, *, n_silos: int, n_users: int, length: int) -> PartialRange | None:
+        """Return the range of a method's messages; None if it runs without partial encryption.
+
+        Raises:
+            ProtocolError: fewer than two silos, or values that the sums do not hold.
+        """
+        protection, bound = method.protection, method.bound
+        if not isinstance(protection, PartialEncryption):
+            return None
+        largest = message_bound(method, n_silos, n_users)
+        shares = shares_of(method, n_silos=n_silos, n_users=n_users, moved=largest, single=largest)
+        hidden_std, hidden_grid = hidden_noise(method, protection, shares.std)
+        ckks = CkksParameters(silos=n_silos)
+        loose = Part.of(
+            bound=None,
+            std=0.0,
+            grid=2.0 ** math.ceil(math.log2(_REACH_UNBOUNDED / ckks.limit)),
+            largest=_REACH_UNBOUNDED,
+        )
+        if not isinstance(bound, Clip):
+            clear = hidden = loose
+        elif protection.clip == "whole":
+            clear = Part.of(bound=None, std=shares.std, grid=bound.grid, largest=largest)
+            hidden = Part.of(bound=None, std=hidden_std, grid=bound.grid, largest=largest)
+        else:
+            clear = Part.of(bound=bound, std=shares.std, grid=bound.grid, largest=largest)
+            hidden = loose
+            if protection.he_clip is not None:
+                own = Clip(norm=protection.he_clip)
+                hidden = Part.of(bound=own, std=hidden_std, grid=hidden_grid, largest=own.norm)
+        vote_noise = protection.vote_noise / math.sqrt(shares.count)
+        plan = PartialPlan(
+            run=bytes(RUN_BYTES),
+            silos=n_silos,
+            length=length,
+            ratio=protection.ratio,
+            decay=protection.decay,
+            ballots=protection.votes if protection.asks else "none",
+            pick="smallest" if protection.strategy == "min" else "largest",
+            clear_limit=clear.limit,
+            hidden_limit=hidden.limit,
+        )
+        if vote_noise and protection.asks:
+            most = math.ceil(NOISE_REACH * _vote_std(vote_noise, plan.hidden(1)))
+            plan = replace(plan, ballot_limit=most)
+        return cls(plan=plan, protection=protection, clear=clear, hidden=hidden, vote_noise=vote_noise)
+
+
+class PartlyEncryptedSum:
+    """The parties of a run under partial encryption, played in this process; all that passes between them is bytes.
+
+    Every object makes new keys, so a run that is resumed uses none twice.
+
+    Args:
+        agreed: the range of the messages.
+        initial: (d,) the model before the first round, from which released models are told to have moved.
+    """
+
+    def __init__(self, agreed: PartialRange, initial: Float32[Tensor, " d"]) -> None:
+        self._agreed, self._initial = agreed, initial.cpu().double().numpy()
+        self._session = PartialSession(replace(agreed.plan, run=os.urandom(RUN_BYTES)))
+
+    @property
+    def transcript(self) -> Transcript:
+        """What has passed between the parties."""
+        return self._session.transcript
+
+    def total(
+        self,
+        round_number: int,
+        messages: Mapping[int, Float64[np.ndarray, " d"]],
+        model: Float32[Tensor, " d"],
+        privacy: PrivacyRandomness,
+    ) -> Float64[np.ndarray, " d"]:
+        """Return the sum of the messages, as every silo ends with it.
+
+        Args:
+            round_number: counts from 1; each round can be played once.
+            messages: per sender its (d,) bounded sum or, where parts are bounded by themselves, its update.
+            model: (d,) the global model.
+            privacy: of the senders, for their noise.
+
+        Raises:
+            ProtocolError: a message beyond the range, naming the silo, or a round that was played before.
+        """
+        agreed, protection = self._agreed, self._agreed.protection
+
+        def split(silo: int, partition: Bool[np.ndarray, " d"]) -> Parts:
+            message = messages[silo]
+            clear = agreed.clear.units(message[~partition], privacy, "noise", round_number, silo)
+            return clear, agreed.hidden.units(
+                message[partition], privacy, "encrypted noise", round_number, silo
+            )
+
+        def vote_noise(silo: int) -> Int64[np.ndarray, " d"]:
+            std = _vote_std(agreed.vote_noise, agreed.plan.hidden(round_number))
+            law = DiscreteGaussian(std=std, grid=1.0)
+            source = privacy.stream("vote noise", round_number, silo)
+            noise: np.ndarray = np.rint(law.sample((agreed.plan.length,), source)).astype(np.int64)
+            return noise
+
+        values = dict(messages)
+        if not protection.asks:
+            moved = model.cpu().double().numpy() - self._initial
+            common = moved if protection.partition == "released" else np.zeros(len(moved))
+            values = dict.fromkeys(messages, common)
+        noisy = agreed.plan.ballot_limit > 0 and agreed.plan.votes(round_number)
+        result = self._session.aggregate(
+            round_number, values, split, vote_noise=vote_noise if noisy else None
+        )
+        total = np.empty(len(result.partition))
+        total[~result.partition] = result.clear * agreed.clear.grid
+        total[result.partition] = result.hidden * agreed.hidden.grid
+        return total
+
+
+def _vote_std(vote_noise: float, votes: int) -> float:
+    """Return the standard deviation of one silo's noise on a count, for ballots of so many votes."""
+    return max(_LEAST_VOTE_STD, vote_noise * math.sqrt(votes))

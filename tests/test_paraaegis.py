@@ -1,0 +1,465 @@
+"""ParaAegis and its baselines as runs: sums, noise, bounds, the three lines of the statement, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("tenseal")
+
+from fedveil.engine.experiment import parse
+from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
+from fedveil.engine.round import play_round
+from fedveil.engine.run import resume, run
+from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.errors import CompositionError, ConfigError
+from fedveil.methods.guarantee import Federation, Guarantee, derive
+from fedveil.methods.paraaegis import dp_fedavg, paraaegis, partly_encrypted
+from fedveil.methods.protections import PartialEncryption
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import Adjacency, ComposedEvent, GaussianEvent, NoGuarantee, SelfComposedEvent
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
+from tests.test_run import Silent
+
+CLIENTS = 5
+POPULATIONS = Populations()
+FEDERATION = Federation(n_silos=CLIENTS, n_users=CLIENTS, silo_records=(90, 100, 80, 100, 95))
+
+
+def asked(method: dict[str, Any], protection: dict[str, Any] | None = None, **changes: Any) -> Prepared:
+    """Prepare a run of digits over five clients, each a silo."""
+    noisy = method["name"] not in ("fedavg", "ckks-fedavg")
+    given = {"clip": 0.5, "noise_multiplier": 0.01} | method if noisy else method
+    protected = {"name": "partial-encryption", **protection} if protection is not None else {"name": "none"}
+    document = {
+        "name": "try",
+        "rounds": 2,
+        "data": {"name": "digits", "n_users": CLIENTS, "n_silos": CLIENTS, "allocation": {"law": "clients"}},
+        "model": {"name": "linear"},
+        "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 64},
+        "method": given,
+        "protection": protected,
+        "privacy": {"insecure_seed": 1},
+    }
+    return prepare(parse(document | changes, "test"), POPULATIONS)
+
+
+def aggregate(prepared: Prepared, messages: np.ndarray, round_number: int = 1) -> np.ndarray:
+    """Return the sum of these vectors as the silos end with it."""
+    assert isinstance(prepared.agreed, PartialRange)
+    parties = PartlyEncryptedSum(prepared.agreed, prepared.task.initial())
+    return parties.total(
+        round_number,
+        dict(enumerate(messages)),
+        prepared.task.initial(),
+        PrivacyRandomness.insecure(round_number),
+    )
+
+
+def updates(prepared: Prepared, scale: float = 0.01, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, scale, (CLIENTS, prepared.task.dimension))
+
+
+def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
+    """The plain mean against the encrypted one, after a round."""
+    models = []
+    for name in ("fedavg", "ckks-fedavg"):
+        prepared = asked({"name": name})
+        parties = {}
+        if isinstance(prepared.agreed, PartialRange):
+            parties = {"aggregation": PartlyEncryptedSum(prepared.agreed, prepared.task.initial())}
+        models.append(
+            play_round(
+                prepared.seat,
+                prepared.task.initial(),
+                1,
+                ExperimentRandomness(0),
+                PrivacyRandomness.insecure(1),
+                **parties,
+            )[0]
+        )
+    moved = models[0] - prepared.task.initial()
+    assert (models[0] - models[1]).abs().max() < 1e-7
+    assert torch.linalg.norm(models[0] - models[1]) < 1e-5 * torch.linalg.norm(moved)
+
+
+def test_the_encrypted_sum_of_unbounded_updates_is_exact_to_1e_7_up_to_64_and_refused_beyond() -> None:
+    prepared = asked({"name": "ckks-fedavg"})
+    sent = updates(prepared, 1.0)
+    sent[0, 0] = 63.9
+    error = np.abs(aggregate(prepared, sent) - sent.sum(0))
+    assert error.max() / CLIENTS < 1e-7
+    sent[2, 5] = 65.0
+    with pytest.raises(Exception, match=r"silo 2.*above the limit"):
+        aggregate(prepared, sent)
+
+
+def test_the_part_in_clear_has_its_noise_and_the_other_part_none() -> None:
+    prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 0.5}, {"ratio": 0.3})
+    sent = np.zeros((CLIENTS, prepared.task.dimension))
+    noise = np.concatenate([aggregate(prepared, sent, t) for t in range(1, 21)])
+    silent = noise == 0
+    assert silent.sum() == 20 * int(0.3 * prepared.task.dimension)
+    kept, std = noise[~silent], 0.5 * math.sqrt(CLIENTS)
+    assert abs(kept.std() / std - 1) < 6 / math.sqrt(2 * len(kept))
+    assert abs(kept.mean()) < 6 * std / math.sqrt(len(kept))
+
+
+def test_noise_in_the_encrypted_part_has_the_size_that_is_asked_for() -> None:
+    given = {"ratio": 0.5, "strategy": "random", "he_noise": 3.0, "he_clip": 0.25}
+    prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 0.5}, given)
+    assert isinstance(prepared.agreed, PartialRange)
+    parties = PartlyEncryptedSum(prepared.agreed, prepared.task.initial())
+    session, parts = parties._session, {"clear": [], "hidden": []}
+    for t in range(1, 21):
+        parties.total(
+            t,
+            dict(enumerate(np.zeros((CLIENTS, prepared.task.dimension)))),
+            prepared.task.initial(),
+            PrivacyRandomness.insecure(t),
+        )
+        clear, hidden = session.silos[0].result()
+        parts["clear"].append(clear * prepared.agreed.clear.grid)
+        parts["hidden"].append(hidden * prepared.agreed.hidden.grid)
+    for name, std in (("clear", 0.5), ("hidden", 3.0 * 0.5 * 0.25)):
+        noise = np.concatenate(parts[name])
+        assert abs(noise.std() / (std * math.sqrt(CLIENTS)) - 1) < 6 / math.sqrt(2 * len(noise))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4, 1e30])
+def test_each_part_is_bounded_by_itself_for_any_update(scale: float) -> None:
+    """Equation 1 with the exponent that is meant: a client moves the part in clear by at most theta."""
+    given = {"ratio": 0.25, "he_clip": 0.125}
+    prepared = asked({"name": "paraaegis", "clip": 0.5, "noise_multiplier": 0.0}, given)
+    sent = np.zeros((CLIENTS, prepared.task.dimension))
+    sent[1] = np.random.default_rng(2).normal(0, scale, prepared.task.dimension)
+    total = aggregate(prepared, sent)
+    chosen = np.argsort(-np.abs(sent[1]))[
+        : int(0.25 * len(total))
+    ]  # the others vote for nothing in particular
+    assert np.linalg.norm(total) <= math.hypot(0.5, 0.125)
+    for bound, part in ((0.5, np.delete(sent[1], chosen)), (0.125, sent[1][chosen])):
+        assert bound > 0
+        assert part.size
+
+
+def test_the_most_voted_coordinates_are_spared_the_noise_and_dynamic_shares_fall() -> None:
+    prepared = asked(
+        {"name": "paraaegis", "clip": 1.0, "noise_multiplier": 100.0}, {"ratio": 0.2, "decay": 0.5}
+    )
+    sent = np.full((CLIENTS, prepared.task.dimension), 1e-4)
+    sent[:, :65] = 0.5
+    for number, share in ((1, 0.2), (2, 0.1), (3, 0.05)):
+        total = aggregate(prepared, sent, number)
+        spared = np.isclose(total, 0.5 * CLIENTS)
+        assert spared.sum() == min(65, int(share * prepared.task.dimension))
+
+
+@pytest.mark.parametrize("strategy", ["max", "min", "random"])
+def test_the_strategies_take_the_largest_the_smallest_or_any(strategy: str) -> None:
+    """The published slip took the smallest: what is spared of a round shows which were taken."""
+    prepared = asked(
+        {"name": "paraaegis", "clip": 1.0, "noise_multiplier": 100.0}, {"ratio": 0.1, "strategy": strategy}
+    )
+    size = np.linspace(1e-3, 1, prepared.task.dimension)
+    total = aggregate(prepared, np.tile(size, (CLIENTS, 1)))
+    ranks = np.flatnonzero(np.isclose(total, CLIENTS * size, atol=1e-6))
+    mean = ranks.mean() / prepared.task.dimension
+    assert {"max": mean > 0.9, "min": mean < 0.1, "random": 0.2 < mean < 0.8}[strategy]
+
+
+def test_a_partition_from_released_models_follows_the_models() -> None:
+    prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 100.0}, {"partition": "released"})
+    assert isinstance(prepared.agreed, PartialRange)
+    initial = prepared.task.initial()
+    parties = PartlyEncryptedSum(prepared.agreed, initial)
+    moved = initial.clone()
+    moved[100:165] += 1
+    sent = np.full((CLIENTS, len(initial)), 0.25)
+    total = parties.total(1, dict(enumerate(sent)), moved, PrivacyRandomness.insecure(0))
+    spared = np.flatnonzero(np.isclose(total, 0.25 * CLIENTS))
+    assert set(spared) == set(range(100, 165))
+
+
+# --- what is guaranteed ---------------------------------------------------------------------------------------
+
+
+def guaranteed(protection: PartialEncryption, noise_multiplier: float = 4.0) -> Guarantee:
+    method = paraaegis(
+        local=LOCAL, n_users=CLIENTS, largest_silo=100, clip=CLIP, noise_multiplier=noise_multiplier
+    )
+    return derive(partly_encrypted(method, protection, CLIENTS), FEDERATION)
+
+
+def test_without_noise_in_the_encrypted_part_only_the_server_is_kept_out() -> None:
+    server, holder, readers, pooled = guaranteed(PartialEncryption(ratio=0.1)).views
+    assert server.event.noise_multiplier == pytest.approx(4.0 / (2 * math.sqrt(CLIENTS)))
+    for view in (holder, readers, pooled):
+        assert isinstance(view.event, NoGuarantee)
+        assert "carries no noise" in view.event.reason
+
+
+def test_all_messages_move_with_one_client_once_the_model_did() -> None:
+    """Why the server's line counts 2 theta sqrt(n): the models carry a client's data to everybody's next message."""
+    opposite = np.stack([np.eye(1, 8)[0], -np.eye(1, 8)[0]])[:, None] * np.ones((1, CLIENTS, 1)) * CLIP
+    moved = np.linalg.norm(opposite[0] - opposite[1])
+    server = guaranteed(PartialEncryption(ratio=0.1)).against_server
+    assert isinstance(server, GaussianEvent)
+    assert moved / (4.0 * CLIP) == pytest.approx(1 / server.noise_multiplier)
+
+
+def test_noise_in_both_parts_is_one_gaussian_release() -> None:
+    paid = {"partition": "released", "he_clip": 2.0, "clip": "parts"}
+    server, holder, readers, pooled = guaranteed(PartialEncryption(ratio=0.1, he_noise=2.0, **paid)).views
+    both = 1 / math.sqrt(1 / 4.0**2 + 1 / 8.0**2)
+    assert pooled.event.noise_multiplier == pytest.approx(both)
+    assert readers.event.noise_multiplier == pytest.approx(both * math.sqrt(CLIENTS))
+    assert holder.event.noise_multiplier == pytest.approx(both * math.sqrt(CLIENTS - 1))
+    seen = 1 / math.sqrt(1 / 4.0**2 + 1 / (8.0**2 * CLIENTS))
+    assert server.event.noise_multiplier == pytest.approx(seen)
+
+
+def test_no_neighbours_move_both_parts_farther_than_the_event_says() -> None:
+    """Worst clients against the formula: any split of an update over the two parts, scaled to noise 1."""
+    paid = {"partition": "released", "he_clip": 2.0, "clip": "parts"}
+    event = guaranteed(PartialEncryption(ratio=0.1, he_noise=0.5, **paid)).event
+    assert isinstance(event, GaussianEvent)
+    clear, hidden = 4.0 * CLIP * math.sqrt(CLIENTS), 0.5 * 4.0 * 2.0 * math.sqrt(CLIENTS)
+    worst = max(
+        math.hypot(a * CLIP / clear, b * 2.0 / hidden)
+        for a in np.linspace(0, 1, 11)
+        for b in np.linspace(0, 1, 11)
+    )
+    assert worst == pytest.approx(1 / event.noise_multiplier)
+    whole = derive(
+        partly_encrypted(
+            METHOD_CASES["dp-fedavg"](4.0), PartialEncryption(strategy="random", he_noise=0.5), 6
+        ),
+        Federation(n_silos=6, n_users=6),
+    ).event
+    assert isinstance(whole, GaussianEvent)
+    angles = np.linspace(0, np.pi / 2, 1001)
+    share = np.hypot(np.cos(angles) / 4.0, np.sin(angles) / 2.0).max() / math.sqrt(6)
+    assert share == pytest.approx(1 / whole.noise_multiplier)
+
+
+def test_noisy_votes_are_paid_for() -> None:
+    free = {"he_noise": 1.0, "he_clip": CLIP, "clip": "parts"}
+    released = guaranteed(PartialEncryption(partition="released", **free)).event
+    voted = guaranteed(
+        PartialEncryption(partition="noisy-votes", votes="secagg", vote_noise=10.0, **free)
+    ).event
+    assert isinstance(released, GaussianEvent)
+    assert isinstance(voted, GaussianEvent)
+    extra = voted.noise_multiplier**-2 - released.noise_multiplier**-2
+    assert extra == pytest.approx(2 / 10.0**2)  # another ballot of k ones is sqrt(2 k) away
+
+
+def test_an_encrypted_whole_shows_the_server_nothing_and_readers_the_noise() -> None:
+    server, _, readers, _ = derive(METHOD_CASES["serial"](4.0), Federation(n_silos=6, n_users=6)).views
+    assert server.event == ComposedEvent(events=())
+    assert readers.event.noise_multiplier == pytest.approx(4.0 * math.sqrt(6))
+
+
+def test_the_published_noise_is_named_and_claims_no_client(tmp_path: Path) -> None:
+    method = {"name": "paraaegis", "noise_multiplier": "closed-form", "calibration": "as-published"}
+    privacy = {"epsilon": 1.0, "delta": 1e-5}
+    prepared = asked(method, {"ratio": 0.1}, privacy=privacy)
+    largest = max(prepared.population.records_per_silo())
+    assert isinstance(prepared.agreed, PartialRange)
+    expected = math.sqrt(2 * 2 * math.log(1e5)) * 2 * 0.5 / largest
+    assert prepared.agreed.clear.noise_std == pytest.approx(expected)
+    statement = run(prepared, tmp_path, Silent()).statement
+    assert statement.epsilon is None
+    assert [claim.value for claim in statement.as_published] == [pytest.approx(1.0)]
+    assert statement.trust[0].epsilon is not None
+    assert statement.trust[0].epsilon > 1000
+    assert [line.epsilon for line in statement.trust[1:]] == [None, None, None]
+
+
+def test_a_target_is_met_against_the_server_by_the_default_calibration(tmp_path: Path) -> None:
+    method = {"name": "paraaegis", "noise_multiplier": "calibrated"}
+    prepared = asked(method, {"ratio": 0.1, "strategy": "random"}, privacy={"epsilon": 3.0})
+    statement = run(prepared, tmp_path, Silent()).statement
+    assert statement.trust[0].epsilon == pytest.approx(3.0, rel=1e-3)
+    assert statement.epsilon is None
+    assert not any("ballot" in text for text in statement.uncovered)
+
+
+def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
+    prepared = asked({"name": "varying-dp", "noise_multiplier": 2.0}, rounds=3, privacy={})
+    outcome = run(prepared, tmp_path, Silent())
+    lines = (outcome.folder / "ledger.jsonl").read_text().splitlines()
+    charged = [json.loads(line)["event"]["noise_multiplier"] for line in lines]
+    first = 2.0 * math.sqrt(CLIENTS)
+    assert charged == [pytest.approx(first * 0.9**t) for t in range(3)]
+    accountant = make_accountant("pld", Adjacency.ADD_OR_REMOVE_ONE)
+    one_by_one = ComposedEvent(events=tuple(GaussianEvent(noise_multiplier=z) for z in charged))
+    assert outcome.statement.epsilon == pytest.approx(accountant.epsilon(one_by_one, 1e-5), rel=1e-3)
+    steady = SelfComposedEvent(event=GaussianEvent(noise_multiplier=first), count=3)
+    assert outcome.statement.epsilon > accountant.epsilon(steady, 1e-5)
+
+
+# --- runs -----------------------------------------------------------------------------------------------------
+
+ROWS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "dp-fedavg": ({"name": "dp-fedavg"}, None),
+    "ckks-fedavg": ({"name": "ckks-fedavg"}, None),
+    "serial": ({"name": "serial"}, None),
+    "varying-dp": ({"name": "varying-dp"}, None),
+    "stevens": ({"name": "stevens"}, None),
+    "paraaegis": ({"name": "paraaegis"}, {"ratio": 0.1, "decay": 0.9}),
+    "paraaegis, masked votes": ({"name": "paraaegis"}, {"votes": "secagg"}),
+    "paraaegis, noisy votes": (
+        {"name": "paraaegis"},
+        {"partition": "noisy-votes", "votes": "secagg", "vote_noise": 5.0, "he_noise": 1.0, "he_clip": 0.5},
+    ),
+    "uldp-avg-w": ({"name": "uldp-avg-w"}, {"ratio": 0.2}),
+    "uldp-avg-w, noise in both": (
+        {"name": "uldp-avg-w", "noise_multiplier": 5.0},
+        {"ratio": 0.2, "partition": "released", "he_noise": 1.0},
+    ),
+    "dp-fed-ls": (
+        {"name": "dp-fed-ls", "smoothing": 1.0, "client_sampling": "uniform", "client_sampling_rate": 0.6},
+        {"ratio": 0.2},
+    ),
+    "fedavg": ({"name": "fedavg"}, {"ratio": 0.5}),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_runs_resumes_and_says_who_is_kept_out(row: str, tmp_path: Path) -> None:
+    method, protection = ROWS[row]
+    prepared = asked(method, protection)
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, tmp_path / "cut", Silent(interrupt_after=1))
+    outcome = resume(tmp_path / "cut" / "try", Silent())
+    assert outcome.rounds == 2
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["test"]["accuracy"] > 0 for line in rows)
+    if isinstance(prepared.agreed, PartialRange):
+        parties = [line.party for line in outcome.statement.trust]
+        assert parties[0] == "the server, which holds no key"
+        assert parties[2] == "whoever reads the models"
+        assert all(line["bytes_up"] > 0 for line in rows[1:])
+
+
+def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
+    """ULDP-AVG-w without noise: grids and weights survive the division, bit for bit."""
+    method = {"name": "uldp-avg-w", "noise_multiplier": 0.0}
+    plain, hidden = asked(method), asked(method, {"ratio": 0.3})
+    assert isinstance(hidden.agreed, PartialRange)
+    models = [
+        play_round(
+            prepared.seat,
+            prepared.task.initial(),
+            1,
+            ExperimentRandomness(0),
+            PrivacyRandomness.insecure(1),
+            **parties,
+        )[0]
+        for prepared, parties in (
+            (plain, {}),
+            (hidden, {"aggregation": PartlyEncryptedSum(hidden.agreed, hidden.task.initial())}),
+        )
+    ]
+    assert torch.equal(*models)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ratio": -0.1}, "between 0 and 1"),
+        ({"ratio": 1.1}, "between 0 and 1"),
+        ({"decay": 0.0}, "at most 1"),
+        ({"decay": 1.5}, "at most 1"),
+        ({"he_noise": -1.0}, ">= 0"),
+        ({"he_noise": math.inf}, ">= 0"),
+        ({"he_noise": 1.0}, "not paid for"),
+        ({"he_noise": 1.0, "strategy": "random", "clip": "parts"}, "needs he_clip"),
+        ({"vote_noise": 1.0}, "belong together"),
+        ({"partition": "noisy-votes"}, "belong together"),
+        ({"partition": "noisy-votes", "vote_noise": 1.0}, "secagg"),
+        ({"strategy": "random", "partition": "released"}, "random"),
+        ({"strategy": "min", "partition": "released"}, "min"),
+        ({"he_clip": 1.0}, "he_clip"),
+    ],
+)
+def test_protections_that_promise_nothing_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(CompositionError, match=message):
+        PartialEncryption(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "protection", "message"),
+    [
+        ("uldp-group", PartialEncryption(), "inside the silos"),
+        ("uldp-avg", PartialEncryption(clip="parts"), "one contribution"),
+        ("ckks-fedavg", PartialEncryption(ratio=0.5), "encrypts everything"),
+        ("varying-dp", PartialEncryption(), "noise falls"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(
+    name: str, protection: PartialEncryption, message: str
+) -> None:
+    with pytest.raises(CompositionError, match=message):
+        partly_encrypted(METHOD_CASES[name](5.0), protection, 6)
+
+
+@pytest.mark.parametrize(
+    ("method", "protection", "message"),
+    [
+        ({"name": "paraaegis"}, {"ratio": 1.5}, "protection.ratio"),
+        ({"name": "paraaegis"}, {"decay": 0}, "protection.decay"),
+        ({"name": "paraaegis", "noise_multiplier": "closed-form"}, {}, "as-published"),
+        (
+            {"name": "paraaegis", "noise_multiplier": "calibrated", "calibration": "as-published"},
+            {},
+            "closed-form",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_named(
+    method: dict[str, Any], protection: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asked(method, protection, privacy={"epsilon": 1.0})
+
+
+def test_keys_of_partial_encryption_need_its_name() -> None:
+    with pytest.raises(ConfigError, match="ratio: belongs to name = 'partial-encryption'"):
+        asked({"name": "paraaegis"}, {"name": "none", "ratio": 0.5})
+
+
+def test_a_method_with_its_own_protection_keeps_it() -> None:
+    with pytest.raises(CompositionError, match="brings its own protection"):
+        asked({"name": "paraaegis"}, {"name": "secure-aggregation"})
+
+
+def test_poisson_sampled_clients_bring_no_fixed_noise() -> None:
+    given = {"name": "dp-fed", "client_sampling": "poisson", "client_sampling_rate": 0.5}
+    with pytest.raises(CompositionError, match="uniform"):
+        asked(given, {})
+
+
+def test_one_client_alone_is_refused() -> None:
+    data = {"name": "digits", "n_users": 1, "n_silos": 1, "allocation": {"law": "clients"}}
+    with pytest.raises(Exception, match="at least 2 silos"):
+        asked({"name": "paraaegis"}, {}, data=data)
+
+
+def test_dp_fedavg_measures_its_noise_in_a_client_or_as_published() -> None:
+    given = {"local": LOCAL, "n_users": 10, "largest_silo": 947, "clip": 1.0, "noise_multiplier": 28.6}
+    assert dp_fedavg(**given).channel.noise_multiplier == 28.6
+    published = dp_fedavg(**given, calibration="as-published")
+    assert published.channel.noise_multiplier == pytest.approx(28.6 * 2 / 947)
