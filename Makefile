@@ -4,10 +4,11 @@ VENV := .venv
 TESTS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help setup run test test-all lint format clean
+.PHONY: help setup run federation test test-all lint format clean
 
 help:
 	@echo "make run       train on an embedded data set and print table and report"
+	@echo "make federation  four made-up hospitals as processes of their own, over TLS on this host"
 	@echo "make test      the test suite          make test-all  with the slow tests"
 	@echo "make lint      ruff and mypy           make format    format and fix"
 	@echo "make setup     build .venv if it is missing or stale"
@@ -27,6 +28,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 run: setup
 	@$(BIN)/fedveil run digits
+
+federation: setup
+	@$(BIN)/fedveil federation demo "$$(mktemp -d)/demo"
 
 test: setup
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow" $(TESTS)

@@ -25,7 +25,11 @@ from fedveil.population.schema import Schema
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-COMMANDS = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+TOP = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+GROUPS = {name: dict(one.commands) for name, one in TOP.items() if hasattr(one, "commands")}
+COMMANDS = {name: one for name, one in TOP.items() if name not in GROUPS} | {
+    f"{group} {name}": one for group, inner in GROUPS.items() for name, one in inner.items()
+}
 RUN_HERE = ("README.md", "docs/how-to/compose-a-method.md")
 
 
@@ -132,6 +136,8 @@ def test_commands_in_examples_exist(path: Path) -> None:
     for block in blocks(path, "console"):
         for words in re.findall(r"^\$ (?:\S*/)?fedveil (.*)$", block, re.MULTILINE):
             command, *rest = words.split()
+            if command in GROUPS:
+                command = f"{command} {rest.pop(0)}"
             assert command in COMMANDS, f"{path.name}: fedveil {command}"
             options = {option for one in COMMANDS[command].params for option in one.opts}
             assert {word for word in rest if word.startswith("--")} <= options, f"{path.name}: {words}"

@@ -32,7 +32,7 @@ from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.store import Answered, AnswerStore
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER
+from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from tests.federation_world import OPEN, TESTING, World, asked, population
 
 RUN = bytes(range(16))
@@ -427,3 +427,17 @@ def test_a_policy_is_cautious_by_itself() -> None:
     assert not any((policy.trust_coordinator, policy.disclose_counts, policy.without_guarantee))
     assert policy.protections == ("secure-aggregation",)
     assert TESTING.budget is None
+
+
+def test_a_sum_over_fewer_silos_is_refused(world: World) -> None:
+    (joined, announced) = told(world, terms(world, protection={"name": "secure-aggregation"}))
+    assert isinstance(joined, Joined)
+    assert isinstance(announced, Relay)
+    moment = Envelope.decode(announced.message).moment
+    start = Envelope(
+        moment=replace(moment, round=1), sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1))
+    )
+    answer = told(world, Relay(message=start.encode()), number=1)[0]
+    assert isinstance(answer, Refused)
+    assert "2 of 3 silos" in answer.reason
+    assert "before its masks" in str(told(world, task(world), number=2)[0])

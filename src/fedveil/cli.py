@@ -20,6 +20,7 @@ from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study, preset_text, presets
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation_commands import coordinator_command, federation, silo_command
 from fedveil.methods import METHODS
 from fedveil.population.catalogue import catalogue
 from fedveil.population.catalogue.files import store
@@ -35,6 +36,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(federation, name="federation")
+app.command("coordinator")(coordinator_command)
+app.command("silo")(silo_command)
 _out = Console()
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
@@ -168,16 +172,20 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
 def plan_command(
     users: Annotated[int, typer.Option(min=1, help="|U|, the public number of users")] = 100,
     silos: Annotated[int, typer.Option(min=1, help="|S|")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="T")] = 50,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="T; 50 unless --epsilon and --sigma are given")
+    ] = None,
     noise_multiplier: Annotated[
-        list[float] | None, typer.Option("--sigma", help="noise multiplier; may be repeated")
+        list[float] | None,
+        typer.Option("--sigma", help="noise multiplier; may be repeated; 5 without --epsilon"),
     ] = None,
     sampling_rate: Annotated[
         list[float] | None, typer.Option("--rate", help="user sampling rate q; may be repeated")
     ] = None,
     delta: Annotated[float, typer.Option(min=0, max=1)] = 1e-5,
     epsilon: Annotated[
-        float | None, typer.Option(help="target: find the least sigma that keeps all rounds within it")
+        float | None,
+        typer.Option(help="target: find the least sigma for the rounds, or the most rounds for --sigma"),
     ] = None,
     group_size: Annotated[
         list[int] | None, typer.Option("--group", help="k of uldp-group; may be repeated")
@@ -195,11 +203,12 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Say what a federation would guarantee before any data exists: sigma, epsilon, rounds, per method."""
+    sigmas = tuple(noise_multiplier or (() if epsilon else (5.0,)))
     planned = Plan(
         n_users=users,
         n_silos=silos,
-        rounds=rounds,
-        noise_multipliers=tuple(noise_multiplier or (5.0,)),
+        rounds=50 if rounds is None and not (epsilon and sigmas) else rounds,
+        noise_multipliers=sigmas,
         sampling_rates=tuple(sampling_rate or (1.0,)),
         delta=delta,
         epsilon=epsilon,
@@ -217,8 +226,9 @@ def plan_command(
         return
     for label in unsupported(planned):
         _out.print(f"left out: {label}, for which accountant {accountant} has no bound")
-    last = [row for row in rows if row["rounds"] == max(r["rounds"] for r in rows)]
-    _out.print(rows_table(last, title=f"{users} users, {silos} silos, delta {delta:g}"))
+    keys = ("method", "noise_multiplier", "sampling_rate", "accountant")
+    last = {tuple(row[key] for key in keys): row for row in rows}  # rows of more rounds come later
+    _out.print(rows_table(last.values(), title=f"{users} users, {silos} silos, delta {delta:g}"))
     _out.print(f"table and plot over the rounds: {write_plan(rows, page)}")
 
 

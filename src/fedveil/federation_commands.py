@@ -128,11 +128,13 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     (folder / END).unlink(missing_ok=True)
     number = submit(home, folder.path)
     with observer(_out, quiet=as_json) as watching:
-        watch(folder, watching, experiment, lambda: run_is_alive(home, number))
+        stopped = watch(folder, watching, experiment, lambda: run_is_alive(home, number))
     report = write_report(folder.path)
     if as_json:
-        print_json({"folder": folder.path, "report": report})
+        print_json({"folder": folder.path, "stopped": stopped, "report": report})
     else:
+        if stopped is not None:
+            _out.print(f"stopped: {stopped}")
         _out.print(f"run folder: {folder.path}", soft_wrap=True)
         _out.print(f"report: {report}", soft_wrap=True)
 

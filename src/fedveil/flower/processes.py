@@ -102,7 +102,11 @@ def submit(home: CoordinatorFolder, run: Path) -> str:
 def run_is_alive(home: CoordinatorFolder, number: str) -> bool:
     """Return whether Flower still plays a run."""
     done = _flwr(home, "list", CONNECTION, "--run-id", number, "--format", "json")
-    return "finished" not in done.stdout
+    try:
+        (run,) = json.loads(done.stdout[done.stdout.index("{") :])["runs"]
+    except (ValueError, KeyError):
+        return True  # Flower does not say; it may be busy
+    return not str(run["status"]).startswith("finished")
 
 
 def _flwr(home: CoordinatorFolder, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -22,12 +22,14 @@ def main(grid: Grid, context: Context) -> None:
     """Play the run whose folder the submission named, from its last complete round."""
     home = CoordinatorFolder(Path(str(context.run_config["coordinator"])))
     run_folder, party = open_run(home, Path(str(context.run_config["run"])))
-    error: str | None = None
+    end: dict[str, str | None] = {"error": "the coordinator's process was stopped", "stopped": None}
     try:
         carry(grid, party, home)
+        assert party.outcome is not None
+        end = {"error": None, "stopped": party.outcome.stopped}
     except FedveilError as problem:
-        error = str(problem)
-        _log.error("%s", error)
+        end["error"] = str(problem)
+        _log.error("%s", problem)
     finally:
         party.close()
-        run_folder.write_json(END, {"error": error})
+        run_folder.write_json(END, end)

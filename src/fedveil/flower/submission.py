@@ -20,9 +20,10 @@ from fedveil.errors import ConfigError, RunFolderError
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 
 END: Final = "end.json"
-"""Written when the ServerApp ends: {"error": text or null}."""
+"""Written when the ServerApp ends: {"error": text or null, "stopped": text or null}."""
 
 _LOOK_SECONDS: Final = 0.5
+_ALIVE_SECONDS: Final = 20.0
 
 
 class Unwatched:
@@ -107,30 +108,41 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def watch(folder: RunFolder, observer: Observer, experiment: Experiment, alive: Callable[[], bool]) -> None:
-    """Tell the observer of every new line of metrics, until the run ends.
+def watch(
+    folder: RunFolder, observer: Observer, experiment: Experiment, alive: Callable[[], bool]
+) -> str | None:
+    """Tell the observer of every new line of metrics, until the run ends; return why it stopped early, if it did.
+
+    Args:
+        folder: the run folder.
+        observer: who is told.
+        experiment: what runs.
+        alive: whether Flower still plays the run; asked now and then.
 
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
     """
-    done = len(_rows(folder))
-    observer.started(folder.path, experiment, max(0, done - 1))
+    done = max(1, len(_rows(folder)))
+    observer.started(folder.path, experiment, done - 1)
+    asked = time.monotonic()
     while True:
         ended = (folder / END).exists()
         rows = _rows(folder)
-        for row in rows[max(1, done) :]:
+        for row in rows[done:]:
             observer.completed(row)
-        done = len(rows)
+        done = max(done, len(rows))
         if ended:
-            error = json.loads((folder / END).read_bytes())["error"]
-            if error is not None:
-                raise RunFolderError(f"{folder.path}: the run ended: {error}")
-            return
-        if not alive():
-            raise RunFolderError(
-                f"{folder.path}: the coordinator's process is gone; start it again and go on by "
-                f"`fedveil federation run --resume {folder.path}`"
-            )
+            end = json.loads((folder / END).read_bytes())
+            if end["error"] is not None:
+                raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
+            return None if end["stopped"] is None else str(end["stopped"])
+        if time.monotonic() - asked > _ALIVE_SECONDS:
+            if not alive() and not (folder / END).exists():
+                raise RunFolderError(
+                    f"{folder.path}: the coordinator's process is gone; start it again and go on by "
+                    f"`fedveil federation run --resume {folder.path}`"
+                )
+            asked = time.monotonic()
         time.sleep(_LOOK_SECONDS)
 
 
