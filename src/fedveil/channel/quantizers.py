@@ -118,14 +118,16 @@ class LayeredQuantizer:
         source = streams.source("dither", block)
         if not self.rejects:
             return self._dithers(uniforms(source, len(attempts) * n))
-        chosen = np.empty((len(attempts), n))
-        left = np.arange(len(attempts))
-        for attempt in range(int(attempts.max(initial=0)) + 1):
-            drawn = uniforms(source, len(left) * n).reshape(-1, n)
-            accepted = attempts[left] == attempt
-            chosen[left[accepted]] = drawn[accepted]
-            left = left[~accepted]
-        return self._dithers(chosen.reshape(-1))
+        place = np.empty(len(attempts), dtype=np.int64)
+        left, waiting, drawn = np.arange(len(attempts)), attempts, 0
+        while len(left):
+            accepted = waiting == 0
+            taken = np.flatnonzero(accepted)
+            place[left[taken]] = drawn + taken
+            drawn += len(left)
+            rejected = np.flatnonzero(~accepted)
+            left, waiting = left[rejected], waiting[rejected] - 1
+        return self._dithers(uniforms(source, drawn * n).reshape(-1, n)[place].reshape(-1))
 
     def reconstruct(
         self,
