@@ -42,6 +42,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@! git grep -I -n -e '-----BEGIN [A-Z ]*PRIVATE KEY''-----' -e 'AKIA[0-9A-Z]\{16\}'
 	@$(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
 
 format: setup

@@ -30,7 +30,7 @@ GROUPS = {name: dict(one.commands) for name, one in TOP.items() if hasattr(one, 
 COMMANDS = {name: one for name, one in TOP.items() if name not in GROUPS} | {
     f"{group} {name}": one for group, inner in GROUPS.items() for name, one in inner.items()
 }
-RUN_HERE = ("README.md", "docs/how-to/compose-a-method.md")
+RUN_HERE = ("README.md", "docs/how-to/compose-a-method.md", "docs/how-to/pieces-for-flower.md")
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
