@@ -27,6 +27,7 @@ from fedveil.channel import (
     StudentLaw,
     UpdateError,
     decode_any,
+    gaussian_channel,
     lattice,
     read_header,
     update_key,
@@ -270,3 +271,22 @@ def test_message_of_another_channel_is_refused(other: Channel, length: int, matc
     message = channel().encode(np.zeros(1000), streams())
     with pytest.raises(MessageError, match=match):
         other.decode(message, streams(), length=length)
+
+
+def test_a_block_whose_rows_are_partly_sent_as_points_is_decoded_from_written_memory_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = gaussian_channel(4.0)
+    x = np.random.default_rng(3).normal(size=60_000) * 0.8
+    x[:400] = 8.0  # some of these rows fit no drawn candidate, and go as lattice points
+    message = one.encode(x, streams())
+    decoded = one.decode(message, streams(), length=len(x))
+    plain = np.empty
+
+    def filthy(shape: object, dtype: object = float, **rest: object) -> np.ndarray:
+        memory: np.ndarray = plain(shape, dtype, **rest)  # type: ignore[call-overload]
+        memory.fill(1e308 if memory.dtype.kind == "f" else 99)
+        return memory
+
+    monkeypatch.setattr(np, "empty", filthy)
+    assert np.array_equal(one.decode(message, streams(), length=len(x)), decoded)

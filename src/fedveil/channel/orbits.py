@@ -236,7 +236,7 @@ def read_selection(
     acceptance = _acceptance(code, search)
     draws = reader.attempts(len(named), acceptance, math.ceil((4 * rows + 64) / acceptance))
     shifts = reader.fields(len(named), order)
-    values = np.empty((rows, size))
+    values = np.zeros((rows, size))
     values[named] = _shifted(_candidates(draws, streams, block, order), shifts)
     values *= _signs(streams, block, (rows, size)) * scalar.law.scale
     points = np.empty((0, 1))
