@@ -18,6 +18,7 @@ from fedveil.population.allocation import (
     fixed_zipf,
     limit_labels,
     pair_up,
+    share_classes,
     spread_over_silos,
     zipf_law,
 )
@@ -342,3 +343,32 @@ def test_only_silos_above_five_hundred_set_records_aside() -> None:
     silo = np.repeat(np.arange(3, dtype=np.int32), [500, 501, 1000])
     aside = local_tests(silo, np.zeros(1501 + 500, dtype=np.int64), generator())
     assert np.bincount(silo[aside], minlength=3).tolist() == [0, 51, 100]
+
+
+@pytest.mark.parametrize("concentration", [0.5, 1.0])
+def test_shares_of_a_class_are_dirichlet_and_reject_another_concentration(concentration: float) -> None:
+    """One user's share of a class is Beta(a, 9 a): variance 0.09 / (10 a + 1); 1,500 independent classes."""
+    labels = np.repeat(np.arange(1_500), 200)
+    user = share_classes(labels, 10, concentration, generator())
+    shares = np.bincount(1_500 * user + labels, minlength=15_000).reshape(10, 1_500)[0] / 200
+    variances = {a: 0.09 / (10 * a + 1) for a in (concentration, 0.5 * concentration)}
+    spread = np.square(shares - 0.1).mean()
+    error = np.square(shares - 0.1).std() / np.sqrt(1_500)
+    assert abs(shares.mean() - 0.1) < 5 * np.sqrt(variances[concentration] / 1_500)
+    assert abs(spread - variances[concentration]) < 5 * error
+    assert abs(spread - variances[0.5 * concentration]) > 5 * error
+
+
+def test_dirichlet_gives_every_record_to_a_client_who_is_a_silo() -> None:
+    labels = np.tile(np.arange(3), 50)
+    law = Allocation(law="dirichlet", concentration=0.1)
+    user, silo = law.free(labels, 150, n_users=4, n_silos=4, randomness=ExperimentRandomness(0))
+    assert np.array_equal(user, silo)
+    assert user.min() >= 0
+    assert user.max() < 4
+    with pytest.raises(ConfigError, match="class labels"):
+        law.free(None, 150, n_users=4, n_silos=4, randomness=ExperimentRandomness(0))
+    with pytest.raises(ConfigError, match="as many silos"):
+        law.free(labels, 150, n_users=4, n_silos=3, randomness=ExperimentRandomness(0))
+    with pytest.raises(ConfigError, match="concentration"):
+        Allocation(law="dirichlet", concentration=0.0)

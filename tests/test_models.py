@@ -27,6 +27,8 @@ def build(name: str, input_shape: tuple[int, ...] = (5,), n_outputs: int = 2) ->
         ("mlp_32_16", (28, 28), 10, 25_818),
         ("cnn_6", (1, 28, 28), 10, 6_422),
         ("mlp_groupnorm", (30,), 2, 5_012),
+        ("resnet_small_groupnorm", (3, 64, 64), 10, 78_378),
+        ("resnet18_groupnorm", (3, 64, 64), 10, 11_181_642),
         ("cnn", (28, 28), 10, 21_840),
         ("cnn", (1, 28, 28), 10, 21_840),
         ("cnn", (784,), 10, 21_840),
@@ -40,7 +42,9 @@ def test_published_models_have_their_published_number_of_parameters(name, input_
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_initial_state_depends_on_the_seed_and_leaves_torchs_stream_alone(name):
-    shape = {"svhn_cnn": (3, 32, 32), "lstm": (80,)}.get(name, (16, 16))
+    image = (3, 32, 32)
+    shapes = {"svhn_cnn": image, "lstm": (80,)} | {one: image for one in MODELS if "resnet" in one}
+    shape = shapes.get(name, (16, 16))
     before = torch.random.get_rng_state()
     first, again = (torch.cat([p.reshape(-1) for p in build(name, shape).parameters()]) for _ in range(2))
     other = build_model(name, input_shape=shape, n_outputs=2, randomness=ExperimentRandomness(4))

@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Complex128, Int64, UInt64
+from jaxtyping import Int64, UInt64
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.seal_format import (
@@ -239,7 +239,7 @@ class CkksKey:
             form = ciphertext_bytes(self._identifier, words, ntt=True, scale=float(parameters.scale))
             self._file.load(ciphertext, parameters.context, form)
             self._decryptor.decrypt(ciphertext, plain)
-            slots = np.array(self._encoder.decode_complex(plain))
+            slots = np.fromiter(self._encoder.decode_complex(plain), dtype=np.complex128, count=half)
             row[:half], row[half:] = np.rint(slots.real), np.rint(slots.imag)
         sums = units.reshape(-1)
         largest = parameters.silos * parameters.limit
@@ -249,15 +249,11 @@ class CkksKey:
 
     def _encrypted(self, units: Int64[np.ndarray, " n"]) -> Iterator[bytes]:
         parameters, plain = self._parameters, _seal().Plaintext()
-        half = parameters.degree // 2
-        slots: Complex128[np.ndarray, " half"] = np.zeros(half, dtype=np.complex128)
-        for first in range(0, len(units), parameters.degree):
-            part = units[first : first + parameters.degree]
-            slots.real[: len(part)] = part[:half]
-            slots.real[len(part) :] = 0
-            slots.imag[: max(0, len(part) - half)] = part[half:]
-            slots.imag[max(0, len(part) - half) :] = 0
-            self._encoder.encode(slots.tolist(), float(parameters.scale), plain)
+        half, scale = parameters.degree // 2, float(parameters.scale)
+        padded = np.zeros((parameters.blocks(len(units)), 2, half))
+        padded.reshape(-1)[: len(units)] = units
+        for real, imaginary in padded:
+            self._encoder.encode((real + 1j * imaginary).tolist(), scale, plain)
             words, seed = parse_seeded_ciphertext(self._file.save(self._encryptor.encrypt_symmetric(plain)))
             yield seed
             yield parameters.pack(words)

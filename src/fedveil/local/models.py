@@ -10,6 +10,10 @@ mlp_groupnorm  5 x [Linear(30)-ReLU-GroupNorm], dropout after the last four  5,0
 cnn            2 x [5x5 convolution-maxpool-ReLU], dropout, 50 hidden units  21,840 (MNIST)
 cnn_6          the same with 6 channels each, without dropout                6,422 (MNIST)
 svhn_cnn       2 x [5x5 convolution, maxpool], affine 384, 192               3,431,754 (SVHN)
+resnet_small   three residual blocks of 16, 32, 64 channels, GroupNorm       78,378 (Imagenette)
+ _groupnorm
+resnet18       eight residual blocks of 64 to 512 channels, GroupNorm        11,181,642 (Imagenette)
+ _groupnorm
 lstm           embedding 8, two LSTM layers of 256, last step                820,450 (Shakespeare)
 =============  ============================================================  =======================
 """
@@ -26,6 +30,7 @@ from torch import nn
 
 from fedveil.errors import ModelError
 from fedveil.local.losses import import_object
+from fedveil.local.residual import resnet18_groupnorm, resnet_small_groupnorm
 from fedveil.local.validate import validate_behaviour, validate_layers
 from fedveil.randomness import ExperimentRandomness
 
@@ -203,6 +208,8 @@ MODELS: dict[str, ModelFactory] = {
     "cnn_6": cnn_6,
     "svhn_cnn": svhn_cnn,
     "lstm": lstm,
+    "resnet_small_groupnorm": resnet_small_groupnorm,
+    "resnet18_groupnorm": resnet18_groupnorm,
 }
 """The shipped models by name."""
 

@@ -13,6 +13,8 @@ zipf            N_u multinomial in k^-0.5; a user's silos   N_u the same, above 
                 in k^-2 over her own random silo order      of a user's records in one random silo
 limited-labels  zipf, with at most k labels per user        (not defined)
 clients         equal counts; every user is her own silo    (not defined)
+dirichlet       every user her own silo; of each class the  (not defined)
+                users' shares are Dirichlet(concentration)
 ==============  ==========================================  =======================================
 """
 
@@ -26,7 +28,9 @@ from jaxtyping import Float64, Int32, Int64
 from fedveil.errors import ConfigError, DataError
 from fedveil.randomness import ExperimentRandomness
 
-Law: TypeAlias = Literal["uniform", "zipf", "limited-labels", "clients"]
+Law: TypeAlias = Literal["uniform", "zipf", "limited-labels", "clients", "dirichlet"]
+CLIENT_LAWS = ("clients", "dirichlet")
+"""Laws under which every user is a silo of her own."""
 Column: TypeAlias = Int32[np.ndarray, "n"]
 
 
@@ -40,9 +44,11 @@ class Allocation:
         silo_exponent: b of P(a user's j-th silo) ∝ j^-b, j = 1 .. |S|.
         main_share: share of a user's records in her main silo, where silos are fixed (zipf).
         labels_per_user: k of "limited-labels".
+        concentration: of "dirichlet"; the smaller, the fewer users share a class.
 
     Raises:
-        ConfigError: an exponent that is negative or not finite, a share outside [0, 1], fewer than one label.
+        ConfigError: a concentration or an exponent that is negative or not finite, a share outside [0, 1], fewer than
+            one label.
     """
 
     law: Law = "zipf"
@@ -50,11 +56,16 @@ class Allocation:
     silo_exponent: float = 2.0
     main_share: float = 0.8
     labels_per_user: int = 2
+    concentration: float = 1.0
 
     def __post_init__(self) -> None:
         for name, exponent in (("user_exponent", self.user_exponent), ("silo_exponent", self.silo_exponent)):
             if not 0 <= exponent < np.inf:
                 raise ConfigError(f"allocation.{name} must be a finite number, 0 or above, not {exponent}")
+        if not 0 < self.concentration < np.inf:
+            raise ConfigError(
+                f"allocation.concentration must be a finite number above 0, not {self.concentration}"
+            )
         if not 0 <= self.main_share <= 1:
             raise ConfigError(f"allocation.main_share must be between 0 and 1, not {self.main_share}")
         if self.labels_per_user < 1:
@@ -86,12 +97,17 @@ class Allocation:
         """
         _check_counts(n_users, n_silos)
         users, silos = randomness.numpy("allocation", "users"), randomness.numpy("allocation", "silos")
-        if self.law == "clients":
+        if self.law in CLIENT_LAWS:
             if n_silos != n_users:
                 raise ConfigError(
-                    f"allocation 'clients' makes every user a silo: {n_users} users need as many silos"
+                    f"allocation '{self.law}' makes every user a silo: {n_users} users need as many silos"
                 )
-            user = deal(n, n_users, users)
+            if self.law == "clients":
+                user = deal(n, n_users, users)
+            elif labels is None:
+                raise ConfigError("allocation 'dirichlet' needs class labels; this data set has none")
+            else:
+                user = share_classes(labels, n_users, self.concentration, users)
             return user, user.copy()
         if self.law == "uniform":
             return deal(n, n_users, users), deal(n, n_silos, silos)
@@ -137,6 +153,19 @@ def deal(n: int, hands: int, generator: np.random.Generator) -> Column:
     """Deal n records to ``hands`` users or silos like cards: a random record each, counts equal up to one."""
     dealt: Column = generator.permutation(np.arange(n, dtype=np.int32) % np.int32(hands))
     return dealt
+
+
+def share_classes(
+    labels: Int64[np.ndarray, "n"], n_users: int, concentration: float, generator: np.random.Generator
+) -> Column:
+    """Give of each class a share to every user, the shares drawn from Dirichlet(concentration, ..., concentration)."""
+    user = np.empty(len(labels), dtype=np.int32)
+    for label in np.unique(labels):
+        of_class = generator.permutation(np.flatnonzero(labels == label))
+        shares = generator.dirichlet(np.full(n_users, concentration))
+        ends = np.rint(np.cumsum(shares) * len(of_class)).astype(np.int64)
+        user[of_class] = np.searchsorted(ends, np.arange(len(of_class)), side="right").clip(max=n_users - 1)
+    return user
 
 
 def zipf_law(size: int, exponent: float) -> Float64[np.ndarray, "size"]:

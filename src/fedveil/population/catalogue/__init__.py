@@ -14,6 +14,7 @@ from fedveil.population.catalogue.data_set import DataSet, Request
 from fedveil.population.catalogue.digits import DIGITS
 from fedveil.population.catalogue.files import DataFile, store
 from fedveil.population.catalogue.heart_disease import HEART_DISEASE
+from fedveil.population.catalogue.imagenette import IMAGENETTE_SUBSET
 from fedveil.population.catalogue.mnist import MNIST, MNIST_CANONICAL, MNIST_CENTRED, MNIST_RGB
 from fedveil.population.catalogue.shakespeare import SHAKESPEARE
 from fedveil.population.catalogue.svhn import SVHN, SVHN_SUBSET
@@ -28,6 +29,7 @@ _ALL = (
     MNIST_RGB,
     SVHN,
     SVHN_SUBSET,
+    IMAGENETTE_SUBSET,
     SHAKESPEARE,
     CREDITCARD,
     HEART_DISEASE,

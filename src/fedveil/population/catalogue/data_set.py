@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from fedveil.errors import ConfigError
-from fedveil.population.allocation import Allocation, Column
+from fedveil.population.allocation import CLIENT_LAWS, Allocation, Column
 from fedveil.population.catalogue.files import DataFile, Store
 from fedveil.population.records import Population
 from fedveil.randomness import ExperimentRandomness
@@ -40,11 +40,11 @@ class Request:
         """Allocate records that no silo owns yet; returns (user, silo, silo names)."""
         n_silos = self.n_silos
         if n_silos is None:
-            n_silos = self.n_users if self.allocation.law == "clients" else DEFAULT_SILOS
+            n_silos = self.n_users if self.allocation.law in CLIENT_LAWS else DEFAULT_SILOS
         user, silo = self.allocation.free(
             labels, len(labels), n_users=self.n_users, n_silos=n_silos, randomness=self.randomness
         )
-        kind = "client" if self.allocation.law == "clients" else "silo"
+        kind = "client" if self.allocation.law in CLIENT_LAWS else "silo"
         return user, silo, tuple(f"{kind} {s}" for s in range(n_silos))
 
     def hand_out_within(self, silo: Column, silo_names: tuple[str, ...], *, least: int) -> Column:

@@ -1,0 +1,156 @@
+"""Partial encryption of a deep model's update: encryption, sums, decryption, votes, and bytes.
+
+The peer is TenSEAL's CKKSVector with a public key, poly degree 2^15, moduli [60, 40, 40, 60] and scale 2^40, as the
+authors' program encrypts. Both run in one thread of one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import tenseal
+
+from benchmarks.harness import Row, at_most, cpu_seconds
+from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
+from fedveil.protection.ballots import decode_bitmap, encode_bitmap, largest, secret_order
+
+RESNET_18 = 11_181_642
+_SILOS = 10
+_GRID = 2.0**-30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """CPU seconds and bytes of one client, and the error of the mean over all."""
+
+    encrypt: float
+    add: float
+    decrypt: float
+    up: int
+    down: int
+    error: float
+
+    @property
+    def client(self) -> float:
+        """CPU seconds of a client."""
+        return self.encrypt + self.decrypt
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Encrypt ResNet-18 (quick: a tenth of it, scaled) among 10 clients, all and a tenth; then 1 M beside the peer."""
+    length, repeats = (RESNET_18 // 10, 1) if quick else (RESNET_18, 3)
+    scale = RESNET_18 / length
+    for share, name in ((1.0, "all of it"), (0.1, "r = 10 %")):
+        count = int(share * length)
+        ours = _ours(count, repeats)
+        case = f"11.2 M parameters, {_SILOS} clients, {name}"
+        yield at_most(f"{case}: encode, encrypt, serialise", "CPU s", scale * ours.encrypt, 2.5 * share)
+        yield at_most(f"{case}: decrypt", "CPU s", scale * ours.decrypt, 1.0 * share)
+        yield Row(case=f"{case}: add {_SILOS} up, the server", unit="CPU s", ours=scale * ours.add)
+        yield at_most(f"{case}: up", "bytes per parameter encrypted", ours.up / count, 8.0)
+        yield at_most(f"{case}: down", "bytes per parameter encrypted", ours.down / count, 16.0)
+        yield at_most(f"{case}: error of the mean", "largest", ours.error, 1e-7)
+    yield at_most(
+        "11.2 M parameters, r = 10 %: a ballot, coded and read", "CPU s", scale * _vote(length, repeats), 1.0
+    )
+    yield from _against_peer(100_000 if quick else 1_000_000)
+
+
+def _against_peer(length: int) -> Iterator[Row]:
+    ours, peer = _ours(length, 1), _tenseal(length)
+    scale = 1_000_000 / length
+    cpu, sent = peer.client / ours.client, peer.up / ours.up
+    case = f"1 M parameters{'' if scale == 1 else f' (from {length:,})'}, a client"
+    yield Row(
+        case=f"{case}: encrypt, serialise, decrypt; peer: CKKSVector, public key",
+        unit="CPU s",
+        ours=scale * ours.client,
+        peer=scale * peer.client,
+        ratio=cpu,
+        target=20.0,
+        met=cpu >= 20,
+    )
+    yield Row(
+        case=f"{case}: bytes up; peer: CKKSVector, public key",
+        unit="bytes per parameter",
+        ours=ours.up / length,
+        peer=peer.up / length,
+        ratio=sent,
+        target=8.0,
+        met=sent >= 8,
+    )
+
+
+def _ours(length: int, repeats: int) -> Cost:
+    """Encrypt, add up and decrypt updates as partial encryption does: whole numbers of a grid."""
+    parameters = CkksParameters(silos=_SILOS)
+    key = CkksKey(parameters)
+    update = np.random.default_rng(0).normal(0, 1e-2, length)
+
+    def encrypt() -> bytes:
+        return key.encrypt(np.rint(update / _GRID).astype(np.int64))
+
+    data = encrypt()
+
+    def add() -> bytes:
+        total = CkksSum(parameters, length)
+        for _ in range(_SILOS):
+            total.add(data)
+        return total.encode()
+
+    summed = add()
+    mean = key.decrypt(summed, length) * (_GRID / _SILOS)
+    encrypting, adding, decrypting = cpu_seconds(
+        encrypt, add, lambda: key.decrypt(summed, length) * (_GRID / _SILOS), repeats=repeats
+    )
+    return Cost(
+        encrypt=encrypting,
+        add=adding,
+        decrypt=decrypting,
+        up=len(data),
+        down=len(summed),
+        error=float(np.abs(mean - update).max()),
+    )
+
+
+def _vote(length: int, repeats: int) -> float:
+    """Return what a silo spends on its ballot and on the partition that comes back."""
+    update, count = np.random.default_rng(0).normal(size=length), length // 10
+
+    def vote() -> np.ndarray:
+        order = secret_order(os.urandom(32), length)
+        chosen = largest(np.abs(update)[order], count)
+        back = decode_bitmap(encode_bitmap(chosen), length, count)
+        partition = np.zeros(length, dtype=np.bool_)
+        partition[order[back]] = True
+        return partition
+
+    (seconds,) = cpu_seconds(vote, repeats=repeats)
+    return seconds
+
+
+def _tenseal(length: int) -> Cost:
+    """Do the same with plain TenSEAL; the context is made before and not counted."""
+    context = tenseal.context(
+        tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=2**15, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
+    )
+    context.global_scale = 2**40
+    update = np.random.default_rng(0).normal(0, 1e-2, length)
+    slots = 2**14
+    chunks = [update[first : first + slots].tolist() for first in range(0, length, slots)]
+
+    def encrypt() -> list[bytes]:
+        return [tenseal.ckks_vector(context, chunk).serialize() for chunk in chunks]
+
+    data = encrypt()
+
+    def decrypt() -> np.ndarray:
+        return np.concatenate([tenseal.ckks_vector_from(context, one).decrypt() for one in data])
+
+    error = float(np.abs(decrypt() - update).max())
+    encrypting, decrypting = cpu_seconds(encrypt, decrypt, repeats=1)
+    sent = sum(len(one) for one in data)
+    return Cost(encrypt=encrypting, add=0.0, decrypt=decrypting, up=sent, down=sent, error=error)
