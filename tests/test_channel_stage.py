@@ -112,8 +112,8 @@ def test_a_message_is_far_shorter_than_float32_and_above_the_information_limit()
     assert isinstance(channel, LayeredShares)
     source = PrivacyRandomness.insecure(0).stream("channel", 1, 0)
     sent = channel.transmit(totals[0], n_silos=SILOS, silo=0, round_number=1, source=source)
-    bits = 8 * sent.message_bytes / len(totals[0])
-    assert sent.limit < bits < 32 / 100
+    bits = 8 * sent.cost.bytes / len(totals[0])
+    assert sent.cost.limit < bits < 32 / 100
 
 
 def test_a_sum_that_the_noise_cannot_hide_is_not_sent() -> None:
@@ -176,7 +176,7 @@ def test_methods_without_shares_of_noise_are_refused_over_the_channel(name: str)
     document["method"] = {"name": name}
     if name == "uldp-group":
         document["method"] |= {"clip": 0.5, "noise_multiplier": 5.0, "group_size": 2}
-    with pytest.raises(CompositionError, match="no silo adds a share"):
+    with pytest.raises(CompositionError, match="neither silos nor the server add any"):
         prepare(parse(document, "test"))
 
 

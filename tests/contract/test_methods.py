@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +21,32 @@ from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 from fedveil.methods import METHODS
+from fedveil.methods.cepam import (
+    cepam_gaussian,
+    cepam_laplace,
+    fl,
+    fl_gaussian,
+    fl_gaussian_sdq,
+    fl_laplace,
+    fl_laplace_sdq,
+    fl_sdq,
+)
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.guarantee import Federation, derive, sensitivity
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
-from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights, grid_law
+from fedveil.methods.stages import (
+    ClientContribution,
+    GaussianShares,
+    SiloUserContribution,
+    Weights,
+    grid_law,
+)
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Affine, Records
-from fedveil.privacy.bounds import Clip, Unbounded
+from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -57,6 +74,24 @@ METHOD_CASES |= {
     "stevens": lambda sigma: stevens(**PUBLISHED, noise_multiplier=sigma),
     "paraaegis": lambda sigma: paraaegis(**PUBLISHED, noise_multiplier=sigma),
 }
+
+
+def messages(sigma: float) -> dict[str, Any]:
+    """What CEPAM and its baselines take."""
+    return {"local": LOCAL, "n_users": USERS, "clip": CLIP, "noise_multiplier": sigma}
+
+
+METHOD_CASES |= {
+    "cepam-gaussian": lambda sigma: cepam_gaussian(**messages(sigma)),
+    "cepam-laplace": lambda sigma: cepam_laplace(**messages(sigma)),
+    "fl": lambda sigma: fl(local=LOCAL, n_users=USERS),
+    "fl-sdq": lambda sigma: fl_sdq(local=LOCAL, n_users=USERS, clip=CLIP, step=1.0),
+    "fl-gaussian": lambda sigma: fl_gaussian(**messages(sigma)),
+    "fl-laplace": lambda sigma: fl_laplace(**messages(sigma)),
+    "fl-gaussian-sdq": lambda sigma: fl_gaussian_sdq(**messages(sigma), step=1.0),
+    "fl-laplace-sdq": lambda sigma: fl_laplace_sdq(**messages(sigma), step=1.0),
+}
+NOISE_BY_COMPRESSION = ("cepam-gaussian", "cepam-laplace")
 every_method = pytest.mark.parametrize("name", METHOD_CASES)
 bounded_sum = pytest.mark.parametrize("name", ["uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w"])
 
@@ -77,6 +112,10 @@ def test_method_is_a_frozen_value(name: str) -> None:
 @every_method
 def test_without_noise_there_is_no_guarantee_and_a_reason(name: str) -> None:
     federation = Federation(n_silos=SILOS, n_users=USERS, silo_records=(10, 10, 10))
+    if name in NOISE_BY_COMPRESSION:
+        with pytest.raises(CompositionError, match="leaves it nothing to compress with"):
+            METHOD_CASES[name](0.0)
+        return
     event = derive(METHOD_CASES[name](0.0), federation).event
     assert isinstance(event, NoGuarantee)
     assert event.reason
@@ -91,7 +130,7 @@ def totals(method: Method, records: Records) -> np.ndarray:
         model=build_model("linear", input_shape=(2,), n_outputs=2, randomness=ExperimentRandomness(0)),
         loss=load_loss("cross_entropy"),
     )
-    pairs = isinstance(method.contribution, SiloUserContribution)
+    pairs = isinstance(method.contribution, SiloUserContribution | ClientContribution)
     groups = records.by_silo_user() if pairs else records.by_silo(SILOS)
     cohort = Cohort.of(records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu"))
     sums = LoopTrainer(task=task, local=method.local).sums(
@@ -131,6 +170,25 @@ def test_one_user_moves_the_sum_by_at_most_the_sensitivity(name: str, records: R
     moved = np.linalg.norm(totals(method, records) - totals(method, records.select(others)))
     federation = Federation(n_silos=SILOS, n_users=USERS)
     assert moved <= sensitivity(method, CLIP, federation)
+
+
+@pytest.mark.parametrize(
+    "name", ["dp-fed", "cepam-gaussian", "cepam-laplace", "fl-gaussian", "fl-laplace", "fl-laplace-sdq"]
+)
+@settings(max_examples=25)
+@given(records=tables(), user=st.integers(0, USERS - 1))
+def test_one_client_moves_the_sum_by_at_most_her_bound_in_its_norm(
+    name: str, records: Records, user: int
+) -> None:
+    """l2 where the noise is Gaussian, l1 where it is Laplace; each user is a client with all her records."""
+    method = METHOD_CASES[name](SIGMA)
+    clients = dataclasses.replace(records, silo=np.zeros_like(records.silo))
+    others = np.flatnonzero(records.user != user)
+    if len(others) == 0:
+        return
+    moved = totals(method, clients) - totals(method, clients.select(others))
+    order = 1 if isinstance(method.bound, ClipL1) else 2
+    assert np.linalg.norm(moved, ord=order) <= CLIP
 
 
 def test_a_user_can_move_a_clipped_silo_by_twice_the_bound() -> None:

@@ -13,12 +13,23 @@ from typing import Any
 
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.cepam import (
+    cepam_gaussian,
+    cepam_laplace,
+    fl,
+    fl_gaussian,
+    fl_gaussian_sdq,
+    fl_laplace,
+    fl_laplace_sdq,
+    fl_sdq,
+)
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.method import Method
+from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd
 
-_FROM_ELSEWHERE = {"local", "n_silos", "n_users", "colluding_silos", "learning_rate"}
+_FROM_ELSEWHERE = {"local", "n_silos", "n_users", "largest_silo", "colluding_silos", "learning_rate"}
 
 
 @dataclass(frozen=True)
@@ -60,14 +71,16 @@ class Recipe:
         local: LocalSgd | None,
         n_silos: int,
         n_users: int,
+        largest_silo: int,
         colluding_silos: int,
         learning_rate: float,
     ) -> Method:
-        """Build the method for a federation of ``n_silos`` silos and ``n_users`` users."""
+        """Build the method for ``n_silos`` silos of at most ``largest_silo`` records, and ``n_users`` users."""
         shared = {
             "local": local,
             "n_silos": n_silos,
             "n_users": n_users,
+            "largest_silo": largest_silo,
             "colluding_silos": colluding_silos,
             "learning_rate": learning_rate,
         }
@@ -87,4 +100,18 @@ METHODS: dict[str, Recipe] = {
     "uldp-avg-w": Recipe(uldp_avg_w),
     "dp-fed": Recipe(dp_fed),
     "dp-fed-ls": Recipe(dp_fed_ls),
+    "cepam-gaussian": Recipe(cepam_gaussian),
+    "cepam-laplace": Recipe(cepam_laplace),
+    "fl": Recipe(fl),
+    "fl-sdq": Recipe(fl_sdq),
+    "fl-gaussian": Recipe(fl_gaussian),
+    "fl-laplace": Recipe(fl_laplace),
+    "fl-gaussian-sdq": Recipe(fl_gaussian_sdq),
+    "fl-laplace-sdq": Recipe(fl_laplace_sdq),
+    "dp-fedavg": Recipe(dp_fedavg),
+    "ckks-fedavg": Recipe(ckks_fedavg),
+    "serial": Recipe(serial),
+    "varying-dp": Recipe(varying_dp),
+    "stevens": Recipe(stevens),
+    "paraaegis": Recipe(paraaegis),
 }

@@ -9,7 +9,8 @@ sampler                adjacency, and amplification by sub-sampling
 channel                the noise law, its share per silo, who knows which share
 local (DP-SGD only)    the noise of every local step, and the group conversion from records to users
 denoiser               nothing: it reads no record (post-processing)
-protection             what the server sees: every silo's own message, or under secure aggregation their sum
+protection             what the server sees: every silo's own message, or their sum alone; private weighting also rounds
+                       the sum, which adds to its sensitivity
 =====================  ===========================================================================================
 
 The unit is the user with all her records in all silos, or, where clients contribute, the client. The sampler says
@@ -19,13 +20,22 @@ which neighbours are compared: adding or removing one, or replacing one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from fedveil.errors import PrivacyError
 from fedveil.local.steps import LocalDpSgd
+from fedveil.methods.claims import Federation, Guarantee, Published
+from fedveil.methods.client_guarantee import KEY_REASON, OF_LAYERS, of_client_messages
+from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
-from fedveil.methods.protections import NO_PROTECTION, Protection, SecureAggregation
+from fedveil.methods.partial_guarantee import shares_of, under_partial_encryption
+from fedveil.methods.protections import (
+    NO_PROTECTION,
+    NoProtection,
+    PartialEncryption,
+    PrivateWeighting,
+    Protection,
+)
 from fedveil.methods.stages import (
     CentralGaussian,
     ClientContribution,
@@ -37,77 +47,17 @@ from fedveil.methods.stages import (
     Weights,
     grid_law,
 )
+from fedveil.methods.views import View, hiding, views_of_shares
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.privacy.events import Adjacency, Event, GaussianEvent, NoGuarantee, SelfComposedEvent
 from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.group import published, worst_split
-from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
+from fedveil.privacy.sampling import PoissonUsers, UniformClients, knowing_one
+from fedveil.protection.weighting_plan import rounded_sensitivity
 from fedveil.server.denoise import NoDenoiser
 
-
-@dataclass(frozen=True, kw_only=True)
-class Federation:
-    """The public facts of a federation that a guarantee depends on.
-
-    Attributes:
-        n_silos: |S|.
-        n_users: |U|.
-        silo_records: records each silo trains on; only DP-SGD inside the silos depends on it.
-    """
-
-    n_silos: int
-    n_users: int
-    silo_records: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """One party, what it sees, and the privacy event of one round against it."""
-
-    party: str
-    sees: str
-    event: Event
-
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """A figure in the literature that the derivation does not support.
-
-    Attributes:
-        name: where it stands.
-        gap: what its theory misses.
-        epsilon: the figure as a function of (rounds, delta).
-    """
-
-    name: str
-    gap: str
-    epsilon: Callable[[int, float], float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guarantee:
-    """What one round of a method guarantees, and against whom.
-
-    Attributes:
-        adjacency: which neighbouring data the guarantee compares.
-        event: the privacy event of one round against whoever reads the models: this is what the ledger is charged.
-        unit: who is protected as a whole.
-        mechanisms: every mechanism in words, with its parameters.
-        views: the parties other than readers of the models.
-        uncovered: choices that depend on private data and that the event does not account for.
-        published: figures in the literature that the derivation does not support.
-        grid_loss: what a round costs in epsilon, per coordinate, because its noise lies on a grid.
-    """
-
-    adjacency: Adjacency
-    event: Event
-    unit: Literal["user", "client"] = "user"
-    mechanisms: tuple[str, ...] = ()
-    views: tuple[View, ...] = ()
-    uncovered: tuple[str, ...] = ()
-    published: tuple[Published, ...] = ()
-    grid_loss: float = 0.0
+__all__ = ["Federation", "Guarantee", "Published", "View", "derive", "sensitivity"]
 
 
 def derive(method: Method, federation: Federation) -> Guarantee:
@@ -115,6 +65,7 @@ def derive(method: Method, federation: Federation) -> Guarantee:
     guarantee = _of_stages(method, federation)
     if isinstance(method.contribution, ClientContribution):
         guarantee = replace(guarantee, unit="client")
+    guarantee = replace(guarantee, noise_decay=method.noise_decay)
     if not isinstance(method.denoiser, NoDenoiser):
         note = f"the server denoises the noisy mean ({method.denoiser.description}): post-processing, free of charge"
         guarantee = replace(guarantee, mechanisms=(*guarantee.mechanisms, note))
@@ -125,6 +76,10 @@ def _of_stages(method: Method, federation: Federation) -> Guarantee:
     """Return what the stages before the denoiser guarantee."""
     if isinstance(method.contribution, RecordContribution):
         return _dp_sgd(method, federation)
+    if isinstance(method.protection, PartialEncryption):
+        return _partly_encrypted(method, method.protection, federation)
+    if isinstance(method.channel, ClientMessages):
+        return of_client_messages(method, method.channel, federation)
     if isinstance(method.bound, Unbounded):
         return _none("contributions are not bounded and no noise is added")
     if isinstance(method.channel, LayeredShares):
@@ -132,6 +87,7 @@ def _of_stages(method: Method, federation: Federation) -> Guarantee:
     if isinstance(method.channel, Identity) or method.channel.noise_multiplier == 0:
         return _none("no noise is added to the sums", method.protection)
     if isinstance(method.channel, CentralGaussian):
+        assert isinstance(method.bound, Clip)
         return _central(method, method.channel, method.bound, federation)
     return _gaussian_shares(method, method.channel, method.bound.norm, federation)
 
@@ -143,15 +99,31 @@ def sensitivity(method: Method, clip: float, federation: Federation) -> float:
     Clients: one clipped update comes or goes: C. (Replacing it moves the sum by 2 C, which accountants count.)
     Silos: every silo's update may move from anywhere to anywhere in the ball of radius C: 2 C |S|. (Theorem 1 of the
     paper counts C |S|, as if a silo's update were absent without the user.)
+    Under private weighting the sum is rounded to the grid g of the messages: C + sqrt(d) g.
     """
     if isinstance(method.contribution, SiloContribution):
         return 2.0 * clip * federation.n_silos
+    if isinstance(method.protection, PrivateWeighting):
+        if federation.dimension is None:
+            raise PrivacyError(
+                "the guarantee of private weighting depends on the number of parameters: give it"
+            )
+        assert isinstance(method.channel, GaussianShares)
+        grid = method.channel.message_grid(method.bound.grid, federation.n_silos)
+        return rounded_sensitivity(clip, federation.dimension, grid)
     return clip
+
+
+def _partly_encrypted(method: Method, protection: PartialEncryption, federation: Federation) -> Guarantee:
+    clip, n_silos = (method.bound.norm if isinstance(method.bound, Clip) else 0.0), federation.n_silos
+    moved, single = sensitivity(method, clip, federation), _single_message_move(method, clip, n_silos)
+    shares = shares_of(method, n_silos=n_silos, n_users=federation.n_users, moved=moved, single=single)
+    return under_partial_encryption(method, protection, shares, federation)
 
 
 def _none(reason: str, protection: Protection = NO_PROTECTION) -> Guarantee:
     event = NoGuarantee(reason=reason)
-    masked = isinstance(protection, SecureAggregation)
+    masked = not isinstance(protection, NoProtection)
     sees = "masked messages, and of them only the sum" if masked else "every silo's message"
     server = View(party="the server", sees=f"{sees}, without noise", event=event)
     return Guarantee(adjacency=Adjacency.ADD_OR_REMOVE_ONE, event=event, views=(server,))
@@ -171,8 +143,8 @@ def _gaussian_shares(
 
     def against(silos_known: int) -> Event:
         """The sum's event against silos that know their shares of the noise, and which of their users take part."""
-        unknown = n_silos - silos_known
-        if unknown == 0:
+        unknown = n_silos - channel.missing_silos - silos_known
+        if unknown <= 0:
             return NoGuarantee(reason="no share of the noise is left")
         return GaussianEvent(noise_multiplier=share * math.sqrt(unknown) / moved)
 
@@ -180,11 +152,10 @@ def _gaussian_shares(
     noise = f"{law} of std {share:g} per silo, noise multiplier {nominal:g} of the sum"
     mechanisms = [f"every round: {whole_sum}; {noise}"]
     mechanisms.extend(_sampling(method, "user"))
-    masked = isinstance(method.protection, SecureAggregation)
-    if masked:
-        mechanisms.append("secure aggregation: pairwise masks hide every silo's message in the sum")
+    masked = not isinstance(method.protection, NoProtection)
+    mechanisms.extend(hiding(method.protection))
     coalition = max(1, channel.colluding_silos)
-    views = _views_of_shares(
+    views = views_of_shares(
         method,
         n_silos,
         coalition,
@@ -194,7 +165,12 @@ def _gaussian_shares(
         to_coalition=against(coalition),
     )
     uncovered: tuple[str, ...] = ()
-    if masked and method.weights is Weights.BY_RECORDS:
+    if isinstance(method.protection, PrivateWeighting):
+        uncovered = (
+            "under private weighting the server learns which users have a record in any silo: epsilon against it "
+            "covers what a user's records say, not that there are any",
+        )
+    elif masked and method.weights is Weights.BY_RECORDS:
         uncovered = (
             "the weights need every user's number of records over all silos; secure aggregation does not hide how the "
             "silos learn it",
@@ -210,36 +186,6 @@ def _gaussian_shares(
     )
 
 
-def _views_of_shares(
-    method: Method, n_silos: int, coalition: int, *, to_server: Event, to_coalition: Event
-) -> tuple[View, ...]:
-    """Return who sees what where every silo adds its share of the noise.
-
-    Under secure aggregation a server that knows some silos' messages learns the sum of the others, with the others'
-    shares. Without it, a silo's message is no secret to begin with.
-    """
-    drawn = ", and who was sampled" if isinstance(method.sampler, PoissonUsers) else ""
-    silo = View(
-        party="one silo",
-        sees="the models, its own records and its own share of the noise",
-        event=to_coalition,
-    )
-    if not isinstance(method.protection, SecureAggregation):
-        sees = f"every silo's own noisy sum (no protocol hides it in this run){drawn}"
-        return View(party="the server", sees=sees, event=to_server), silo
-    sees = f"masked messages, and of them only the sum over all silos{drawn}"
-    others = f"the noisy sum over the {n_silos - coalition} other silos{drawn}"
-    return (
-        View(party="the server", sees=sees, event=to_server),
-        silo,
-        View(
-            party="the server with one silo" if coalition == 1 else f"the server with {coalition} silos",
-            sees=f"{others}; guaranteed to what a user holds there",
-            event=to_coalition,
-        ),
-    )
-
-
 def _layered_shares(method: Method, channel: LayeredShares, clip: float, federation: Federation) -> Guarantee:
     """The noise of :func:`_gaussian_shares`, against whoever sees decoded sums and holds no key of a message.
 
@@ -249,22 +195,15 @@ def _layered_shares(method: Method, channel: LayeredShares, clip: float, federat
     """
     law = "Gaussian shares, each the compression error of a silo's message (LRSUQ),"
     shares = _gaussian_shares(method, channel.shares, clip, federation, law)
-    reason = "the key of a message bounds the error of every parameter, and blocks' spreads depend on the sum"
     server = View(
         party="the server, and whoever holds the key of a message",
-        sees=f"every silo's message and the latents and dithers of its key: it is trusted, because {reason}",
-        event=NoGuarantee(reason=reason),
+        sees=f"every silo's message and the latents and dithers of its key: it is trusted, because {KEY_REASON}",
+        event=NoGuarantee(reason=KEY_REASON),
     )
     return replace(
         shares,
         views=(server, *shares.views[1:]),
-        uncovered=(
-            *shares.uncovered,
-            "messages must travel encrypted: their length and the spreads in them depend on private sums, and so "
-            "do the message sizes and information limits in metrics.jsonl",
-            "the channel's noise is exactly Gaussian in real numbers; it is computed in float64 from 52-bit uniforms "
-            "of a ChaCha20 stream under a fresh key, and epsilon covers neither the rounding nor a broken cipher",
-        ),
+        uncovered=(*shares.uncovered, *OF_LAYERS),
         grid_loss=0.0,
     )
 
@@ -300,7 +239,7 @@ def _central(method: Method, channel: CentralGaussian, bound: Clip, federation: 
             View(
                 party=f"one {unit}",
                 sees=f"the models it is sent, and whether it was drawn; guaranteed to every other {unit}",
-                event=_knowing_one(method.sampler).event(base),
+                event=knowing_one(method.sampler).event(base),
             ),
         ),
         uncovered=uncovered,
@@ -318,19 +257,6 @@ def _sampling(method: Method, unit: str) -> tuple[str, ...]:
         drawn = f"{sampler.sample} of {sampler.population} {unit}s"
         return (f"{drawn} take part in a round, drawn uniformly without replacement",)
     return ()
-
-
-def _knowing_one(
-    sampler: Everyone | PoissonUsers | UniformClients,
-) -> Everyone | PoissonUsers | UniformClients:
-    """Return the sampler of the others, as one who knows of its own draw sees it.
-
-    Poisson draws are independent. Of a sample of fixed size m out of n, m or m - 1 of the other n - 1 are drawn: the
-    amplification of m of n - 1 covers both.
-    """
-    if isinstance(sampler, UniformClients) and sampler.sample < sampler.population:
-        return UniformClients(population=sampler.population - 1, sample=sampler.sample)
-    return sampler
 
 
 def _published_sampling(method: Method, channel: CentralGaussian, clip: float) -> tuple[Published, ...]:

@@ -93,18 +93,20 @@ class GaussianShares:
     """Every silo adds its share of one Gaussian noise to its sum (ULDP-FL, Algorithms 1 and 3).
 
     The shares of all silos together have standard deviation ``noise_multiplier * scale``:
-    share std = noise_multiplier * scale / sqrt(|S| - colluding_silos). Against silos that pool what they know of their
-    own shares, the shares of the others still add up to the nominal noise.
+    share std = noise_multiplier * scale / sqrt(|S| - colluding_silos - missing_silos). Against silos that pool what
+    they know of their own shares, and in a sum that lacks some, the shares of the others still add up to it.
 
     Attributes:
         noise_multiplier: sigma, in units of scale.
         scale: what the noise is measured in, same unit as the update (C for ULDP-AVG, |S| C for ULDP-NAIVE).
         colluding_silos: how many silos may pool their knowledge without weakening the stated epsilon.
+        missing_silos: how many silos may be missing from a sum, with their shares, without weakening it.
     """
 
     noise_multiplier: float
     scale: float
     colluding_silos: int = 0
+    missing_silos: int = 0
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
@@ -114,10 +116,11 @@ class GaussianShares:
 
     def share_std(self, n_silos: int) -> float:
         """Return the standard deviation of one silo's share per coordinate."""
-        honest = n_silos - self.colluding_silos
+        honest = n_silos - self.colluding_silos - self.missing_silos
         if honest < 1:
             raise CompositionError(
-                f"colluding_silos = {self.colluding_silos} of {n_silos} silos: at least one silo must be honest"
+                f"colluding_silos = {self.colluding_silos} and missing_silos = {self.missing_silos} of {n_silos} "
+                "silos: at least one silo must be honest and there"
             )
         return self.noise_multiplier * self.scale / math.sqrt(honest)
 
@@ -142,19 +145,35 @@ class GaussianShares:
         return noisy
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Transmission:
-    """One silo's message, sent and received.
+@dataclass(frozen=True, kw_only=True)
+class MessageCost:
+    """What one message of a silo or client cost.
 
     Attributes:
-        received: the silo's sum plus its share of the noise, as the server decoded it.
-        message_bytes: length of the whole message.
-        limit: the information limit of :func:`~fedveil.channel.information.information_limit`, bits a parameter.
+        parameters: how many it holds.
+        bytes: length of the whole message.
+        limit: the information limit of :func:`~fedveil.channel.information.information_limit`, bits a parameter; None
+            where the message is not compressed to its noise.
+        acceptance: share of the quantiser's draws that were accepted; None where nothing is drawn.
+    """
+
+    parameters: int
+    bytes: int
+    limit: float | None = None
+    acceptance: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Transmission:
+    """One message, sent and received.
+
+    Attributes:
+        received: the sum or update plus its noise, as the server decoded it.
+        cost: of the message.
     """
 
     received: Float64[np.ndarray, " d"]
-    message_bytes: int
-    limit: float
+    cost: MessageCost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +231,16 @@ class LayeredShares:
         secret = source.uint64(4).astype("<u8").tobytes()
         key = update_key(secret, run="one process", client=silo, round_number=round_number)
         codec = self.codec(n_silos)
-        message = codec.encode(total, KeyedStreams(key))
-        received = codec.decode(message, KeyedStreams(key), length=len(total))
+        sent = codec.send(total, KeyedStreams(key))
+        received = codec.decode(sent.message, KeyedStreams(key), length=len(total))
         limit = information_limit(total, GaussianLaw(std=self.shares.share_std(n_silos)))
-        return Transmission(received=received, message_bytes=len(message), limit=limit)
+        cost = MessageCost(
+            parameters=len(total),
+            bytes=len(sent.message),
+            limit=limit,
+            acceptance=sent.accepted / sent.drawn,
+        )
+        return Transmission(received=received, cost=cost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +284,3 @@ def grid_gaussian(dimension: int, std: float, grid: float, source: BitSource) ->
 def grid_law(std: float, grid: float) -> DiscreteGaussian:
     """Return the noise law for sums on this grid: so fine that it is Gaussian for every accountant."""
     return DiscreteGaussian(std=std, grid=grid_for(std, at_most=grid))
-
-
-Channel = Identity | GaussianShares | LayeredShares | CentralGaussian

@@ -1,0 +1,87 @@
+"""What is claimed of a method: its guarantee, the public facts it depends on, and figures it does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fedveil.methods.views import View
+from fedveil.privacy.events import Adjacency, Event, GaussianEvent, SelfComposedEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """The public facts of a federation that a guarantee depends on.
+
+    Attributes:
+        n_silos: |S|.
+        n_users: |U|.
+        silo_records: records each silo trains on; only DP-SGD inside the silos depends on it.
+        dimension: d, parameters of the model; only private weighting depends on it.
+    """
+
+    n_silos: int
+    n_users: int
+    silo_records: tuple[int, ...] | None = None
+    dimension: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A figure in the literature that the derivation does not support.
+
+    Attributes:
+        name: where it stands.
+        gap: what its theory misses.
+        epsilon: the figure as a function of (rounds, delta).
+    """
+
+    name: str
+    gap: str
+    epsilon: Callable[[int, float], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """What one round of a method guarantees, and against whom.
+
+    Attributes:
+        adjacency: which neighbouring data the guarantee compares.
+        event: the privacy event of one round against whoever reads the models: this is what the ledger is charged.
+        unit: who is protected as a whole.
+        mechanisms: every mechanism in words, with its parameters.
+        views: the parties other than readers of the models.
+        uncovered: choices that depend on private data and that the event does not account for.
+        published: figures in the literature that the derivation does not support.
+        grid_loss: what a round costs in epsilon, per coordinate, because its noise lies on a grid.
+        noise_decay: the factor by which the noise, and every event's noise multiplier, falls from round to round.
+    """
+
+    adjacency: Adjacency
+    event: Event
+    unit: Literal["user", "client"] = "user"
+    mechanisms: tuple[str, ...] = ()
+    views: tuple[View, ...] = ()
+    uncovered: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
+    grid_loss: float = 0.0
+    noise_decay: float = 1.0
+
+    @property
+    def against_server(self) -> Event:
+        """The event of one round against the server, the first of the views."""
+        return self.views[0].event
+
+    def of_round(self, event: Event, number: int) -> Event:
+        """Return an event of the first round as it is in another round, with that round's noise."""
+        if self.noise_decay == 1 or not isinstance(event, GaussianEvent):
+            return event
+        return GaussianEvent(noise_multiplier=event.noise_multiplier * self.noise_decay ** (number - 1))
+
+    def after(self, event: Event, rounds: int) -> Event:
+        """Return what so many rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2)."""
+        if self.noise_decay == 1 or not isinstance(event, GaussianEvent):
+            return SelfComposedEvent(event=event, count=rounds)
+        precision = sum(self.noise_decay ** (-2 * t) for t in range(rounds))
+        return GaussianEvent(noise_multiplier=event.noise_multiplier / precision**0.5)

@@ -1,0 +1,246 @@
+"""Every client sends its update as a message of its own: noise, compression, or one quantiser that is both (CEPAM).
+
+A message holds a client's bounded update plus noise, in one of three forms:
+
+==========  =====================================================================================================
+form        what the server decodes
+==========  =====================================================================================================
+Numbers     update + noise, at 4 bytes a parameter
+Dithered    update + noise + the error of a subtractively dithered quantiser (SDQ), uniform on its step
+Layered     update + noise, the noise being the error of a layered quantiser (LRSUQ, docs/theory/lrsuq.md)
+==========  =====================================================================================================
+
+Clients are public and fixed in number: one without records sends a message too, of noise around zero. So a client's
+records may come or go, and the noise of the sum stays what it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64
+
+from fedveil.channel.codec import Channel as Codec
+from fedveil.channel.codec import Sent, gaussian_channel
+from fedveil.channel.information import information_limit
+from fedveil.channel.lattices import Z1, lattice
+from fedveil.channel.laws import CellLaw, GaussianLaw, LaplaceLaw
+from fedveil.channel.quantizers import LayeredQuantizer
+from fedveil.channel.streams import KeyedStreams, update_key
+from fedveil.errors import CompositionError
+from fedveil.methods.stages import CentralGaussian, MessageCost, Transmission, grid_law
+from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
+from fedveil.privacy.sampling import AnySampler, PoissonUsers, UniformClients
+from fedveil.randomness import BitSource
+
+NoiseName: TypeAlias = Literal["gaussian", "laplace"]
+Scale: TypeAlias = Literal["clip", "norm"]
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The update travels as numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dithered:
+    """The update, noise included, is quantised on step · Z with subtractive dither.
+
+    Attributes:
+        step: in units of the noise's scale; without noise, of what the noise would be measured in.
+    """
+
+    step: float
+
+    def __post_init__(self) -> None:
+        if not (self.step > 0 and math.isfinite(self.step)):
+            raise CompositionError(f"step = {self.step}: a quantiser needs a finite step above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layered:
+    """The noise is the compression error of a layered quantiser.
+
+    Attributes:
+        lattice: of the quantiser; None sends Gaussian noise block by block in the cheapest way.
+    """
+
+    lattice: str | None = None
+
+
+Form: TypeAlias = Numbers | Dithered | Layered
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientMessages:
+    """The channel of clients that send one message each.
+
+    With X the client's bounded update and s = ``bound`` (or, where it is None, ||X||_2), the noise of a message has the
+    scale noise_multiplier · s: the standard deviation of a Gaussian, the b of a Laplace law. In CEPAM's symbols
+    noise_multiplier is sigma / gamma, or b / gamma: X gamma / s is quantised, and what is decoded is multiplied by
+    s / gamma.
+
+    Attributes:
+        senders: how many clients send in a round, a public number.
+        noise: law of the noise, None for none.
+        noise_multiplier: its scale, in units of s; 0 without noise.
+        bound: s, same unit as the update: the bound C of an update, l2 for Gaussian and l1 for Laplace noise. None
+            takes each update's own norm, as CEPAM does: then the noise depends on private data, and no guarantee
+            follows.
+        form: how an update is coded.
+    """
+
+    senders: int
+    noise: NoiseName | None
+    noise_multiplier: float
+    bound: float | None
+    form: Form
+
+    def __post_init__(self) -> None:
+        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
+            raise CompositionError(
+                f"noise_multiplier = {self.noise_multiplier}: a finite number >= 0 is needed"
+            )
+        if self.noise is None and self.noise_multiplier:
+            raise CompositionError(f"noise_multiplier = {self.noise_multiplier} without a law of noise")
+        if isinstance(self.form, Layered):
+            if self.noise is None or self.noise_multiplier == 0:
+                raise CompositionError(
+                    "the quantiser's error is the noise: noise_multiplier = 0 leaves it nothing to compress with; "
+                    "give a noise_multiplier above 0, or send the updates as numbers"
+                )
+            self._layered(1.0, self.form)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether messages carry privacy noise."""
+        return self.noise is not None and self.noise_multiplier > 0
+
+    @property
+    def addable(self) -> bool:
+        """Whether messages are numbers with Gaussian noise of a known size, or without: sums need no decoder."""
+        known = self.noise == "gaussian" and self.bound is not None
+        return isinstance(self.form, Numbers) and (known or not self.noisy)
+
+    @property
+    def noise_std(self) -> float | None:
+        """Standard deviation of the sum's error per coordinate, the quantiser's included; None if it is private."""
+        if self.bound is None:
+            return None if self.noisy or isinstance(self.form, Dithered) else 0.0
+        scale = self.noise_multiplier * self.bound
+        variance = 2 * scale**2 if self.noise == "laplace" else scale**2
+        if isinstance(self.form, Dithered):
+            variance += self._step(self.bound, self.form) ** 2 / 12
+        return math.sqrt(self.senders * variance)
+
+    def transmit(
+        self,
+        update: Float64[np.ndarray, " d"],
+        *,
+        grid: float,
+        client: int,
+        round_number: int,
+        source: BitSource,
+    ) -> Transmission:
+        """Send one client's update, and decode it from the bytes as the server does.
+
+        Args:
+            update: (d,) the bounded update; zeros for a client without records.
+            grid: the step on which it was rounded; without a bound it is not used.
+            client: index of the client.
+            round_number: the round.
+            source: privacy randomness of this client and round, for noise and, standing for a key agreement, the
+                secret of the message.
+
+        Raises:
+            UpdateError: a parameter above 2^30 times the scale of what is quantised.
+        """
+        size = len(update)
+        scale = float(np.linalg.norm(update)) if self.bound is None else self.bound
+        if scale == 0:
+            return Transmission(received=update, cost=MessageCost(parameters=size, bytes=0))
+        if isinstance(self.form, Layered):
+            sent, received = _through(self._layered(scale, self.form), update, client, round_number, source)
+            limit, acceptance = information_limit(update, self._law(scale)), sent.accepted / sent.drawn
+            return Transmission(
+                received=received,
+                cost=MessageCost(
+                    parameters=size, bytes=len(sent.message), limit=limit, acceptance=acceptance
+                ),
+            )
+        noisy = update
+        if self.noisy:
+            at_most = None if self.bound is None else grid
+            noisy = update + self.additive(scale, at_most).sample((size,), source)
+        if isinstance(self.form, Numbers):
+            return Transmission(received=noisy, cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size))
+        cell = CellLaw(inner_radius=self._step(scale, self.form) / 2)
+        codec = Codec(quantizer=LayeredQuantizer(law=cell, lattice=Z1))
+        sent, received = _through(codec, noisy, client, round_number, source)
+        return Transmission(received=received, cost=MessageCost(parameters=size, bytes=len(sent.message)))
+
+    def additive(self, scale: float, grid: float | None) -> DiscreteGaussian | DiscreteLaplace:
+        """Return the exact law of noise that is added as numbers, on a grid that divides the updates'."""
+        spread = self.noise_multiplier * scale
+        if self.noise == "laplace":
+            return DiscreteLaplace(scale=spread, grid=grid_for(spread, at_most=grid))
+        if grid is None:
+            return DiscreteGaussian(std=spread, grid=grid_for(spread))
+        return grid_law(spread, grid)
+
+    def _law(self, scale: float) -> GaussianLaw | LaplaceLaw:
+        """Return the law of a message's noise, as real numbers."""
+        spread = self.noise_multiplier * scale
+        return LaplaceLaw(b=spread) if self.noise == "laplace" else GaussianLaw(std=spread)
+
+    def _layered(self, scale: float, form: Layered) -> Codec:
+        """Return the quantiser whose error is the noise."""
+        law = self._law(scale)
+        if form.lattice is None and isinstance(law, GaussianLaw):
+            return gaussian_channel(law.std)
+        return Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice(form.lattice or "Z1")))
+
+    def _step(self, scale: float, form: Dithered) -> float:
+        """Return SDQ's step, same unit as the update."""
+        return form.step * scale * (self.noise_multiplier if self.noisy else 1.0)
+
+
+def through_messages(
+    central: CentralGaussian, sampler: AnySampler, n_users: int, lattice: str | None
+) -> ClientMessages:
+    """Return the channel in which clients' messages carry the noise that a trusted server would add to their sum.
+
+    m clients send in a round, each with N(0, (central.std)^2 / m I): m independent Gaussians,
+    whose sum has the central law.
+
+    Raises:
+        CompositionError: clients are sampled independently, so that m is random.
+    """
+    if isinstance(sampler, PoissonUsers):
+        raise CompositionError(
+            "the clients' messages share one noise, so their number must be fixed and public, but Poisson sampling "
+            "draws a random and private number: a share of the expected number would give the sum a noise that "
+            "tells how many took part; use client_sampling = 'uniform'"
+        )
+    senders = sampler.sample if isinstance(sampler, UniformClients) else n_users
+    return ClientMessages(
+        senders=senders,
+        noise="gaussian",
+        noise_multiplier=central.noise_multiplier / math.sqrt(senders),
+        bound=central.scale,
+        form=Layered(lattice=lattice),
+    )
+
+
+def _through(
+    codec: Codec, update: Float64[np.ndarray, " d"], client: int, round_number: int, source: BitSource
+) -> tuple[Sent, Float64[np.ndarray, " d"]]:
+    """Return a message and what the server decodes from it, under a key that no other message has."""
+    secret = source.uint64(4).astype("<u8").tobytes()
+    key = update_key(secret, run="one process", client=client, round_number=round_number)
+    sent = codec.send(update, KeyedStreams(key))
+    return sent, codec.decode(sent.message, KeyedStreams(key), length=len(update))
