@@ -30,7 +30,7 @@ from fedveil.engine.federation.parts import (
 )
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.store import Answered, AnswerStore
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from tests.federation_world import OPEN, TESTING, World, asked, population
@@ -441,3 +441,25 @@ def test_a_sum_over_fewer_silos_is_refused(world: World) -> None:
     assert isinstance(answer, Refused)
     assert "2 of 3 silos" in answer.reason
     assert "before its masks" in str(told(world, task(world), number=2)[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"channel": {"name": "lrsuq"}},
+        {"protection": {"name": "private-weighting"}, "method": {"name": "uldp-avg-w"}},
+        {"method": {"name": "uldp-group", "group_size": 2}},
+    ],
+)
+def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tmp_path: Path) -> None:
+    experiment = asked(**changes)
+    policy = TESTING.model_copy(
+        update={"methods": (*TESTING.methods, "uldp-group"), "protections": ("none", "private-weighting")}
+    )
+    world = World(tmp_path, experiment, population(), policy)
+    with pytest.raises(CompositionError, match="between institutions"):
+        world.coordinate()
+    answer = told(world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest))[0]
+    assert isinstance(answer, Refused)
+    assert "between institutions" in answer.reason
+    world.close()

@@ -81,14 +81,20 @@ def register_nodes(home: CoordinatorFolder, *, seconds: float = 60.0) -> None:
             time.sleep(0.5)
 
 
-def submit(home: CoordinatorFolder, run: Path) -> str:
+def submit(home: CoordinatorFolder, run: Path, *, app: Path | None = None) -> str:
     """Submit a run folder; return Flower's number of the run.
+
+    Args:
+        home: the coordinator's folder.
+        run: the run folder, which the app is told.
+        app: a Flower app; None: fedveil's own.
 
     Raises:
         FlowerError: the SuperLink did not start it.
     """
     _write_connection(home)
-    app = write_app(home / "flower" / "app")
+    if app is None:
+        app = write_app(home / "flower" / "app")
     config = f'coordinator="{home.path}" run="{run.absolute()}"'
     done = _flwr(home, "run", str(app), CONNECTION, "--run-config", config, "--format", "json")
     try:

@@ -29,6 +29,7 @@ from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.federation.parts import Joined, Lost, Part, Refused, Relay, Task, Terms, Totals, Vector
+from fedveil.engine.federation.travel import check_travels
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.round import coordinate, draw_users
 from fedveil.engine.run import (
@@ -73,6 +74,7 @@ class CoordinatorParty:
         observer: who is told how the run goes on.
 
     Raises:
+        CompositionError: a method that does not run between institutions.
         RunFolderError: a damaged folder, or another process at work in it.
     """
 
@@ -85,6 +87,7 @@ class CoordinatorParty:
         folder: RunFolder,
         observer: Observer,
     ) -> None:
+        check_travels(prepared.method)
         self._prepared, self._membership, self._identity = prepared, membership, identity
         self._folder, self._observer = folder, observer
         self._privacy = privacy_randomness(prepared.experiment)

@@ -33,10 +33,11 @@ from fedveil.engine.federation.parts import Joined, Lost, Part, Refused, Relay, 
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.store import Answered, AnswerStore
+from fedveil.engine.federation.travel import check_travels
 from fedveil.engine.round import local_sums, members_of, silo_message
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.errors import FedveilError, RunFolderError
-from fedveil.methods.stages import SiloContribution, SiloUserContribution, Weights
+from fedveil.methods.stages import Weights
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Ledger
@@ -193,10 +194,7 @@ class SiloParty:
         self._policy.check_request(experiment)
         prepared = prepare(_own(experiment), Held(self._share))
         self._policy.check_method(prepared.method)
-        if not isinstance(prepared.method.contribution, SiloContribution | SiloUserContribution):
-            raise RefusalError(
-                "request", f"{prepared.method.name} does not run in a federation of institutions"
-            )
+        check_travels(prepared.method)
         event = self._policy.event(prepared.guarantee)
         self._reopen_ledger()
         name = _run_name(letter.run)

@@ -1,0 +1,286 @@
+"""A federation: bytes of its letters against the protocols' own count, many silos, and exchanges over Flower.
+
+The first two play all parties in one process. The third (not with ``--quick``) starts a coordinator and four silos as
+processes under TLS on this host and compares an exchange with an empty one of Flower's own ``send_and_receive``.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import Row, at_most, extra_peak_megabytes
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.aggregation import MaskedRange
+from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.federation.coordinator import CoordinatorParty
+from fedveil.engine.federation.membership import Membership
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.share import Held, Share
+from fedveil.engine.federation.silo import SiloParty
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.setup import prepare
+from fedveil.flower.demonstration import write_demonstration
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.processes import submit
+from fedveil.flower.submission import END, Unwatched, read_experiment
+from fedveil.population.records import Records
+from fedveil.protection.secure_aggregation import AggregationPlan
+
+_POLICY = Policy(epsilon=1e6, clip=1.0, protections=("none", "secure-aggregation"), without_guarantee=True)
+_ROUNDS = 3
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Measure; see the module's text."""
+    for protection in ("none", "secure-aggregation"):
+        yield _bytes(protection)
+    for silos in (10, 50):
+        yield from _many(silos)
+    if not quick:
+        yield from _over_flower()
+
+
+class _World:
+    """All parties in one process; counts what passes between them."""
+
+    def __init__(self, folder: Path, *, silos: int, features: int, protection: str) -> None:
+        keys = [IdentityKey.generate() for _ in range(silos)]
+        self.key = IdentityKey.generate()
+        names = tuple(f"silo{number}" for number in range(silos))
+        self.membership = Membership(
+            silos=names,
+            roster=tuple(key.public for key in keys),
+            coordinator=self.key.public,
+            schema_digest=bytes(32),
+        )
+        self.silos = []
+        for number, key in enumerate(keys):
+            state = folder / str(number)
+            state.mkdir()
+            self.silos.append(
+                SiloParty(
+                    membership=self.membership,
+                    number=number,
+                    identity=key,
+                    policy=_POLICY,
+                    share=_share(names, number, features),
+                    state=state,
+                )
+            )
+        experiment = _experiment(protection)
+        prepared = prepare(experiment, Held(_share(names, 0, features)))
+        self.agreed = prepared.agreed
+        self.coordinator = CoordinatorParty(
+            prepared=prepared,
+            membership=self.membership,
+            identity=self.key,
+            folder=RunFolder.create(folder, experiment),
+            observer=Unwatched(),
+        )
+        self.up = self.down = 0
+
+    def play(self) -> None:
+        """Carry every letter until the run ends."""
+        while not self.coordinator.finished:
+            for silo, letter in self.coordinator.letters():
+                reply = self.silos[silo].receive(letter)
+                self.down += len(letter)
+                self.up += len(reply)
+                self.coordinator.receive(silo, reply)
+        for silo in self.silos:
+            silo.close()
+
+
+def _share(names: tuple[str, ...], number: int, features: int) -> Share:
+    rng = np.random.default_rng(number)
+    values = rng.normal(size=(8, features)).astype(np.float32)
+    targets = np.arange(8) % 2
+    return Share(
+        name="made up",
+        train=Records(
+            features=values,
+            targets=targets,
+            silo=np.full(8, number, dtype=np.int32),
+            user=np.arange(8, dtype=np.int32),
+        ),
+        test_features=values,
+        test_targets=targets,
+        n_users=8,
+        silo_names=names,
+        task="classification",
+        n_classes=2,
+    )
+
+
+def _experiment(protection: str) -> Experiment:
+    document = {
+        "name": "benchmark",
+        "rounds": _ROUNDS,
+        "evaluate_every": _ROUNDS,
+        "data": {"name": "digits", "n_users": 8, "n_silos": 4},
+        "model": {"name": "linear", "loss": "binary_cross_entropy"},
+        "local": {"learning_rate": 0.1},
+        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 5.0},
+        "protection": {"name": protection},
+    }
+    return parse(document, "benchmark")
+
+
+def _bytes(protection: str) -> Row:
+    """Compare the letters with what must pass: the model down, and a sum (or masked sum, and a seed) up."""
+    features, silos = 10_000, 4
+    with tempfile.TemporaryDirectory() as folder:
+        world = _World(Path(folder), silos=silos, features=features, protection=protection)
+        world.play()
+        length = features + 1
+        needed = 4 * length + 8 * length
+        if isinstance(world.agreed, MaskedRange):
+            agreed = world.agreed
+            plan = AggregationPlan(
+                run=bytes(16), silos=agreed.silos, length=agreed.length, limit=agreed.limit
+            )
+            needed = 4 * length + plan.word.itemsize * length + 32
+        ratio = (world.up + world.down) / (_ROUNDS * silos * needed)
+    return at_most(f"bytes of letters over the protocol's, {protection}, d = {length}", "ratio", ratio, 1.1)
+
+
+def _many(silos: int) -> Iterator[Row]:
+    begin = time.perf_counter()
+    _play(silos)()
+    seconds = time.perf_counter() - begin
+    yield Row(case=f"{silos} silos in one process", unit="rounds/min", ours=60 * _ROUNDS / seconds)
+    yield Row(
+        case=f"{silos} silos in one process, all parties",
+        unit="MB",
+        ours=extra_peak_megabytes(_play, silos),
+    )
+
+
+def _play(silos: int) -> Callable[[], object]:
+    def work() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            _World(Path(folder), silos=silos, features=100, protection="secure-aggregation").play()
+
+    return work
+
+
+_EMPTY_CLIENT = """\
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.query()
+def answer(message, context):
+    return Message(RecordDict(), reply_to=message)
+"""
+_EMPTY_SERVER = """\
+import json
+import time
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    while len(nodes := list(grid.get_node_ids())) < 4:
+        time.sleep(1)
+    seconds = []
+    for _ in range(8):
+        begin = time.perf_counter()
+        grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes])
+        seconds.append(time.perf_counter() - begin)
+    Path(str(context.run_config["run"])).write_text(json.dumps(seconds))
+"""
+_EMPTY_PROJECT = """\
+[project]
+name = "empty"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "benchmark"
+
+[tool.flwr.app.components]
+serverapp = "empty.server:app"
+clientapp = "empty.client:app"
+
+[tool.flwr.app.config]
+coordinator = ""
+run = ""
+"""
+
+
+def _over_flower() -> Iterator[Row]:
+    """Time exchanges of a run and empty ones, one after the other through the same processes."""
+    with tempfile.TemporaryDirectory() as name, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = min(free.getsockname()[1], 65000)
+        free.close()
+        folder = Path(name)
+        made = write_demonstration(folder / "demo", rounds=8, port=port)
+        home = CoordinatorFolder(made.founded.coordinator)
+        processes = [subprocess.Popen(["fedveil", "coordinator", str(home.path)])]
+        try:
+            time.sleep(30)
+            processes += [
+                subprocess.Popen(["fedveil", "silo", str(SiloFolder(path).path)])
+                for path in made.founded.silos
+            ]
+            time.sleep(30)
+            empty = _empty(folder / "empty", home)
+            run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+            submit(home, run.path)
+            _wait(run / END)
+            lines = (run / "metrics.jsonl").read_text().splitlines()
+            ours = float(np.median([json.loads(line)["seconds"] for line in lines[2:]])) / 2
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait()
+    yield Row(
+        case="an exchange with 4 silos over Flower, TLS; peer: an empty one",
+        unit="s",
+        ours=ours,
+        peer=empty,
+        ratio=empty / ours,
+        target=1 / 1.3,
+        met=empty / ours >= 1 / 1.3,
+    )
+
+
+def _empty(folder: Path, home: CoordinatorFolder) -> float:
+    """Return the median seconds of an empty exchange."""
+    (folder / "empty").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(_EMPTY_PROJECT)
+    (folder / "empty" / "__init__.py").write_text("")
+    (folder / "empty" / "client.py").write_text(_EMPTY_CLIENT)
+    (folder / "empty" / "server.py").write_text(_EMPTY_SERVER)
+    target = folder / "seconds.json"
+    submit(home, target, app=folder)
+    _wait(target)
+    return float(np.median(json.loads(target.read_text())[1:]))
+
+
+def _wait(path: Path) -> None:
+    begin = time.monotonic()
+    while not path.exists():
+        if time.monotonic() - begin > 600:
+            raise TimeoutError(f"{path} was not written")
+        time.sleep(0.5)
+    time.sleep(0.5)
