@@ -178,3 +178,23 @@ def test_nothing_to_compare_is_said(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(RunFolderError, match=r"metrics.jsonl has no round yet"):
         compare([folder])
+
+
+def test_accuracy_is_shown_against_the_bytes_sent(tmp_path: Path) -> None:
+    runs = []
+    for name, each in (("bytes", 2**18), ("float32", 2**20)):
+        folder = write_run(tmp_path / name, name=name, rounds=4, settings=f"text = '{name}'\n")
+        uplink = {"bytes": each, "float32_bytes": 2**20, "bits_per_parameter": each / 2**15}
+        uplink |= {"limit": None, "acceptance": None}
+        first, *rest = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        rows = [first, *(row | {"uplink": uplink} for row in rest)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        runs.append(folder)
+    comparison = compare([*runs, write_run(tmp_path / "uncounted", name="uncounted", rounds=4)])
+    assert [row.bits and row.bits.mean for row in comparison.rows] == [8.0, 32.0, None]
+    assert comparison.to_json()["rows"][0]["bits_per_parameter"] == {"mean": 8.0, "std": None}  # type: ignore[index,call-overload]
+    lines = plotted(comparison, "Rate and accuracy: test accuracy against the uplink")
+    assert [line["name"] for line in lines] == ["bytes", "float32"]
+    assert lines[0]["x"] == [0.25, 0.5, 0.75, 1.0]
+    assert lines[1]["x"] == [1.0, 2.0, 3.0, 4.0]
+    assert "bits a parameter" in comparison.page()
