@@ -447,14 +447,13 @@ def test_a_sum_over_fewer_silos_is_refused(world: World) -> None:
     "changes",
     [
         {"channel": {"name": "lrsuq"}},
-        {"protection": {"name": "private-weighting"}, "method": {"name": "uldp-avg-w"}},
         {"method": {"name": "uldp-group", "group_size": 2}},
     ],
 )
 def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tmp_path: Path) -> None:
     experiment = asked(**changes)
     policy = TESTING.model_copy(
-        update={"methods": (*TESTING.methods, "uldp-group"), "protections": ("none", "private-weighting")}
+        update={"methods": (*TESTING.methods, "uldp-group"), "protections": ("none",)}
     )
     world = World(tmp_path, experiment, population(), policy)
     with pytest.raises(CompositionError, match="between institutions"):

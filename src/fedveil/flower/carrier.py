@@ -25,13 +25,21 @@ _NODES_SECONDS: Final = 2.0
 _log = logging.getLogger("fedveil.coordinator")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sent:
-    """A letter under way."""
+@dataclass(kw_only=True)
+class _UnderWay:
+    """A letter under way.
+
+    Attributes:
+        silo: to whom.
+        keys: Flower's numbers of the messages that carry it; an answer to any will do.
+        again: when it is sent again; the intervals double, because training may simply take long.
+        wait: seconds between the last two sendings.
+    """
 
     silo: int
-    letter: bytes
-    at: float
+    keys: set[str]
+    again: float
+    wait: float
 
 
 def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
@@ -44,13 +52,14 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
     """
     settings, silos = home.settings, home.membership.silos
     keys = {node_key_pem(home / "nodes" / f"{name}.pub"): number for number, name in enumerate(silos)}
-    under_way: dict[str, _Sent] = {}
+    under_way: dict[bytes, _UnderWay] = {}
     nodes: dict[int, int] = {}
-    looked = heard = time.monotonic()
+    heard, look_again = time.monotonic(), 0.0
     while not party.finished:
         now = time.monotonic()
-        if len(nodes) < len(silos) or now - looked > settings.resend_after:
-            nodes, looked = _online(grid, keys), now
+        if now >= look_again:
+            nodes = _online(grid, keys)
+            look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
         _push(grid, party, nodes, under_way, settings.resend_after)
         if _pull(grid, party, under_way):
             heard = time.monotonic()
@@ -58,7 +67,7 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
             missing = ", ".join(silos[silo] for silo, _ in party.letters())
             party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
         else:
-            time.sleep(_NODES_SECONDS if not under_way else _LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
 
 
 def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
@@ -72,42 +81,52 @@ def _push(
     grid: Grid,
     party: CoordinatorParty,
     nodes: dict[int, int],
-    under_way: dict[str, _Sent],
+    under_way: dict[bytes, _UnderWay],
     resend_after: float,
 ) -> None:
     """Send what waits for an answer and is not under way, or has been for too long."""
-    now = time.monotonic()
-    for key in [key for key, sent in under_way.items() if now - sent.at > resend_after]:
-        del under_way[key]
-    on_the_way = {sent.letter for sent in under_way.values()}
-    due = [(silo, data) for silo, data in party.letters() if data not in on_the_way and silo in nodes]
+    now, waiting = time.monotonic(), party.letters()
+    for letter in under_way.keys() - {letter for _, letter in waiting}:
+        del under_way[letter]
+    due = [
+        (silo, letter)
+        for silo, letter in waiting
+        if silo in nodes and (letter not in under_way or now >= under_way[letter].again)
+    ]
+    if not due:
+        return
     messages = [
         Message(
-            RecordDict({RECORD: ConfigRecord({"letter": data})}),
+            RecordDict({RECORD: ConfigRecord({"letter": letter})}),
             dst_node_id=nodes[silo],
             message_type=MessageType.QUERY,
         )
-        for silo, data in due
+        for silo, letter in due
     ]
-    if not messages:
-        return
-    for (silo, data), key in zip(due, grid.push_messages(messages), strict=True):
-        if key:
-            under_way[key] = _Sent(silo=silo, letter=data, at=now)
+    for (silo, letter), key in zip(due, grid.push_messages(messages), strict=True):
+        if not key:
+            continue
+        sent = under_way.get(letter) or _UnderWay(silo=silo, keys=set(), again=0.0, wait=resend_after / 2)
+        sent.keys.add(key)
+        sent.wait *= 2
+        sent.again = now + sent.wait
+        under_way[letter] = sent
 
 
-def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[str, _Sent]) -> bool:
+def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]) -> bool:
     """Hand over the answers that have arrived; return whether there was one."""
-    if not under_way:
+    by_key = {key: sent for sent in under_way.values() for key in sent.keys}
+    if not by_key:
         return False
     heard = False
-    for reply in grid.pull_messages(list(under_way)):
-        sent = under_way.pop(reply.metadata.reply_to_message_id, None)
+    for reply in grid.pull_messages(list(by_key)):
+        key = reply.metadata.reply_to_message_id
+        sent = by_key.get(key)
         if sent is None:
             continue
+        sent.keys.discard(key)
         if reply.has_error():
             _log.warning("silo %d: no answer: %s", sent.silo, reply.error.reason)
-            time.sleep(_NODES_SECONDS)
             continue
         letter = reply.content.config_records[RECORD]["letter"]
         try:
