@@ -199,7 +199,7 @@ def main(grid, context):
     while len(nodes := list(grid.get_node_ids())) < 4:
         time.sleep(1)
     seconds = []
-    for _ in range(8):
+    for _ in range(6):
         begin = time.perf_counter()
         grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes])
         seconds.append(time.perf_counter() - begin)
@@ -232,7 +232,7 @@ def _over_flower() -> Iterator[Row]:
         port = min(free.getsockname()[1], 65000)
         free.close()
         folder = Path(name)
-        made = write_demonstration(folder / "demo", rounds=8, port=port)
+        made = write_demonstration(folder / "demo", rounds=4, port=port)
         home = CoordinatorFolder(made.founded.coordinator)
         processes = [subprocess.Popen(["fedveil", "coordinator", str(home.path)])]
         try:

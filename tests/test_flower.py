@@ -7,6 +7,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from fedveil.flower.founding import found
 from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.relay import ask
-from fedveil.flower.submission import END, open_run, read_experiment, watch
+from fedveil.flower.submission import END, open_run, read_experiment, watch, write_app
 from fedveil.protection.errors import ProtocolError
 from tests.test_run import Silent
 
@@ -274,7 +275,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     home = CoordinatorFolder(made.founded.coordinator)
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    _, party = open_run(home, folder.path)
+    party = open_run(home, folder.path)
     nodes = [
         Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(HOSPITALS)
     ]
@@ -290,18 +291,47 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     assert [row["round"] for row in rows.rows] == []
 
 
-def test_patience_ends_and_the_model_is_kept(made: Demonstration) -> None:
-    pytest.importorskip("flwr")
+def test_patience_ends_with_the_model_and_the_run_goes_on_later(
+    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("run_id", "task_id", "node_id"):
+        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.carrier import carry
 
     home = CoordinatorFolder(made.founded.coordinator)
     home.settings.model_copy(update={"patience": 0.1}).write(home / "coordinator.toml")
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    _, party = open_run(home, folder.path)
+    party = open_run(home, folder.path)
     carry(LoopGrid([], []), party, home)  # type: ignore[arg-type]
     assert party.outcome is not None
     assert "has not answered for 0.1 s" in (party.outcome.stopped or "")
     assert (folder / "model.safetensors").exists()
+    again = open_run(home, folder.path)
+    assert again.run == party.run
+    nodes = [
+        Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(HOSPITALS)
+    ]
+    home.settings.model_copy(update={"patience": 60.0, "resend_after": 0.05}).write(home / "coordinator.toml")
+    carry(LoopGrid(nodes, guards), again, home)  # type: ignore[arg-type]
+    assert again.outcome is not None
+    assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
+
+
+def test_the_app_that_is_submitted_holds_no_code(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    assert [path.name for path in app.iterdir()] == ["pyproject.toml"]
+    components = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+    assert set(components.values()) == {"fedveil.flower.server_app:app", "fedveil.flower.client_app:app"}
+
+
+def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:
+    home = CoordinatorFolder(made.founded.coordinator)
+    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    party = open_run(home, folder.path)
+    assert len(party.letters()) == 4
+    assert not any(str(made.experiment.parent).encode() in letter for _, letter in party.letters())
+    party.close()
 
 
 def test_a_refusal_names_the_silo() -> None:

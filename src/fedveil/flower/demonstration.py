@@ -77,13 +77,16 @@ class Demonstration:
     experiment: Path
 
 
-def write_demonstration(folder: Path, *, rounds: int = 10, port: int = 9443) -> Demonstration:
+def write_demonstration(
+    folder: Path, *, rounds: int = 10, host: str = "127.0.0.1", port: int = 9443
+) -> Demonstration:
     """Make up tables, found a federation over them, and give each silo its table.
 
     Args:
         folder: made here; must not exist.
         rounds: of the experiment.
-        port: of the coordinator, on the loopback interface; the silos take the four ports after it.
+        host: of the coordinator.
+        port: of the coordinator; the silos take the four ports after it, on the loopback interface.
     """
     data = folder / "data"
     data.mkdir(parents=True)
@@ -99,6 +102,7 @@ def write_demonstration(folder: Path, *, rounds: int = 10, port: int = 9443) -> 
         folder / "federation",
         tuple(HOSPITALS),
         schema=data / "schema.toml",
+        host=host,
         port=port,
         epsilon=20.0,
     )

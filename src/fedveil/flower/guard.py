@@ -93,5 +93,8 @@ class Guard:
         except ProtocolError as error:
             _log.warning("a letter was refused: %s", error)
             status, answer = 1, str(error).encode()
+        except Exception:
+            _log.exception("a letter could not be answered")
+            status, answer = 1, b"the silo failed; its own log says where"
         connection.sendall(bytes([status]))
         send_frame(connection, answer)

@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedveil.engine.folder import RunFolder
 from fedveil.errors import FedveilError
 from fedveil.flower.carrier import carry
 from fedveil.flower.folders import CoordinatorFolder
@@ -20,16 +21,19 @@ _log = logging.getLogger("fedveil.coordinator")
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Play the run whose folder the submission named, from its last complete round."""
-    home = CoordinatorFolder(Path(str(context.run_config["coordinator"])))
-    run_folder, party = open_run(home, Path(str(context.run_config["run"])))
+    run = RunFolder(Path(str(context.run_config["run"])))
     end: dict[str, str | None] = {"error": "the coordinator's process was stopped", "stopped": None}
     try:
-        carry(grid, party, home)
+        home = CoordinatorFolder(Path(str(context.run_config["coordinator"])))
+        party = open_run(home, run.path)
+        try:
+            carry(grid, party, home)
+        finally:
+            party.close()
         assert party.outcome is not None
         end = {"error": None, "stopped": party.outcome.stopped}
     except FedveilError as problem:
         end["error"] = str(problem)
         _log.error("%s", problem)
     finally:
-        party.close()
-        run_folder.write_json(END, end)
+        run.write_json(END, end)

@@ -63,22 +63,25 @@ def read_experiment(path: Path, home: CoordinatorFolder) -> Experiment:
     return experiment
 
 
-def open_run(home: CoordinatorFolder, path: Path) -> tuple[RunFolder, CoordinatorParty]:
-    """Open a run folder as the coordinator."""
+def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
+    """Open a run folder as the coordinator, new or interrupted.
+
+    Raises:
+        FedveilError: whatever is wrong with the coordinator's folder, the experiment or the run folder.
+    """
     folder, experiment = RunFolder.open(path)
     table = experiment.data.table
     if table is None or table.test_file is None:
         raise RunFolderError(f"{path}: not a run of a federation")
     membership = home.membership
     share = public_share(home.schema, table.test_file, membership)
-    party = CoordinatorParty(
+    return CoordinatorParty(
         prepared=prepare(experiment, Held(share)),
         membership=membership,
         identity=home.identity,
         folder=folder,
         observer=Unwatched(),
     )
-    return folder, party
 
 
 def write_app(folder: Path) -> Path:

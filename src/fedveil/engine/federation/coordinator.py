@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from jaxtyping import Bool, Float64, Int64
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange
+from fedveil.engine.experiment import Experiment, TableSection
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenSum, MaskedSum, Outgoing
 from fedveil.engine.federation.letters import Letter
@@ -200,8 +202,19 @@ class CoordinatorParty:
             self._hidden = MaskedSum(agreed, run=self._run, session=self._session)
         self._totals = None
         self._number = -1
-        terms = Terms(experiment=self._prepared.experiment.to_toml(), membership=self._membership.digest)
+        terms = Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)
         self._ask({silo: [terms] for silo in range(len(self._membership.silos))}, self._joined)
+
+    def _shown(self) -> Experiment:
+        """Return the experiment as the silos see it: without the coordinator's own paths."""
+        experiment = self._prepared.experiment
+        model = experiment.model.model_copy(update={"initial": None, "initial_layers": None})
+        table = experiment.data.table
+        if table is not None:
+            names = tuple(Path(f"{name}.csv") for name in self._membership.silos)
+            table = TableSection(schema_file=Path("schema.toml"), files=names)
+        data = experiment.data.model_copy(update={"table": table, "folder": None})
+        return experiment.model_copy(update={"model": model, "data": data})
 
     def _joined(self, answers: _Answers) -> None:
         if self._prepared.method.weights is Weights.BY_RECORDS:
