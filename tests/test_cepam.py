@@ -322,6 +322,7 @@ def test_every_method_of_the_paper_runs_and_counts_its_bits(name: str, tmp_path:
     else:
         assert uplink["bits_per_parameter"] < 5
     layered = name.startswith("cepam")
+    assert ("ChaCha20" in statement["randomness"]) == layered
     assert (uplink["limit"] is None) != layered
     assert (uplink["acceptance"] is None) != layered
     assert outcome.row["contributions"] == 10
