@@ -19,6 +19,7 @@ from fedveil.engine.planning import Plan, plan_rows, unsupported
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study, preset_text, presets
+from fedveil.engine.sweep import Axis, points, sweep
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation_commands import coordinator_command, federation, silo_command
 from fedveil.methods import METHODS
@@ -28,6 +29,7 @@ from fedveil.population.draft import draft_schema
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.plan import write_plan
+from fedveil.report.tradeoff import write_tradeoff
 
 app = typer.Typer(
     name="fedveil",
@@ -64,15 +66,22 @@ def _study(
     variant: list[str] | None,
     seeds: int,
 ) -> Study:
-    return load_study(
-        source,
-        Selection(
-            scenarios=None if scenario is None else tuple(scenario),
-            variants=None if variant is None else tuple(variant),
-            seeds=seeds,
-            quick=quick,
-            overrides=tuple(parse_assignment(text) for text in assignments or ()),
-        ),
+    return load_study(source, _selection(assignments, quick, scenario, variant, seeds))
+
+
+def _selection(
+    assignments: list[str] | None,
+    quick: bool,
+    scenario: list[str] | None,
+    variant: list[str] | None,
+    seeds: int,
+) -> Selection:
+    return Selection(
+        scenarios=None if scenario is None else tuple(scenario),
+        variants=None if variant is None else tuple(variant),
+        seeds=seeds,
+        quick=quick,
+        overrides=tuple(parse_assignment(text) for text in assignments or ()),
     )
 
 
@@ -274,14 +283,49 @@ def audit_command(
 def compare_command(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of them")],
     page: Annotated[Path, typer.Option(help="where the page is written")] = Path("comparison.html"),
+    against: Annotated[
+        str | None, typer.Option(help="a key: draw results and costs against it, with the Pareto front")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Draw privacy-utility curves of several runs, with the standard deviation over seeds."""
+    if against is not None:
+        written = write_tradeoff(_run_folders(folders), against, page)
+        print_json({"page": written}) if as_json else _out.print(f"comparison: {written}")
+        return
     comparison = compare(_run_folders(folders))
     if as_json:
         print_json(comparison.to_json())
         return
     _out.print(f"comparison: {comparison.write(page)}")
+
+
+@app.command("sweep")
+def sweep_command(
+    source: Source,
+    over: Annotated[
+        list[str], typer.Option("--over", help="KEY=VALUE,VALUE,... one axis of the grid (may be repeated)")
+    ],
+    assignments: Set = None,
+    quick: Quick = False,
+    scenario: Scenario = None,
+    variant: Variant = None,
+    seeds: Seeds = 1,
+    runs: Runs = Path("runs/sweep"),
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, a process each")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Run a grid over any keys; the same command again goes on where it was interrupted."""
+    axes = [Axis.read(text) for text in over]
+    chosen = points(source, _selection(assignments, quick, scenario, variant, seeds), axes)
+    rows = []
+    for row in sweep(chosen, runs, processes=processes):
+        rows.append(row)
+        if not as_json:
+            _out.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
+    folders = [runs / point.experiment.name for point in chosen]
+    pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html") for axis in axes]
+    print_json({"rows": rows, "pages": pages}) if as_json else _out.print(*pages, sep="\n", soft_wrap=True)
 
 
 @app.command("presets")

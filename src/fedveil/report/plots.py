@@ -385,6 +385,27 @@ def planned(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log
     )
 
 
+def against_key(points: Sequence[tuple[str, float]], key: str, y: str) -> Plot:
+    """What one measure does as a key is swept: its mean at every value."""
+    figure = _figure(x=key, y=y)
+    _line(figure, 0, name=y, x=[value for value, _ in points], y=[mean for _, mean in points])
+    figure.update_traces(mode="lines+markers").update_xaxes(type="category")
+    alt = f"A line from {show(points[0][1])} at {points[0][0]} to {show(points[-1][1])} at {points[-1][0]}."
+    return Plot(figure=figure, title=f"{y} against {key}", alt=alt, caption="Mean over runs of one value.")
+
+
+def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) -> Plot:
+    """Every run by cost and result (cost, result, label, whether no other beats it), with the front joined."""
+    figure, best = _figure(x=x, y=y), sorted(point for point in points if point[3])
+    for index, shown in enumerate((best, [point for point in points if not point[3]])):
+        name, labels = ("no run beats it", "beaten")[index], [point[2] for point in shown]
+        _line(figure, index, name=name, x=[p[0] for p in shown], y=[p[1] for p in shown], text=labels)
+        figure.data[index].mode = ("lines+markers", "markers")[index]
+    figure.update_layout(hovermode="closest")
+    named = "; ".join(f"{label}: {show(good)} for {show(cost)}" for cost, good, label, _ in best)
+    return Plot(figure=figure, title=f"{y} for {x}", alt=f"Not beaten: {named}.", caption="A point a run.")
+
+
 def words(name: str) -> str:
     """A metric's name as a reader would write it."""
     return name.replace("_", " ")
@@ -418,7 +439,7 @@ def _line(
     index: int,
     *,
     name: str,
-    x: Sequence[float],
+    x: Sequence[float] | Sequence[str],
     y: Sequence[float],
     dash: str = "solid",
     text: Sequence[str] | None = None,

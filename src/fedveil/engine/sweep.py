@@ -1,0 +1,177 @@
+"""A sweep: every experiment of a study at every point of a grid over any keys, in worker processes, resumable.
+
+A point's run folder is named by the experiment and the point. A folder that is complete is not run again, one that was
+interrupted goes on, so the same command after a kill finishes the sweep. ``sweep.jsonl`` has a row a run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
+from fedveil.engine.folder import Row
+from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.setup import prepare
+from fedveil.engine.study import Selection, load_study
+from fedveil.errors import ConfigError, FedveilError
+
+ROWS: Final = "sweep.jsonl"
+_SCHEMA_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One swept key and its values.
+
+    >>> Axis.read("method.clip=0.5,1.0").values
+    ('0.5', '1.0')
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Axis:
+        """Return the axis of ``KEY=VALUE,VALUE,...``.
+
+        Raises:
+            ConfigError: no key, no value, or a value twice.
+        """
+        key, equals, rest = text.partition("=")
+        values = tuple(value.strip() for value in rest.split(","))
+        if not equals or not key.strip() or not all(values) or len(set(values)) < len(values):
+            raise ConfigError(
+                f"--over {text}: expected KEY=VALUE,VALUE,... with different values, for instance "
+                "--over protection.ratio=0.05,0.1"
+            )
+        return cls(key=key.strip(), values=values)
+
+    def assignments(self) -> list[str]:
+        """Return one KEY=VALUE per value."""
+        return [f"{self.key}={value}" for value in self.values]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run of a sweep: its experiment, and what the sweep has set."""
+
+    experiment: Experiment
+    settings: dict[str, str]
+
+
+def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Point]:
+    """Return every run of a sweep, each with a name of its own, checked before any is run.
+
+    Raises:
+        ConfigError: a key twice, a point that is no valid experiment, or a swept name.
+    """
+    keys = [axis.key for axis in axes]
+    if not keys or len(set(keys)) < len(keys) or "name" in keys:
+        raise ConfigError(
+            "a sweep needs at least one --over KEY=VALUE,..., each key once, and sets the runs' names itself"
+        )
+    found = []
+    for chosen in itertools.product(*(axis.assignments() for axis in axes)):
+        overrides = (*selection.overrides, *(parse_assignment(text) for text in chosen))
+        settings = dict(text.split("=", 1) for text in chosen)
+        label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
+        for experiment in load_study(source, replace(selection, overrides=overrides)).experiments:
+            name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{experiment.name}-{label}")
+            document = experiment.model_dump(mode="json", exclude_none=True) | {"name": name}
+            found.append(Point(experiment=parse(document, f"{source} ({label})"), settings=settings))
+    return found
+
+
+def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[Row]:
+    """Run what is not complete yet; yield the row of every run as it ends, and write them all to ``sweep.jsonl``.
+
+    Args:
+        found: what :func:`points` gave.
+        folder: where the run folders are made, or were when the sweep was interrupted.
+        processes: worker processes, one run each at a time.
+
+    Raises:
+        FedveilError: a run failed; the others are complete or can go on.
+        ConfigError: a run folder of this name has another experiment.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for point in found:
+        _check_same(point, folder)
+    rows: dict[str, Row] = {}
+    context = get_context("spawn")
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        waiting = {pool.submit(_play, point, folder): point for point in found}
+        failed: FedveilError | None = None
+        for future in as_completed(waiting):
+            point = waiting[future]
+            try:
+                row = future.result()
+            except FedveilError as error:
+                failed = type(error)(f"{point.experiment.name}: {error}") if failed is None else failed
+                continue
+            rows[point.experiment.name] = row
+            ordered = [rows[one.experiment.name] for one in found if one.experiment.name in rows]
+            text = "".join(json.dumps(one) + "\n" for one in ordered)
+            (folder / ROWS).write_text(text, encoding="utf-8")
+            yield row
+    if failed is not None:
+        raise failed
+
+
+def _check_same(point: Point, folder: Path) -> None:
+    """Refuse to go on with a folder of the same name and another experiment."""
+    path = folder / point.experiment.name / "experiment.toml"
+    if path.is_file() and parse(read_toml(path), str(path)) != point.experiment:
+        raise ConfigError(f"{path.parent}: holds another experiment; choose another --runs folder")
+
+
+def _play(point: Point, folder: Path) -> Row:
+    """Run a point in a worker process, go on with it, or read its row if it is complete."""
+    path = folder / point.experiment.name
+    if (path / "experiment.toml").is_file():
+        outcome = resume(path, _Nobody())
+    else:
+        outcome = run(prepare(point.experiment), folder, _Nobody())
+    return _row(point, outcome)
+
+
+class _Nobody:
+    """Watches a run in silence."""
+
+    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
+        """A run begins."""
+
+    def training(self, round_number: int, done: int, total: int) -> None:
+        """Training goes on."""
+
+    def completed(self, row: Row) -> None:
+        """A round is complete."""
+
+
+def _row(point: Point, outcome: Outcome) -> Row:
+    lines = (outcome.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    sent = [line.get("bytes_up") or (line.get("uplink") or {}).get("bytes") for line in metrics[1:]]
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "run": outcome.folder.name,
+        "settings": point.settings,
+        "rounds": outcome.rounds,
+        "stopped": outcome.stopped,
+        "test": outcome.row["test"],
+        "seconds": outcome.seconds,
+        "bytes_up": sum(sent) if sent and all(sent) else None,
+        "epsilon": outcome.statement.epsilon,
+    }

@@ -1,0 +1,122 @@
+"""A sweep runs every point of its grid once, goes on after a kill, and shows what a key buys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedveil.cli import main
+from fedveil.engine.run import run
+from fedveil.engine.setup import prepare
+from fedveil.engine.study import Selection
+from fedveil.engine.sweep import ROWS, Axis, points, sweep
+from fedveil.errors import ConfigError, FedveilError, RunFolderError
+from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
+from tests.test_run import Silent, experiment
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    path = tmp_path / "try.toml"
+    path.write_text(experiment(rounds=2).to_toml())
+    return str(path)
+
+
+AXES = [Axis.read("method.clip=0.5,1.0"), Axis.read("rounds=1,2")]
+
+
+def test_a_grid_has_every_combination_under_a_name_of_its_own(source: str) -> None:
+    found = points(source, Selection(), AXES)
+    assert [(one.experiment.method.clip, one.experiment.rounds) for one in found] == [
+        (0.5, 1),
+        (0.5, 2),
+        (1.0, 1),
+        (1.0, 2),
+    ]
+    assert len({one.experiment.name for one in found}) == 4
+    assert found[0].experiment.name == "try-clip_0.5_rounds_1"
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ("method.clip", "expected"),
+        ("=1", "expected"),
+        ("rounds=1,,2", "expected"),
+        ("rounds=1,1", "expected"),
+    ],
+)
+def test_axes_say_how_they_are_written(over: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Axis.read(over)
+
+
+@pytest.mark.parametrize(
+    "over", [[], ["rounds=1", "rounds=2"], ["name=a,b"], ["method.clip=-1"], ["no.key=1"]]
+)
+def test_a_sweep_that_cannot_run_is_refused_before_any_run(source: str, over: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        points(source, Selection(), [Axis.read(text) for text in over])
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_and_runs_nothing_twice(source: str, tmp_path: Path) -> None:
+    found, folder = points(source, Selection(), AXES), tmp_path / "runs"
+    with pytest.raises(KeyboardInterrupt):
+        run(prepare(found[3].experiment), folder, Silent(interrupt_after=1))
+    rows = list(sweep(found, folder, processes=2))
+    written = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+    assert [row["run"] for row in written] == [point.experiment.name for point in found]
+    assert {row["run"] for row in rows} == {row["run"] for row in written}
+    assert [row["rounds"] for row in written] == [1, 2, 1, 2]
+    assert all(0 < row["test"]["accuracy"] <= 1 and row["seconds"] > 0 for row in written)
+    ledgers = [len((folder / row["run"] / "ledger.jsonl").read_text().splitlines()) for row in written]
+    assert ledgers == [1, 2, 1, 2]
+    again = [row["seconds"] for row in sweep(found, folder, processes=1)]
+    assert sorted(again) == sorted(row["seconds"] for row in written)  # read, not run
+    other = points(source, Selection(overrides=({"seed": 5},)), AXES)
+    with pytest.raises(ConfigError, match="another experiment"):
+        next(sweep(other, folder, processes=1))
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_named_and_the_others_are_complete(source: str, tmp_path: Path) -> None:
+    found = points(source, Selection(), [Axis.read("model.name=linear,no_such_model")])
+    rows, folder = [], tmp_path / "runs"
+    with pytest.raises(FedveilError, match="try-name_no_such_model"):
+        rows.extend(sweep(found, folder, processes=1))
+    assert len((folder / ROWS).read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_commands_sweep_and_compare_against_the_key(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs"
+    command = ["fedveil", "sweep", source, "--over", "method.clip=0.5,1.0", "--runs", str(folder), "--json"]
+    monkeypatch.setattr("sys.argv", [*command, "--set", "rounds=1"])
+    with pytest.raises(SystemExit):
+        main()
+    document = json.loads(capsys.readouterr().out)
+    assert [row["settings"] for row in document["rows"]] == [{"method.clip": "0.5"}, {"method.clip": "1.0"}]
+    text = (folder / "method.clip.html").read_text()
+    assert "What method.clip buys and costs" in text
+    with pytest.raises(RunFolderError, match=r"no key method\.smoothing"):
+        write_tradeoff(sorted(folder.glob("try*")), "method.smoothing", tmp_path / "page.html")
+
+
+def trade(run: str, accuracy: float, seconds: float, mebibytes: float | None = None) -> Traded:
+    metrics = {"accuracy": accuracy, "loss": 1 - accuracy}
+    return Traded(run=run, value=run, metrics=metrics, seconds=seconds, mebibytes=mebibytes)
+
+
+def test_the_front_has_the_runs_that_no_other_beats() -> None:
+    runs = [trade("a", 0.5, 1, 9), trade("b", 0.7, 2), trade("c", 0.6, 3, 8), trade("d", 0.7, 2, 10)]
+    assert [run.run for run in front(runs, "accuracy", "seconds")] == ["a", "b", "d"]
+    assert [run.run for run in front(runs, "loss", "seconds")] == ["a", "b", "d"]
+    assert [run.run for run in front(runs, "accuracy", "mebibytes")] == ["c", "d"]
+    text = page(runs, "protection.ratio")
+    assert "Runs that no other beats" in text
+    assert "Not beaten: a (protection.ratio = a)" in text
