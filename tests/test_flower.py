@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 import shutil
 import socket
 import tempfile
 import threading
 import tomllib
+import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,7 @@ from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import ConfigError, DataError
+from fedveil.flower.app_process import ForeignAppError, check_bundle
 from fedveil.flower.certificates import Authority, days_left, node_key_pem
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
@@ -323,6 +327,47 @@ def test_the_app_that_is_submitted_holds_no_code(tmp_path: Path) -> None:
     assert [path.name for path in app.iterdir()] == ["pyproject.toml"]
     components = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
     assert set(components.values()) == {"fedveil.flower.server_app:app", "fedveil.flower.client_app:app"}
+
+
+def bundle(files: dict[str, str]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a pattern library, in Flower's own bundling
+def test_a_silo_runs_no_other_app_than_fedveils(tmp_path: Path) -> None:
+    build = pytest.importorskip("flwr.cli.build").build_fab_from_disk
+    content = build(write_app(tmp_path / "app"))
+    check_bundle(content)
+    project = (tmp_path / "app" / "pyproject.toml").read_text()
+    own = {"pyproject.toml": project, ".info/CONTENT": ""}
+    check_bundle(bundle(own))
+    foreign = [
+        bundle(own | {"fedveil/flower/client_app.py": "app = None"}),
+        bundle(own | {"sitecustomize.py": ""}),
+        bundle(own | {"pyproject.toml": project.replace("fedveil.flower.client_app:app", "os:system")}),
+        bundle(own | {"pyproject.toml": "[tool]"}),
+        bundle({"pyproject.toml": project}),
+        bundle(own | {".info/CONTENT": "x" * (1 << 17)}),
+        content + bytes(1 << 17),
+        content[:-40],
+        b"",
+    ]
+    for wrong in foreign:
+        with pytest.raises(ForeignAppError):
+            check_bundle(wrong)
+
+
+def test_flower_looks_at_the_bundle_where_fedveil_does() -> None:
+    """The one name of Flower's that is replaced exists, is called, and gives the bundle as its fourth value."""
+    runtime = pytest.importorskip("flwr.supernode.runtime.run_clientapp")
+    source = inspect.getsource(runtime.run_clientapp)
+    assert "message, context, run, fab = pull_task_input(client)" in source
+    assert source.index("pull_task_input(client)") < source.index("install_from_fab(fab.content")
+    assert source.count("fab.content") == 1
 
 
 def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:

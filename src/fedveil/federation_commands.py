@@ -6,22 +6,25 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founding import found
 from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.processes import (
+    FlowerError,
     register_nodes,
     run_is_alive,
     start_superlink,
@@ -35,6 +38,7 @@ federation = typer.Typer(
     help="Found a federation between institutions, check a silo, run an experiment.", no_args_is_help=True
 )
 _out = Console()
+_AGAIN_SECONDS: Final = 5.0
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
@@ -165,16 +169,22 @@ def silo_command(silo: Annotated[Path, typer.Argument(metavar="DIR", help="the s
 
 
 class _Served:
-    """A process of Flower's, and at a silo the guard beside it."""
+    """A process of Flower's, and at a silo the guard beside it.
 
-    def __init__(self, process: subprocess.Popen[bytes], guard: Guard | None = None) -> None:
-        self._process, self._guard = process, guard
+    Args:
+        start: starts the process.
+        guard: of the silo; None at the coordinator.
+    """
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], guard: Guard | None = None) -> None:
+        self._start, self._guard = start, guard
+        self._process = start()
         signal.signal(signal.SIGTERM, _interrupt)
 
     @classmethod
     def coordinator(cls, home: CoordinatorFolder) -> _Served:
         """Start the SuperLink."""
-        return cls(start_superlink(home))
+        return cls(lambda: start_superlink(home))
 
     @classmethod
     def silo(cls, folder: SiloFolder) -> _Served:
@@ -182,12 +192,23 @@ class _Served:
         path = Path(tempfile.mkdtemp(prefix="fedveil-")) / "guard"
         guard = Guard(open_silo(folder), path)
         threading.Thread(target=guard.serve, daemon=True).start()
-        return cls(start_supernode(folder, path), guard)
+        return cls(lambda: start_supernode(folder, path), guard)
 
     def wait(self) -> None:
-        """Return when the process has ended, which it does not by itself."""
-        code = self._process.wait()
-        raise RunFolderError(f"Flower's process ended with exit code {code}; its messages are above")
+        """Wait for the process, which does not end by itself; a SuperNode is started again when it gives up.
+
+        It gives up where the coordinator does not listen yet, or does not know its key yet.
+
+        Raises:
+            FlowerError: the SuperLink ended.
+        """
+        while True:
+            code = self._process.wait()
+            if self._guard is None:
+                raise FlowerError(f"the SuperLink ended with exit code {code}; its messages are above")
+            _out.print(f"the SuperNode ended with exit code {code}; it is started again", highlight=False)
+            time.sleep(_AGAIN_SECONDS)
+            self._process = self._start()
 
     def stop(self) -> None:
         """End the process and the guard."""

@@ -14,6 +14,7 @@ from typing import Final
 import tomlkit
 
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.flower.app_process import write_programs
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.submission import write_app
 
@@ -44,7 +45,7 @@ def start_superlink(home: CoordinatorFolder) -> subprocess.Popen[bytes]:
 
 
 def start_supernode(silo: SiloFolder, guard: Path) -> subprocess.Popen[bytes]:
-    """Start the SuperNode of a silo, whose app talks to the guard's socket."""
+    """Start the SuperNode of a silo, whose app talks to the guard's socket; other apps are not run."""
     settings = silo.settings
     return subprocess.Popen(
         [
@@ -58,7 +59,7 @@ def start_supernode(silo: SiloFolder, guard: Path) -> subprocess.Popen[bytes]:
             *("--ssl-ca-certfile", str(silo / "ca.crt")),
             *("--node-config", f'guard="{guard}"'),
         ],
-        env=_environment(silo.path),
+        env=_environment(silo.path, write_programs(silo / "flower" / "programs")),
     )
 
 
@@ -146,7 +147,17 @@ def _program(name: str) -> str:
     return found
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a party's processes: its own state folder, and programs beside this Python."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **_POLL, "FLWR_HOME": str(folder / "flower"), "PATH": path}
+def _environment(folder: Path, *programs: Path) -> dict[str, str]:
+    """Return the environment of a party's processes: its own state folder, and programs beside this Python.
+
+    Args:
+        folder: the party's.
+        programs: folders of programs that are found before all others.
+    """
+    places = (*programs, Path(sys.executable).parent, os.environ.get("PATH", ""))
+    return {
+        **os.environ,
+        **_POLL,
+        "FLWR_HOME": str(folder / "flower"),
+        "PATH": os.pathsep.join(str(place) for place in places),
+    }

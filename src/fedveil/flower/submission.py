@@ -17,6 +17,7 @@ from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.flower.app_process import CLIENT_APP
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 
 END: Final = "end.json"
@@ -100,7 +101,7 @@ def write_app(folder: Path) -> Path:
                     "publisher": "fedveil",
                     "components": {
                         "serverapp": "fedveil.flower.server_app:app",
-                        "clientapp": "fedveil.flower.client_app:app",
+                        "clientapp": CLIENT_APP,
                     },
                     "config": {"coordinator": "", "run": ""},
                 }
