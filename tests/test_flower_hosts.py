@@ -1,0 +1,89 @@
+"""Two hosts, as network namespaces: a silo behind a cable that is cut for a while, and healed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedveil.flower.demonstration import write_demonstration
+from fedveil.flower.folders import CoordinatorFolder
+
+FEDVEIL = [sys.executable, "-m", "fedveil"]
+HOST, FAR = "10.213.77.1", "10.213.77.2"
+NAMESPACE, NEAR_END, FAR_END = "fedveil-far", "fedveil-near", "fedveil-end"
+CUT_SECONDS = 10.0
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def far_host() -> Iterator[str]:
+    """A network namespace with a cable to this one."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        ip("netns", "add", NAMESPACE)
+    except subprocess.CalledProcessError:
+        pytest.skip("network namespaces may not be made here")
+    try:
+        ip("link", "add", NEAR_END, "type", "veth", "peer", "name", FAR_END, "netns", NAMESPACE)
+        ip("address", "add", f"{HOST}/24", "dev", NEAR_END)
+        ip("link", "set", NEAR_END, "up")
+        ip("-n", NAMESPACE, "address", "add", f"{FAR}/24", "dev", FAR_END)
+        ip("-n", NAMESPACE, "link", "set", FAR_END, "up")
+        ip("-n", NAMESPACE, "link", "set", "lo", "up")
+        yield NAMESPACE
+    finally:
+        ip("netns", "delete", NAMESPACE)
+
+
+def rounds(run: Path) -> list[int]:
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line)["round"] for line in lines]
+
+
+@pytest.mark.slow
+def test_a_host_that_is_cut_off_goes_on_when_it_is_healed(far_host: str, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=19443)
+    home = CoordinatorFolder(made.founded.coordinator)
+    home.settings.model_copy(update={"resend_after": 30.0}).write(home / "coordinator.toml")
+    *near, far = made.founded.silos
+    processes = [subprocess.Popen([*FEDVEIL, "coordinator", str(home.path)])]
+    try:
+        processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in near]
+        processes.append(subprocess.Popen(["ip", "netns", "exec", far_host, *FEDVEIL, "silo", str(far)]))
+        time.sleep(20)
+        submitted = subprocess.Popen(
+            [*FEDVEIL, "federation", "run", str(made.experiment), "--home", home.path]
+        )
+        processes.append(submitted)
+        run = home / "runs" / "demonstration"
+        deadline = time.monotonic() + 420
+        while 1 not in rounds(run):
+            assert time.monotonic() < deadline
+            assert submitted.poll() is None
+            time.sleep(0.5)
+        ip("link", "set", NEAR_END, "down")
+        time.sleep(CUT_SECONDS)
+        before = rounds(run)
+        ip("link", "set", NEAR_END, "up")
+        assert submitted.wait(420) == 0
+        assert before[-1] < 3
+        assert rounds(run) == [0, 1, 2, 3]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
