@@ -157,8 +157,8 @@ class CkksParameters:
             CryptoError: a residue that is not below the prime.
         """
         split = np.frombuffer(data, dtype=np.uint8).reshape(-1, self.word_bytes)
-        padded = np.zeros((len(split), 8), dtype=np.uint8)
-        padded[:, : self.word_bytes] = split
+        padded = np.empty((len(split), 8), dtype=np.uint8)
+        padded[:, : self.word_bytes], padded[:, self.word_bytes :] = split, 0
         words = padded.view("<u8")[:, 0]
         if (words >= self.prime).any():
             raise CryptoError("a ciphertext or key has a residue that is not below its prime")
