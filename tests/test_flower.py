@@ -379,6 +379,19 @@ def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:
     party.close()
 
 
+def test_a_run_between_institutions_is_not_resumed_in_one_process(
+    made: Demonstration, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = CoordinatorFolder(made.founded.coordinator)
+    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    open_run(home, folder.path).close()
+    monkeypatch.setattr("sys.argv", ["fedveil", "resume", str(folder.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "federation run --resume" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_refusal_names_the_silo() -> None:
     assert str(RefusalError("budget", "no", silo="va")) == "silo va refuses (budget): no"
 

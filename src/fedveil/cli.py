@@ -15,6 +15,7 @@ from fedveil import __version__
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.audit import audit
 from fedveil.engine.experiment import parse_assignment
+from fedveil.engine.federation.coordinator import STATE
 from fedveil.engine.planning import Plan, plan_rows, unsupported
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
@@ -134,6 +135,8 @@ def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
 ) -> None:
     """Go on with an interrupted run from its last complete round."""
+    if (folder / STATE).exists():
+        raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
     with observer(_out, quiet=as_json) as watching:
         outcome = resume(folder, watching)
     _end([outcome], write_report(outcome.folder), as_json)

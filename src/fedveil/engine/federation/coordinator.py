@@ -50,7 +50,9 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 
-_STATE: Final = "federation.json"
+STATE: Final = "federation.json"
+"""In the run folder: the 16 bytes of the run and its last session."""
+
 _DRAWN: Final = "checkpoint/participants.json"
 _P = TypeVar("_P", bound=Part)
 _Answers = dict[int, tuple[Part, ...]]
@@ -185,7 +187,7 @@ class CoordinatorParty:
 
     def _identify(self) -> tuple[bytes, int]:
         """Return the run's 16 bytes and the number of its last session, from the folder or new."""
-        path = self._folder / _STATE
+        path = self._folder / STATE
         if not path.exists():
             return os.urandom(RUN_BYTES), 0
         try:
@@ -196,7 +198,7 @@ class CoordinatorParty:
 
     def _begin_session(self) -> None:
         self._session += 1
-        self._folder.write_json(_STATE, {"run": self._run.hex(), "session": self._session})
+        self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
         agreed = self._prepared.agreed
         if isinstance(agreed, MaskedRange):
             self._hidden = MaskedSum(agreed, run=self._run, session=self._session)
