@@ -17,10 +17,11 @@ docs/theory/cepam.md has the argument for vectors of Laplace noise.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import Federation, Guarantee, Published
-from fedveil.methods.client_messages import ClientMessages, Dithered, Layered
+from fedveil.methods.client_messages import ClientMessages, Dithered, Form, Layered, Numbers
 from fedveil.methods.method import Method
 from fedveil.methods.views import View
 from fedveil.privacy.closed_form_cepam import OneRoundProfile, gaussian_profile, laplace_profile
@@ -36,6 +37,11 @@ OF_LAYERS = (
 )
 """What no epsilon over a layered quantiser covers."""
 KEY_REASON = "the key of a message bounds the error of every parameter, and blocks' spreads depend on the sum"
+_CARRIERS: Final[dict[type[Form], str]] = {
+    Layered: "the compression error of her message (LRSUQ)",
+    Numbers: "added exactly, on a grid",
+    Dithered: "added exactly, on a grid, before she quantises (SDQ)",
+}
 _GAUSSIAN_BASE, _LAPLACE_BASE = 5.9, 5000.0  # epsilon~ with which the paper states its figures
 
 
@@ -52,10 +58,6 @@ def of_client_messages(method: Method, channel: ClientMessages, federation: Fede
     scale = channel.noise_multiplier * channel.bound
     order = "l1" if channel.noise == "laplace" else "l2"
     base = _against(channel, channel.senders)
-    carrier = {
-        True: "the compression error of her message (LRSUQ)",
-        False: "added on a grid, exactly" + ("; then quantised (SDQ)" if _dithered(channel) else ""),
-    }[isinstance(channel.form, Layered)]
     law = f"{'Laplace noise of b' if channel.noise == 'laplace' else 'Gaussian noise of std'} = {scale:g}"
     drawn: tuple[str, ...] = ()
     if isinstance(method.sampler, UniformClients):
@@ -66,7 +68,7 @@ def of_client_messages(method: Method, channel: ClientMessages, federation: Fede
         event=method.sampler.event(base),
         mechanisms=(
             f"every round: each of {channel.senders} clients sends its update, at most {channel.bound:g} long "
-            f"({order}), with {law}: {carrier}",
+            f"({order}), with {law}: {_CARRIERS[type(channel.form)]}",
             "a client without records sends its noise all the same",
             *drawn,
         ),
@@ -102,10 +104,6 @@ def _server(channel: ClientMessages) -> View:
         )
     sees = "every client's own noisy update, and who takes part"
     return View(party="the server", sees=sees, event=_against(channel, 1))
-
-
-def _dithered(channel: ClientMessages) -> bool:
-    return isinstance(channel.form, Dithered)
 
 
 def _grid_loss(method: Method, channel: ClientMessages, bound: float) -> float:
