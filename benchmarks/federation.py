@@ -27,6 +27,7 @@ from fedveil.engine.federation.share import Held, Share
 from fedveil.engine.federation.silo import SiloParty
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.setup import prepare
+from fedveil.flower.app_process import write_programs
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.processes import submit
@@ -242,7 +243,12 @@ def _over_flower() -> Iterator[Row]:
                 for path in made.founded.silos
             ]
             time.sleep(30)
+            programs = [path / "flower" / "programs" for path in made.founded.silos]
+            for path in programs:
+                (path / "flwr-clientapp").unlink()  # fedveil's would refuse the empty app
             empty = _empty(folder / "empty", home)
+            for path in programs:
+                write_programs(path)
             run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
             submit(home, run.path)
             _wait(run / END)
