@@ -9,13 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 
 import numpy as np
 import tenseal
 
 from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
+from fedveil.engine.aggregation import PLAIN_SUM
+from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
+from fedveil.engine.round import play_round
+from fedveil.engine.setup import Populations, prepare
+from fedveil.engine.study import Selection, load_study
 from fedveil.protection.ballots import decode_bitmap, encode_bitmap, largest, secret_order
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 RESNET_18 = 11_181_642
 _SILOS = 10
@@ -44,19 +52,42 @@ def rows(quick: bool) -> Iterator[Row]:
     length, repeats = (RESNET_18 // 10, 1) if quick else (RESNET_18, 3)
     scale = RESNET_18 / length
     for share, name in ((1.0, "all of it"), (0.1, "r = 10 %")):
-        count = int(share * length)
-        ours = _ours(count, repeats)
+        encrypted = int(share * length)
+        ours = _ours(encrypted, repeats)
         case = f"11.2 M parameters, {_SILOS} clients, {name}"
         yield at_most(f"{case}: encode, encrypt, serialise", "CPU s", scale * ours.encrypt, 2.5 * share)
         yield at_most(f"{case}: decrypt", "CPU s", scale * ours.decrypt, 1.0 * share)
         yield Row(case=f"{case}: add {_SILOS} up, the server", unit="CPU s", ours=scale * ours.add)
-        yield at_most(f"{case}: up", "bytes per parameter encrypted", ours.up / count, 8.0)
-        yield at_most(f"{case}: down", "bytes per parameter encrypted", ours.down / count, 16.0)
+        yield at_most(f"{case}: up", "bytes per parameter encrypted", ours.up / encrypted, 8.0)
+        yield at_most(f"{case}: down", "bytes per parameter encrypted", ours.down / encrypted, 16.0)
         yield at_most(f"{case}: error of the mean", "largest", ours.error, 1e-7)
     yield at_most(
         "11.2 M parameters, r = 10 %: a ballot, coded and read", "CPU s", scale * _vote(length, repeats), 1.0
     )
     yield from _against_peer(100_000 if quick else 1_000_000)
+    if not quick:
+        yield from _overhead()
+
+
+def _overhead() -> Iterator[Row]:
+    """Play rounds of Table 1's preset in turn, with and without encryption; needs the subset of Imagenette."""
+    populations, seats = Populations(), {}
+    for name in ("fedavg", "ckks-fedavg", "static-10"):
+        selection = Selection(scenarios=("iid",), variants=(name,))
+        (experiment,) = load_study("table-1-imagenette", selection).experiments
+        prepared = prepare(experiment, populations)
+        agreed, initial = prepared.agreed, prepared.task.initial()
+        parties = PartlyEncryptedSum(agreed, initial) if isinstance(agreed, PartialRange) else PLAIN_SUM
+        seats[name] = (prepared.seat, initial, parties, count(1))
+
+    def play(name: str) -> None:
+        seat, initial, parties, numbers = seats[name]
+        randomness = ExperimentRandomness(0), PrivacyRandomness.system()
+        play_round(seat, initial, next(numbers), *randomness, aggregation=parties)
+
+    plain, *hidden = cpu_seconds(*(partial(play, name) for name in seats), repeats=3)
+    for name, seconds, target in zip(("CKKS-FedAvg", "static 10 %"), hidden, (1.5, 1.15), strict=True):
+        yield at_most(f"a round of {name} over one of FedAvg, small ResNet", "times", seconds / plain, target)
 
 
 def _against_peer(length: int) -> Iterator[Row]:
