@@ -64,7 +64,9 @@ def test_a_hundred_mishaps_change_nothing(
     assert same_model(undisturbed[1], files(world.run_folder.path)[1])
     assert rounds(world.run_folder / "ledger.jsonl") == list(range(1, 21))
     for number in range(3):
-        assert rounds(tmp_path / f"state-{number}" / LEDGER) == list(range(1, 21))
+        charged = rounds(tmp_path / f"state-{number}" / LEDGER)
+        assert sorted(set(charged)) == list(range(1, 21))
+        assert len(charged) - 20 <= moments.kills  # a crash may waste a charge
     world.close()
 
 

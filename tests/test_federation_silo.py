@@ -29,8 +29,10 @@ from fedveil.engine.federation.parts import (
     Vector,
 )
 from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.silo import LEDGER
 from fedveil.engine.federation.store import Answered, AnswerStore
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
+from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from tests.federation_world import OPEN, TESTING, World, asked, population
@@ -224,8 +226,23 @@ def test_a_state_that_was_put_back_is_noticed(world: World, tmp_path: Path) -> N
     told(world, task(world, number=3), number=3)
     kept.write_bytes(content)
     assert cause(told(world, task(world, number=2), number=4)) == "state"
+    told(world, terms(world), session=2)
     kept.write_bytes(content[:-1])
-    assert cause(told(world, task(world, number=2), number=5)) == "storage"
+    assert cause(told(world, task(world, number=2), session=2, number=1)) == "storage"
+
+
+def test_new_noise_is_never_free(world: World, tmp_path: Path) -> None:
+    """Without its last answer a silo cannot repeat it: it draws again, and pays again."""
+    told(world, terms(world))
+    told(world, task(world), number=1)
+    told(world, task(world, number=2), number=2)
+    kept = next((tmp_path / "state-0" / "answers").iterdir())
+    content = kept.read_bytes()
+    told(world, task(world, number=3), number=3)
+    kept.write_bytes(content)
+    assert isinstance(told(world, task(world, number=3), number=4)[0], Vector)
+    charges = [(entry.round, entry.attempt) for entry in read_entries(tmp_path / "state-0" / LEDGER)]
+    assert charges == [(1, 0), (2, 0), (3, 0), (3, 1)]
 
 
 def test_a_full_disk_stops_a_round_before_it_is_answered(

@@ -15,6 +15,7 @@ from typing import Final
 
 from fedveil.engine.federation.share import silo_share
 from fedveil.engine.federation.silo import SiloParty
+from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.protection.errors import ProtocolError
@@ -35,6 +36,7 @@ def open_silo(folder: SiloFolder) -> SiloParty:
     share = silo_share(folder.schema, folder / str(settings.table), membership, number, users)
     state = folder / "state"
     state.mkdir(mode=0o700, exist_ok=True)
+    sync_folder(folder.path)
     return SiloParty(
         membership=membership,
         number=number,

@@ -197,8 +197,7 @@ class SiloParty:
         check_travels(prepared.method)
         event = self._policy.event(prepared.guarantee)
         self._reopen_ledger()
-        name = _run_name(letter.run)
-        self._check_budget(name, experiment, event)
+        self._check_budget(letter.run, experiment, event)
         by_records = prepared.method.weights is Weights.BY_RECORDS
         hidden = self._hide(prepared, letter)
         self._session = _Session(
@@ -219,10 +218,10 @@ class SiloParty:
         except tomllib.TOMLDecodeError as error:
             raise RefusalError("request", f"the experiment is no TOML document: {error}") from None
 
-    def _check_budget(self, run: str, experiment: Experiment, event: Event) -> None:
+    def _check_budget(self, run: bytes, experiment: Experiment, event: Event) -> None:
         """Refuse a run whose remaining rounds do not fit what the users have left."""
-        charged = sum(entry.run == run for entry in self._ledger.entries)
-        remaining = experiment.rounds - charged
+        last = self._store.read(run)
+        remaining = experiment.rounds - (0 if last is None else last.round)
         budget = self._policy.budget
         if budget is None or remaining < 1:
             return
@@ -261,7 +260,10 @@ class SiloParty:
     # --- a round ---------------------------------------------------------------------------------------------
 
     def _sum(self, session: _Session, task: Task) -> Float64[np.ndarray, " d"]:
-        """Return the noisy sum of a round: the one that was sent before, or a new one that is charged first."""
+        """Return the noisy sum of a round: the one that was stored before, or a new one that is charged first.
+
+        A round that was charged and not stored (a crash between the two) is charged again: new noise is never free.
+        """
         prepared, name = session.prepared, _run_name(session.run)
         self._check_task(session, task)
         request = hashlib.sha256(task.encode()).digest()
@@ -280,10 +282,10 @@ class SiloParty:
             raise RefusalError(
                 "replay", f"round {task.round} does not follow round {done}, the last answered"
             )
-        if task.round not in charged:
-            self._ledger.charge(
-                run=name, round=task.round, attempt=0, event=session.event, budget=self._policy.budget
-            )
+        again = sum(entry.run == name and entry.round == task.round for entry in self._ledger.entries)
+        self._ledger.charge(
+            run=name, round=task.round, attempt=again, event=session.event, budget=self._policy.budget
+        )
         vector = self._train(session, task)
         self._store.write(session.run, Answered(round=task.round, request=request, vector=vector))
         return vector

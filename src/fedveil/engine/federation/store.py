@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import RunFolderError
-from fedveil.files import replace_file
+from fedveil.files import replace_file, sync_folder
 
 _MAGIC: Final = b"FVS1"
 _HEADER: Final = struct.Struct(">4sI32s")
@@ -77,7 +77,9 @@ class AnswerStore:
         )
         path = self._path(run)
         try:
-            self.folder.mkdir(mode=0o700, exist_ok=True)
+            if not self.folder.is_dir():
+                self.folder.mkdir(mode=0o700)
+                sync_folder(self.folder.parent)
             replace_file(path, body + hashlib.sha256(body).digest(), mode=0o600)
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}; nothing was sent") from None
