@@ -1,15 +1,16 @@
-"""Secure aggregation of a round's messages, in one process: whole numbers in, the server's sum out.
+"""How the silos' messages of a round become the sum that the server learns.
 
-The sum is that of the plain float64 vectors, bit for bit. Messages lie on a grid that is a power of two, so dividing by
+:class:`PlainSum` adds them up in the open; :class:`SecureSum` by the byte protocol, whole numbers in, the sum out. Its
+sum is that of the plain float64 vectors, bit for bit. Messages lie on a grid that is a power of two, so dividing by
 it is exact, masks cancel in whole numbers, and a sum below 2^53 units is exact in float64 in any order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from jaxtyping import Float64
@@ -19,11 +20,44 @@ from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights
 from fedveil.privacy.bounds import Clip
+from fedveil.protection.recoverable_aggregation import check_threshold
 from fedveil.protection.secure_aggregation import AggregationPlan
-from fedveil.protection.session import AggregationSession
-from fedveil.protection.transcript import Line
+from fedveil.protection.session import NOBODY, Absent, AggregationSession
+from fedveil.protection.transcript import Transcript
 
-_NOISE_REACH: Final = 40.0  # in standard deviations: a share reaches farther with a probability below 1e-340
+NOISE_REACH: Final = 40.0  # in standard deviations: a share reaches farther with a probability below 1e-340
+
+
+class Aggregation(Protocol):
+    """Adds a round's messages up; what the server learns of them is the protection's claim."""
+
+    def total(
+        self, round_number: int, messages: Sequence[Float64[np.ndarray, " d"]]
+    ) -> Float64[np.ndarray, " d"]:
+        """Return the sum of the silos' messages.
+
+        Args:
+            round_number: counts from 1.
+            messages: per silo its (d,) vector after the channel.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PlainSum:
+    """The server receives every silo's message as it is, and adds them up in the order of the silos."""
+
+    def total(
+        self, round_number: int, messages: Sequence[Float64[np.ndarray, " d"]]
+    ) -> Float64[np.ndarray, " d"]:
+        """Return the sum of the silos' messages."""
+        aggregate = np.zeros_like(messages[0])
+        for message in messages:
+            aggregate += message
+        return aggregate
+
+
+PLAIN_SUM: Final = PlainSum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +69,7 @@ class MaskedRange:
         length: d, coordinates of a message.
         grid: the step of a message, a power of two, in the unit of the update.
         limit: the largest absolute value of a message's coordinate, in units of grid.
+        threshold: how many silos must survive a round with recovery; None without recovery.
 
     Raises:
         ProtocolError: fewer than two silos, or a sum that 64 bits do not hold.
@@ -44,10 +79,13 @@ class MaskedRange:
     length: int
     grid: float
     limit: int
+    threshold: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse before any training what the protocol would refuse."""
         AggregationPlan(run=bytes(RUN_BYTES), silos=self.silos, length=self.length, limit=self.limit)
+        if self.threshold is not None:
+            check_threshold(self.threshold, self.silos)
 
     @classmethod
     def of(cls, method: Method, *, n_silos: int, n_users: int, length: int) -> MaskedRange | None:
@@ -64,9 +102,16 @@ class MaskedRange:
         assert isinstance(bound, Clip)
         contributions = n_users if isinstance(method.contribution, SiloUserContribution) else 1
         weight = 1.0 / n_silos if method.weights is Weights.UNIFORM else 1.0
-        largest = contributions * weight * bound.norm + _NOISE_REACH * channel.share_std(n_silos)
+        largest = contributions * weight * bound.norm + NOISE_REACH * channel.share_std(n_silos)
         grid = channel.message_grid(bound.grid, n_silos)
-        return cls(silos=n_silos, length=length, grid=grid, limit=math.ceil(largest / grid))
+        recovers = method.protection.on_missing == "recover"
+        return cls(
+            silos=n_silos,
+            length=length,
+            grid=grid,
+            limit=math.ceil(largest / grid),
+            threshold=n_silos - channel.missing_silos if recovers else None,
+        )
 
 
 class SecureSum:
@@ -80,8 +125,14 @@ class SecureSum:
 
     def __init__(self, agreed: MaskedRange) -> None:
         self._agreed = agreed
-        self._session = AggregationSession(silos=agreed.silos, length=agreed.length, limit=agreed.limit)
-        self._listed = 0
+        self._session = AggregationSession(
+            silos=agreed.silos, length=agreed.length, limit=agreed.limit, threshold=agreed.threshold
+        )
+
+    @property
+    def transcript(self) -> Transcript:
+        """What has passed between the parties."""
+        return self._session.transcript
 
     def total(
         self, round_number: int, messages: Sequence[Float64[np.ndarray, " d"]]
@@ -95,17 +146,28 @@ class SecureSum:
         Raises:
             ProtocolError: a message beyond the range, naming the silo, or a round that was played before.
         """
+        return self.attempt(round_number, 0, dict(enumerate(messages)))[0]
+
+    def attempt(
+        self,
+        round_number: int,
+        attempt: int,
+        messages: Mapping[int, Float64[np.ndarray, " d"]],
+        absent: Absent = NOBODY,
+    ) -> tuple[Float64[np.ndarray, " d"], int]:
+        """Return the sum of the messages, or with recovery of those that arrived, and how many silos it is over.
+
+        Args:
+            round_number: counts from 1.
+            attempt: how often this round was begun before.
+            messages: per silo that begins the attempt its (d,) noisy sum; each attempt needs noise of its own.
+            absent: who of them vanishes on the way.
+
+        Raises:
+            SiloVanished: the attempt is over.
+            ProtocolError: as :meth:`total`.
+        """
         grid = self._agreed.grid
-        units = {silo: (message / grid).astype(np.int64) for silo, message in enumerate(messages)}
-        return np.asarray(self._session.aggregate(round_number, units) * grid)
-
-    def messages(self) -> tuple[Line, ...]:
-        """Return what passed between the parties since the last call: sender, size and purpose, no content."""
-        lines = self._session.transcript.lines[self._listed :]
-        self._listed += len(lines)
-        return lines
-
-    def bytes_up(self, round_number: int) -> int:
-        """Return the bytes that all silos sent to the server in a round: masked vectors and seeds of own masks."""
-        lines = self._session.transcript.lines
-        return sum(line.bytes for line in lines if line.round == round_number and line.recipient == "server")
+        units = {silo: (message / grid).astype(np.int64) for silo, message in messages.items()}
+        total = self._session.aggregate(round_number, units, attempt=attempt, absent=absent)
+        return np.asarray(total * grid), len(self._session.survivors)

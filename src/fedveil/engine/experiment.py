@@ -15,6 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.methods import METHODS
+from fedveil.methods.protections import (
+    NO_PROTECTION,
+    PartialEncryption,
+    PrivateWeighting,
+    Protection,
+    SecureAggregation,
+)
 from fedveil.population.allocation import Law
 from fedveil.privacy.bounds import Clip
 from fedveil.validation import plain
@@ -61,6 +68,7 @@ class AllocationSection(_Section):
     silo_exponent: NonNegative = 2.0
     main_share: Annotated[float, Field(ge=0, le=1)] = 0.8
     labels_per_user: Count = 2
+    concentration: Positive = Field(1.0, description="of the law dirichlet")
 
 
 class DataSection(_Section):
@@ -144,7 +152,7 @@ class MethodSection(_Section):
     noise_multiplier: NonNegative | Literal["calibrated", "closed-form"] | None = Field(
         None,
         description="sigma; 'calibrated' finds the least noise for privacy.epsilon by the accountant, "
-        "'closed-form' by Theorem 1 or 2 of DP-Fed-LS",
+        "'closed-form' by Theorem 1 or 2 of DP-Fed-LS, or Remark 1 of ParaAegis",
     )
     user_sampling_rate: Fraction | None = Field(None, description="q, Poisson rate of users per round")
     group_size: Count | Literal["median", "max"] | None = Field(None, description="k, records kept per user")
@@ -156,6 +164,14 @@ class MethodSection(_Section):
         None, description="what a mean over clients is divided by; 'actual' is not covered by the guarantee"
     )
     smoothing: NonNegative | None = Field(None, description="sigma of Laplacian smoothing (dp-fed-ls)")
+    calibration: Literal["client", "as-published"] | None = Field(
+        None,
+        description="what the noise of paraaegis and its baselines is measured in: clip, or 2 clip over the records "
+        "of the largest client, which is no bound for a client; default: client",
+    )
+    noise_decay: Fraction | None = Field(
+        None, description="factor by which the noise of varying-dp falls every round"
+    )
     scale: Literal["clip", "norm"] | None = Field(
         None, description="what a client's noise is measured in: clip, or each update's norm (no guarantee)"
     )
@@ -207,10 +223,109 @@ class ChannelSection(_Section):
         return self
 
 
+_PARTIAL = (
+    "ratio",
+    "decay",
+    "strategy",
+    "partition",
+    "votes",
+    "vote_noise",
+    "he_noise",
+    "he_clip",
+)
+
+
 class ProtectionSection(_Section):
     """What hides a silo's message from the server."""
 
-    name: Literal["none", "secure-aggregation"] = "none"
+    name: Literal["none", "secure-aggregation", "private-weighting", "partial-encryption"] = "none"
+    n_max: Count | None = Field(
+        None, description="N_max of private-weighting, largest number of records of a user; default: 2000"
+    )
+    cipher: Literal["paillier", "rlwe"] | None = Field(
+        None, description="of private-weighting; rlwe is for models of many parameters; default: paillier"
+    )
+    key_bits: Literal[2048, 3072, 4096] | None = Field(
+        None, description="size of the Paillier modulus of private-weighting; default: 3072"
+    )
+    private_sampling: bool | None = Field(
+        None, description="private-weighting draws users by oblivious transfer, hidden from the server"
+    )
+    on_missing: Literal["end", "retry", "recover"] | None = Field(
+        None, description="what happens when a silo vanishes in a round; default: end"
+    )
+    missing_silos: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="silos that a sum under secure-aggregation may lack; more noise pays for it; default: 0",
+    )
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="simulation: probability that a silo vanishes in an attempt at a round; default: 0"
+    )
+
+    ratio: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="r of partial-encryption, share of the coordinates that is encrypted; default: 0.1"
+    )
+    decay: Fraction | None = Field(
+        None, description="lambda of partial-encryption: ratio falls by it every round; default: 1"
+    )
+    strategy: Literal["max", "min", "random"] | None = Field(
+        None, description="which coordinates partial-encryption encrypts; default: max"
+    )
+    partition: Literal["votes", "noisy-votes", "released"] | None = Field(
+        None, description="what partial-encryption takes them from; default: votes, which are not paid for"
+    )
+    votes: Literal["plain", "secagg"] | None = Field(
+        None, description="whether the server sees each ballot, or the sum of all; default: plain"
+    )
+    vote_noise: NonNegative | None = Field(
+        None, description="noise of noisy-votes on the counts, in norms of one ballot"
+    )
+    he_noise: NonNegative | None = Field(
+        None,
+        description="noise of the encrypted part over that of the clear part, each in its own bound; default: 0",
+    )
+    he_clip: Positive | None = Field(
+        None, description="l2 bound of the encrypted part of paraaegis; default: none"
+    )
+
+    @model_validator(mode="after")
+    def _weighting(self) -> ProtectionSection:
+        given = set(self.model_dump(exclude={"name"}, exclude_none=True))
+        for key in sorted(given & set(_PARTIAL)):
+            if self.name != "partial-encryption":
+                raise ValueError(f"{key}: belongs to name = 'partial-encryption'")
+        for key in sorted(given & {"n_max", "cipher", "key_bits", "private_sampling"}):
+            if self.name != "private-weighting":
+                raise ValueError(f"{key}: belongs to name = 'private-weighting'")
+        for key in sorted(given & {"on_missing", "missing_silos", "dropout_rate"}):
+            if self.name not in ("secure-aggregation", "private-weighting"):
+                raise ValueError(f"{key}: belongs to name = 'secure-aggregation' or 'private-weighting'")
+        if self.name == "private-weighting" and (self.on_missing == "recover" or self.missing_silos):
+            raise ValueError(
+                "private-weighting cannot do without a silo: the weights of the others depend on its records; "
+                "on_missing = 'retry' waits for it"
+            )
+        if self.key_bits is not None and self.cipher == "rlwe":
+            raise ValueError("key_bits: the size of a Paillier modulus; rlwe chooses its ring by the sums")
+        return self
+
+    def value(self) -> Protection:
+        """Return the stage of a method that these keys ask for."""
+        if self.name == "none":
+            return NO_PROTECTION
+        if self.name == "secure-aggregation":
+            return SecureAggregation(
+                on_missing=self.on_missing or "end", missing_silos=self.missing_silos or 0
+            )
+        if self.name == "partial-encryption":
+            return PartialEncryption(
+                clip="parts" if self.he_clip is not None else "whole",
+                **self.model_dump(include=set(_PARTIAL), exclude_none=True),
+            )
+        given = self.model_dump(exclude={"name", "n_max", "missing_silos", "dropout_rate"}, exclude_none=True)
+        if self.n_max is not None:
+            given["largest_count"] = self.n_max
+        return PrivateWeighting(**given)
 
 
 class ServerSection(_Section):
@@ -272,8 +387,7 @@ class Experiment(_Section):
             raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
         if not recipe.uses_local and self.local is not None:
             raise ValueError(f"local: {self.method.name} sends one gradient per contribution; remove [local]")
-        if self.method.noise_multiplier == "closed-form" and not self.method.name.startswith("dp-fed"):
-            raise ValueError("method.noise_multiplier: the closed forms are those of dp-fed and dp-fed-ls")
+        self._check_calibration(self.method)
         if self.method.name == "dp-fed-ls" and self.server.denoiser is not None:
             raise ValueError("server.denoiser: dp-fed-ls brings its own; use dp-fed with another one")
         if self.server.denoiser != "laplacian" and self.server.options():
@@ -287,6 +401,21 @@ class Experiment(_Section):
                 "privacy.epsilon: the target of a calibrated noise_multiplier; to stop at a budget use privacy.budget"
             )
         return self
+
+    def _check_calibration(self, method: MethodSection) -> None:
+        published = method.calibration == "as-published"
+        if method.noise_multiplier == "closed-form" and not (
+            published or method.name in ("dp-fed", "dp-fed-ls")
+        ):
+            raise ValueError(
+                "method.noise_multiplier: the closed forms are those of dp-fed and dp-fed-ls, and, with "
+                "method.calibration = 'as-published', Remark 1 of ParaAegis"
+            )
+        if published and method.noise_multiplier == "calibrated":
+            raise ValueError(
+                "method.calibration: as published the noise bounds no client, so no accountant can calibrate it; give "
+                "noise_multiplier = 'closed-form' or a number"
+            )
 
     def anchored(self, folder: Path) -> Experiment:
         """Return the experiment with the paths of its tables and initial model taken relative to a folder."""

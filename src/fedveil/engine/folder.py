@@ -13,7 +13,8 @@ spectrum.json         how far the model moved, by frequency (from released model
 audit.json            what attacks showed, if the run was audited
 checkpoint/           the model after the last complete round, and that round's line of metrics
 environment.json      versions, machine, trainer
-transcript.jsonl      every message of the parties under secure aggregation, if it was asked for
+transcript.jsonl      every message of a protocol's parties, if it was asked for
+attempts.jsonl        attempts at a round that failed because silos vanished, if any did
 report.html           the self-contained report
 ====================  ==================================================================================
 
@@ -179,6 +180,15 @@ class RunFolder:
                 os.fsync(stream.fileno())
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def read_lines(self, name: str) -> list[Row]:
+        """Return the rows of a file of lines; none if it does not exist, and without a last line that was torn."""
+        path = self.path / name
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            raise RunFolderError(f"{path}: damaged: a line is no JSON object") from None
 
     def drop_torn_line(self, name: str) -> None:
         """Make a file of lines end with a whole one, whatever the crash left."""

@@ -7,17 +7,24 @@ The privacy event of the round is charged to the ledger by the run, before :func
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.aggregation import SecureSum
+from fedveil.engine.aggregation import PLAIN_SUM, Aggregation, SecureSum
+from fedveil.engine.attempts import IMPATIENT, Patience
+from fedveil.engine.clients import ClientTraining, send_updates
+from fedveil.engine.partial import PartlyEncryptedSum
+from fedveil.engine.uplink import Uplink
+from fedveil.engine.weighting import SiloInput, WeightedSum
 from fedveil.local.distributed import DistributedTrainer, SplitTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import Cohort, Progress, Sums, Trainer
+from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
 from fedveil.methods.stages import (
     CentralGaussian,
@@ -27,43 +34,12 @@ from fedveil.methods.stages import (
     SiloUserContribution,
     Transmission,
 )
+from fedveil.population.records import Groups
+from fedveil.protection.session import Absent
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
+_CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uplink:
-    """What the messages of all silos cost in a round, where a channel makes bytes of them.
-
-    Attributes:
-        bytes: length of all messages, headers and tags included.
-        float32_bytes: length of the same sums in float32.
-        bits_per_parameter: bits of the messages over parameters sent.
-        limit: information limit of the same sums, bits a parameter, mean over silos.
-        ratio: bits_per_parameter over limit; None where the limit is 0.
-    """
-
-    bytes: int
-    float32_bytes: int
-    bits_per_parameter: float
-    limit: float
-    ratio: float | None
-
-    @classmethod
-    def of(cls, sent: list[Transmission]) -> Uplink:
-        """Add up the messages of a round, at least one."""
-        parameters = sum(len(one.received) for one in sent)
-        length = sum(one.message_bytes for one in sent)
-        limit = float(np.mean([one.limit for one in sent]))
-        bits = 8 * length / parameters
-        return cls(
-            bytes=length,
-            float32_bytes=4 * parameters,
-            bits_per_parameter=bits,
-            limit=limit,
-            ratio=bits / limit if limit > 0 else None,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +52,9 @@ class RoundDiagnostics:
         nonfinite: contributions whose update was not finite and counted as zero.
         norms: quantiles 0, .1, .25, .5, .75, .9, 1 of the finite updates' l2 norms before clipping.
         clipped: the fraction of finite updates that the bound shortened.
-        uplink: what the silos' messages cost; None where no channel makes bytes of them.
+        uplink: what the messages cost; None where no channel counts them.
+        attempts: how often the round was begun, under a protocol.
+        summed: how many silos the sum is over, under a protocol.
     """
 
     participants: int
@@ -85,6 +63,8 @@ class RoundDiagnostics:
     norms: tuple[float, ...] | None
     clipped: float | None
     uplink: Uplink | None = None
+    attempts: int | None = None
+    summed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,57 +86,360 @@ def play_round(
     experiment: ExperimentRandomness,
     privacy: PrivacyRandomness,
     progress: Progress | None = None,
-    secure_sum: SecureSum | None = None,
+    aggregation: Aggregation | SecureSum | WeightedSum | PartlyEncryptedSum = PLAIN_SUM,
+    patience: Patience = IMPATIENT,
 ) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
     """Play one round from the global model; return the next one and what a simulation may show of the round.
 
-    With ``secure_sum`` the silos' messages are added up by the byte protocol, to the same sum.
+    Args:
+        seat: the method at work.
+        model: (d,) the global model.
+        round_number: counts from 1.
+        experiment: of the experiment's seed.
+        privacy: for sampling and noise.
+        progress: called between chunks of local training.
+        aggregation: how the silos' messages, or under private weighting their contributions, become a sum.
+        patience: what happens when silos vanish, where a protocol aggregates.
     """
-    method, cohort = seat.method, seat.cohort
-    drawn, taking_part = _taking_part(seat, privacy, round_number)
-    members = torch.from_numpy(np.flatnonzero(taking_part))
-    sums = _trainer_of(seat, round_number).sums(
+    seat = replace(seat, method=seat.method.at_round(round_number))
+    turn = _Turn(seat, model, round_number, experiment, privacy, progress)
+    drawn = draw_users(seat.method, seat.n_users, privacy, round_number)
+    if isinstance(aggregation, WeightedSum):
+        gathered = _weigh(turn, drawn, aggregation, patience)
+    elif isinstance(aggregation, PartlyEncryptedSum):
+        gathered = _encrypt(turn, drawn, aggregation)
+    elif isinstance(seat.method.channel, ClientMessages):
+        assert drawn is not None
+        gathered = _collect(turn, drawn, seat.method.channel)
+    else:
+        gathered = _add_up(turn, drawn, aggregation, patience)
+    after = coordinate(
+        seat.method,
         model,
-        cohort,
-        members,
-        seat.weights[members],
-        method.bound,
-        experiment,
-        ("round", round_number),
-        progress,
+        gathered.total,
+        n_silos=seat.cohort.n_silos,
+        n_users=seat.n_users,
+        drawn=None if drawn is None else int(drawn.sum()),
+        shapes=seat.shapes,
+        round_number=round_number,
+        privacy=privacy,
+        summed=gathered.summed,
     )
-    aggregate = np.zeros(len(model))
-    messages: list[np.ndarray] = []
-    sent: list[Transmission] = []
-    for silo in range(cohort.n_silos):
-        total = sums.total[silo].cpu().numpy()
-        if isinstance(method.channel, GaussianShares):
-            source = privacy.stream("noise", round_number, silo)
-            total = method.channel.transmit(total, method.bound.grid, cohort.n_silos, source)
-        if isinstance(method.channel, LayeredShares):
-            source = privacy.stream("channel", round_number, silo)
-            sent.append(
-                method.channel.transmit(
-                    total, n_silos=cohort.n_silos, silo=silo, round_number=round_number, source=source
-                )
+    return after, gathered.shown
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a round begins with; the arguments of :func:`play_round`."""
+
+    seat: Seat
+    model: Float32[Tensor, " d"]
+    round_number: int
+    experiment: ExperimentRandomness
+    privacy: PrivacyRandomness
+    progress: Progress | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Gathered:
+    """The sum that the server learned, over how many silos, and what a simulation may show of it."""
+
+    total: Float64[np.ndarray, " d"]
+    summed: int
+    shown: RoundDiagnostics
+
+
+def _add_up(
+    turn: _Turn,
+    drawn: Bool[np.ndarray, " users"] | None,
+    aggregation: Aggregation | SecureSum,
+    patience: Patience,
+) -> _Gathered:
+    """Train, send every silo's sum through the channel, and add the messages up."""
+    seat, number = turn.seat, turn.round_number
+    members = members_of(seat.cohort.groups, drawn)
+    sums = local_sums(seat, turn.model, members, number, turn.experiment, turn.progress)
+    shown = _diagnose(seat, members, sums.norms, sums.nonfinite)
+    silos = tuple(range(seat.cohort.n_silos))
+
+    def message(silo: int, attempt: int = 0) -> SiloMessage:
+        return silo_message(
+            seat.method,
+            sums.total[silo].cpu().numpy(),
+            n_silos=len(silos),
+            silo=silo,
+            round_number=number,
+            privacy=turn.privacy,
+            attempt=attempt,
+        )
+
+    if isinstance(aggregation, SecureSum):
+
+        def play(
+            attempt: int, cohort: tuple[int, ...], absent: Absent
+        ) -> tuple[Float64[np.ndarray, " d"], int]:
+            vectors = {silo: message(silo, attempt).vector for silo in cohort}
+            return aggregation.attempt(number, attempt, vectors, absent)
+
+        (total, summed), attempts = patience.play(number, silos, play)
+        return _Gathered(total=total, summed=summed, shown=replace(shown, attempts=attempts, summed=summed))
+    messages = [message(silo) for silo in silos]
+    total = aggregation.total(number, [message.vector for message in messages])
+    costs = [message.sent.cost for message in messages if message.sent is not None]
+    shown = replace(shown, uplink=Uplink.of(costs))
+    return _Gathered(total=total, summed=len(silos), shown=shown)
+
+
+def _collect(turn: _Turn, drawn: Bool[np.ndarray, " clients"], channel: ClientMessages) -> _Gathered:
+    """Train, and add up the messages that the drawn clients send."""
+    seat, number = turn.seat, turn.round_number
+    training = ClientTraining(
+        trainer=_trainer_of(seat, number),
+        cohort=seat.cohort,
+        bound=seat.method.bound,
+        model=turn.model,
+        round_number=number,
+        experiment=turn.experiment,
+        progress=turn.progress,
+    )
+    sent = send_updates(channel, training, drawn, turn.privacy)
+    shown = _diagnose(seat, sent.members, sent.norms, int(sent.norms.isnan().sum()))
+    shown = replace(shown, uplink=Uplink.of(sent.costs))
+    return _Gathered(total=sent.aggregate, summed=seat.cohort.n_silos, shown=shown)
+
+
+def _weigh(
+    turn: _Turn, drawn: Bool[np.ndarray, " users"] | None, aggregation: WeightedSum, patience: Patience
+) -> _Gathered:
+    """Train, and have the contributions weighted and added up under encryption."""
+    seat, number = turn.seat, turn.round_number
+
+    def play(
+        attempt: int, cohort: tuple[int, ...], absent: Absent
+    ) -> tuple[Float64[np.ndarray, " d"], Float64[Tensor, " m"]]:
+        training = WeightedTraining(
+            seat, turn.model, number, turn.experiment, turn.privacy, turn.progress, attempt=attempt
+        )
+        total = aggregation.total(number, training.silos(), drawn, attempt=attempt, absent=absent)
+        return total, training.norms
+
+    n_silos = seat.cohort.n_silos
+    (total, norms), attempts = patience.play(number, tuple(range(n_silos)), play)
+    shown = _diagnose(seat, torch.arange(len(seat.cohort.groups)), norms, int(norms.isnan().sum()))
+    return _Gathered(total=total, summed=n_silos, shown=replace(shown, attempts=attempts, summed=n_silos))
+
+
+def _encrypt(
+    turn: _Turn, drawn: Bool[np.ndarray, " users"] | None, aggregation: PartlyEncryptedSum
+) -> _Gathered:
+    """Train, and have the messages of all silos, or of the drawn clients, divided, encrypted in part and added up."""
+    seat, number = turn.seat, turn.round_number
+    members = members_of(seat.cohort.groups, drawn)
+    sums = local_sums(seat, turn.model, members, number, turn.experiment, turn.progress)
+    senders = np.arange(seat.cohort.n_silos)
+    if drawn is not None and isinstance(seat.method.contribution, ClientContribution):
+        senders = np.flatnonzero(drawn)
+    messages = {int(silo): sums.total[int(silo)].cpu().numpy() for silo in senders}
+    total = aggregation.total(number, messages, turn.model, turn.privacy)
+    shown = replace(_diagnose(seat, members, sums.norms, sums.nonfinite), summed=len(messages))
+    return _Gathered(total=total, summed=len(messages), shown=shown)
+
+
+def draw_users(
+    method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int
+) -> Bool[np.ndarray, " users"] | None:
+    """Return which users (or clients) take part in a round; None where contributions are whole silos."""
+    if not isinstance(method.contribution, SiloUserContribution | ClientContribution):
+        return None
+    return method.sampler.draw(n_users, privacy.stream("participants", round_number))
+
+
+def members_of(groups: Groups, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
+    """Return the indices of the contributions that take part: those of the drawn users, or all."""
+    if drawn is None:
+        return torch.arange(len(groups))
+    return torch.from_numpy(np.flatnonzero(drawn[groups.user]))
+
+
+def local_sums(
+    seat: Seat,
+    model: Float32[Tensor, " d"],
+    members: Int64[Tensor, " m"],
+    round_number: int,
+    experiment: ExperimentRandomness,
+    progress: Progress | None = None,
+) -> Sums:
+    """Train the members from the global model; return each silo's bounded, weighted sum of updates.
+
+    Args:
+        seat: the method at work on all silos' records, or on those of the silos this process has.
+        model: (d,) the global model.
+        members: indices into the seat's groups.
+        round_number: counts from 1; names the batches.
+        experiment: of the experiment's seed.
+        progress: called between chunks.
+    """
+    path = ("round", round_number)
+    weights, bound = seat.weights[members], seat.method.local_bound
+    trainer = _trainer_of(seat, round_number)
+    return trainer.sums(model, seat.cohort, members, weights, bound, experiment, path, progress)
+
+
+class WeightedTraining:
+    """The silos' side of a round under private weighting: every contribution by itself, with weight 1.
+
+    Every silo trains all users it has records of: it is not told who was drawn.
+
+    Args:
+        seat: the method at work.
+        model: (d,) the global model.
+        round_number: counts from 1.
+        experiment: of the experiment's seed.
+        privacy: for the silos' shares of the noise.
+        progress: called between chunks; every silo counts alike.
+        attempt: how often this round was begun before.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        model: Float32[Tensor, " d"],
+        round_number: int,
+        experiment: ExperimentRandomness,
+        privacy: PrivacyRandomness,
+        progress: Progress | None = None,
+        attempt: int = 0,
+    ) -> None:
+        self._attempt = attempt
+        self._seat, self._model, self._round = seat, model, round_number
+        self._experiment, self._privacy, self._progress = experiment, privacy, progress
+        self._trainer = _trainer_of(seat, round_number)
+        self.norms = torch.full((len(seat.cohort.groups),), torch.nan, dtype=torch.float64)
+
+    def silos(self) -> Iterator[SiloInput]:
+        """Yield each silo's contributions and share of the noise; one silo's are in memory at a time."""
+        n_silos = self._seat.cohort.n_silos
+        for silo in range(n_silos):
+            share = silo_message(
+                self._seat.method,
+                np.zeros(len(self._model)),
+                n_silos=n_silos,
+                silo=silo,
+                round_number=self._round,
+                privacy=self._privacy,
+                attempt=self._attempt,
             )
-            total = sent[-1].received
-        if secure_sum is None:
-            aggregate += total
-        else:
-            messages.append(total)
-    if secure_sum is not None:
-        aggregate = secure_sum.total(round_number, messages)
+            yield self.contributions(silo), share.vector
+
+    def contributions(self, silo: int) -> Float64[np.ndarray, "m d"]:
+        """Return the clipped updates of a silo's users, ascending, multiples of the bound's grid."""
+        cohort = self._seat.cohort
+        members = torch.from_numpy(np.flatnonzero(cohort.groups.silo == silo))
+        rows = np.empty((len(members), len(self._model)))
+        size = max(1, _CHUNK_ELEMENTS // len(self._model))
+        for first in range(0, len(members), size):
+            chunk = members[first : first + size]
+            sums = self._trainer.sums(
+                self._model,
+                cohort.apart(chunk),
+                chunk,
+                torch.ones(len(chunk), dtype=torch.float64),
+                self._seat.method.bound,
+                self._experiment,
+                ("round", self._round),
+            )
+            rows[first : first + size] = sums.total.cpu().numpy()
+            self.norms[chunk] = sums.norms.cpu()
+            if self._progress is not None:
+                done = round(1000 * (silo + (first + len(chunk)) / len(members)))
+                self._progress(done, 1000 * cohort.n_silos)
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SiloMessage:
+    """What a silo sends in a round.
+
+    Attributes:
+        vector: (d,) its sum after the channel, as the server decodes it.
+        sent: what it cost, where the channel makes bytes of it.
+    """
+
+    vector: Float64[np.ndarray, " d"]
+    sent: Transmission | None = None
+
+
+def silo_message(
+    method: Method,
+    total: Float64[np.ndarray, " d"],
+    *,
+    n_silos: int,
+    silo: int,
+    round_number: int,
+    privacy: PrivacyRandomness,
+    attempt: int = 0,
+) -> SiloMessage:
+    """Pass one silo's sum through the method's channel.
+
+    Args:
+        method: the composition.
+        total: (d,) the silo's bounded, weighted sum.
+        n_silos: |S|.
+        silo: the silo's number.
+        round_number: counts from 1.
+        privacy: the silo's own randomness, for its share of the noise.
+        attempt: how often this round was begun before; every attempt has noise of its own.
+    """
+    if isinstance(method.channel, GaussianShares):
+        source = privacy.stream("noise", round_number, silo, *(("attempt", attempt) if attempt else ()))
+        return SiloMessage(vector=method.channel.transmit(total, method.bound.grid, n_silos, source))
+    if isinstance(method.channel, LayeredShares):
+        source = privacy.stream("channel", round_number, silo)
+        sent = method.channel.transmit(
+            total, n_silos=n_silos, silo=silo, round_number=round_number, source=source
+        )
+        return SiloMessage(vector=sent.received, sent=sent)
+    return SiloMessage(vector=total)
+
+
+def coordinate(
+    method: Method,
+    model: Float32[Tensor, " d"],
+    aggregate: Float64[np.ndarray, " d"],
+    *,
+    n_silos: int,
+    n_users: int,
+    drawn: int | None,
+    shapes: tuple[tuple[int, ...], ...],
+    round_number: int,
+    privacy: PrivacyRandomness,
+    summed: int | None = None,
+) -> Float32[Tensor, " d"]:
+    """Do the coordinator's part of a round: its noise, the mean, the denoiser and the server's step.
+
+    Args:
+        method: the composition.
+        model: (d,) the global model.
+        aggregate: (d,) the sum of all silos' messages.
+        n_silos: |S|.
+        n_users: |U|.
+        drawn: how many users or clients were drawn; only a method with the "actual" denominator reads it.
+        shapes: the model's tensors, for denoisers that smooth each by itself.
+        round_number: counts from 1.
+        privacy: the server's own randomness, for the noise of a trusted server.
+        summed: how many silos the sum is over, if some are missing; the mean is over those that are there.
+    """
+    present = n_silos if summed is None else summed
     if isinstance(method.channel, CentralGaussian):
         source = privacy.stream("noise", round_number)
         aggregate = method.channel.release(aggregate, method.bound.grid, source)
-    divisor = method.divisor(cohort.n_silos, seat.n_users)
+    divisor = method.divisor(present, n_users)
     if method.denominator == "actual":
+        assert drawn is not None
         divisor = float(max(1, drawn))
-    noise_std = (method.noise_std(cohort.n_silos) or 0.0) / divisor
-    mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, seat.shapes)
-    diagnostics = replace(_diagnose(seat, taking_part, sums), uplink=Uplink.of(sent) if sent else None)
-    return method.server.step(model, mean), diagnostics
+    noise_std = (method.noise_std(n_silos, present) or 0.0) / divisor
+    mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, shapes)
+    return method.server.step(model, mean)
 
 
 def _trainer_of(seat: Seat, round_number: int) -> Trainer:
@@ -173,23 +456,16 @@ def _at_round(trainer: SplitTrainer, round_number: int) -> SplitTrainer:
     return replace(trainer, local=trainer.local.at_round(round_number))
 
 
-def _taking_part(seat: Seat, privacy: PrivacyRandomness, round_number: int) -> tuple[int, np.ndarray]:
-    """Return how many were drawn, and which contributions take part: those of the drawn users."""
-    groups = seat.cohort.groups
-    if not isinstance(seat.method.contribution, SiloUserContribution | ClientContribution):
-        return len(groups), np.ones(len(groups), dtype=bool)
-    drawn = seat.method.sampler.draw(seat.n_users, privacy.stream("participants", round_number))
-    return int(drawn.sum()), np.asarray(drawn[groups.user])
-
-
-def _diagnose(seat: Seat, taking_part: np.ndarray, sums: Sums) -> RoundDiagnostics:
-    users = seat.cohort.groups.user[taking_part]
-    norms = sums.norms[torch.isfinite(sums.norms)].cpu()
-    clipped = seat.method.bound.clipped(norms)
+def _diagnose(
+    seat: Seat, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
+) -> RoundDiagnostics:
+    users = seat.cohort.groups.user[members.numpy()]
+    norms = lengths[torch.isfinite(lengths)].cpu()
+    clipped = seat.method.local_bound.clipped(norms)
     return RoundDiagnostics(
         participants=len(np.unique(users)) if (users >= 0).all() else len(users),
         contributions=len(users),
-        nonfinite=sums.nonfinite,
+        nonfinite=nonfinite,
         norms=tuple(np.quantile(norms.numpy(), _QUANTILES).tolist()) if len(norms) else None,
         clipped=float(clipped.double().mean()) if len(norms) else None,
     )

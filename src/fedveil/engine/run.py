@@ -19,20 +19,26 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.aggregation import SecureSum
+from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange, PlainSum, SecureSum
+from fedveil.engine.attempts import Absences, OnMissing, Patience
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
+from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
+from fedveil.engine.weighting import WeightedSum
 from fedveil.engine.workers import spread
-from fedveil.errors import RunFolderError
+from fedveil.errors import BudgetError, RunFolderError
+from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement
+from fedveil.protection.errors import SiloVanished
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.spectrum import spectrum
 
 _TRANSCRIPT: Final = "transcript.jsonl"
+_ATTEMPTS: Final = "attempts.jsonl"
 
 
 class Observer(Protocol):
@@ -81,7 +87,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     folder = RunFolder.create(parent, prepared.experiment)
     folder.write_json("environment.json", _environment(prepared))
     folder.write_json("diagnostics.json", _population_diagnostics(prepared))
-    if transcript and prepared.masked_range is not None:
+    if transcript and prepared.agreed is not None:
         folder.write(_TRANSCRIPT, b"")
     with spread(prepared) as shared:
         return _go_on(shared, folder, observer)
@@ -101,34 +107,45 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     experiment = prepared.experiment
     privacy = privacy_randomness(experiment)
     guarantee = prepared.guarantee
-    secure_sum = None if prepared.masked_range is None else SecureSum(prepared.masked_range)
+    aggregation = _aggregation(prepared)
+    protocol = None if isinstance(aggregation, PlainSum) else aggregation.transcript
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        checkpoint = folder.read_checkpoint() or _initial(prepared, folder, ledger.head)
+        checkpoint = folder.read_checkpoint() or initial_checkpoint(prepared, folder, ledger.head)
         ledger.require_extends(checkpoint.ledger)
-        if any(entry.event != prepared.guarantee.event for entry in ledger.entries):
+        if any(entry.event != guarantee.of_round(guarantee.event, entry.round) for entry in ledger.entries):
             raise RunFolderError(
                 f"{folder.path}: the ledger was charged for other events than this experiment's"
             )
         folder.mend_metrics(checkpoint)
-        listed = secure_sum if (folder / _TRANSCRIPT).exists() else None
+        listed = protocol if (folder / _TRANSCRIPT).exists() else None
         if listed is not None:
             folder.drop_torn_line(_TRANSCRIPT)
         observer.started(folder.path, experiment, checkpoint.round)
         stopped = None
         while checkpoint.round < experiment.rounds:
             number = checkpoint.round + 1
-            stopped = _over_budget(prepared, number)
-            if stopped:
+            patience = _patience(prepared, folder, ledger, number)
+            try:
+                patience.pay()
+                checkpoint = _round(
+                    prepared, checkpoint, number, privacy, aggregation, patience, observer, ledger
+                )
+            except BudgetError as spent_up:
+                stopped = str(spent_up)
                 break
-            if len(ledger.entries) < number:
-                ledger.charge(run=experiment.name, round=number, attempt=0, event=prepared.guarantee.event)
-            checkpoint = _round(prepared, checkpoint, number, privacy, secure_sum, observer, ledger.head)
             if listed is not None:
-                folder.append(_TRANSCRIPT, *(line.to_json() for line in listed.messages()))
+                folder.append(_TRANSCRIPT, *(line.to_json() for line in listed.take()))
             folder.write_checkpoint(checkpoint)
             folder.append("metrics.jsonl", checkpoint.row)
             observer.completed(checkpoint.row)
-        charges, spent = len(ledger.entries), ledger.spent()
+        return conclude(prepared, folder, checkpoint, ledger, stopped)
+
+
+def conclude(
+    prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint, ledger: Ledger, stopped: str | None
+) -> Outcome:
+    """Write what a run leaves behind at its end: model, spectrum and statement."""
+    charges, spent = len(ledger.entries), ledger.spent()
     folder.write_model(prepared.task.state(checkpoint.model))
     moved = checkpoint.model.cpu() - prepared.task.initial().cpu()
     folder.write_json("spectrum.json", asdict(spectrum(moved)))
@@ -144,14 +161,25 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     )
 
 
+def _aggregation(prepared: Prepared) -> PlainSum | SecureSum | WeightedSum | PartlyEncryptedSum:
+    """Return what adds the silos' messages up, with new keys where there are keys."""
+    agreed = prepared.agreed
+    if agreed is None:
+        return PLAIN_SUM
+    if isinstance(agreed, PartialRange):
+        return PartlyEncryptedSum(agreed, prepared.task.initial())
+    return SecureSum(agreed) if isinstance(agreed, MaskedRange) else WeightedSum(agreed)
+
+
 def _round(
     prepared: Prepared,
     last: Checkpoint,
     number: int,
     privacy: PrivacyRandomness,
-    secure_sum: SecureSum | None,
+    aggregation: PlainSum | SecureSum | WeightedSum | PartlyEncryptedSum,
+    patience: Patience,
     observer: Observer,
-    charged: Head,
+    ledger: Ledger,
 ) -> Checkpoint:
     begin = time.perf_counter()
     model, diagnostics = play_round(
@@ -161,37 +189,52 @@ def _round(
         ExperimentRandomness(prepared.experiment.seed),
         privacy,
         lambda done, total: observer.training(number, done, total),
-        secure_sum,
+        aggregation,
+        patience,
     )
     seconds = time.perf_counter() - begin
     due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
-    row = _row(prepared, number, evaluate(prepared, model) if due else None, diagnostics)
+    test = evaluate(prepared, model) if due else None
+    row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
-    if secure_sum is not None:
-        row["bytes_up"] = secure_sum.bytes_up(number)
-    return Checkpoint(round=number, model=model, row=row, ledger=charged)
+    if not isinstance(aggregation, PlainSum):
+        row["bytes_up"] = aggregation.transcript.bytes_up(number)
+    return Checkpoint(round=number, model=model, row=row, ledger=ledger.head)
 
 
-def _initial(prepared: Prepared, folder: RunFolder, charged: Head) -> Checkpoint:
+def initial_checkpoint(prepared: Prepared, folder: RunFolder, charged: Head) -> Checkpoint:
+    """Write and return round 0: the initial model."""
     model = prepared.task.initial()
-    row = _row(prepared, 0, evaluate(prepared, model), None) | {"seconds": 0.0, "elapsed": 0.0}
+    row = row_of(prepared, 0, evaluate(prepared, model), None) | {"seconds": 0.0, "elapsed": 0.0}
     checkpoint = Checkpoint(round=0, model=model, row=row, ledger=charged)
     folder.write_checkpoint(checkpoint)
     return checkpoint
 
 
-def _row(
+def row_of(
     prepared: Prepared,
     number: int,
     test: dict[str, float | None] | None,
     diagnostics: RoundDiagnostics | None,
+    *,
+    charges: int | None = None,
 ) -> Row:
+    """Return a round's line of metrics.
+
+    Args:
+        prepared: what runs.
+        number: the round; 0 is the initial model.
+        test: every metric on the test records, None where the round is not evaluated.
+        diagnostics: what a simulation may show; None where nobody sees all silos.
+        charges: how often the ledger was charged; None: once a round.
+    """
+    spent = number if charges is None else charges
     shown = asdict(diagnostics) if diagnostics else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "round": number,
         "test": test,
-        "epsilon": finite(prepared.epsilon_after(number)) if prepared.secure else None,
+        "epsilon": finite(prepared.epsilon_after(spent)) if prepared.secure else None,
         "clip": getattr(prepared.method.bound, "norm", None),
         **shown,
     }
@@ -207,16 +250,65 @@ def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, floa
     return {name: finite(metric(outputs, targets, weights)) for name, metric in prepared.task.metrics.items()}
 
 
-def _over_budget(prepared: Prepared, number: int) -> str | None:
+def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> str | None:
+    """Return why a round may not be played, None if the budget allows it.
+
+    Args:
+        prepared: what runs.
+        number: the round.
+        charges: how often the ledger will have been charged with it; None: once a round.
+    """
     budget = prepared.experiment.privacy.budget
     if budget is None:
         return None
-    needed = prepared.epsilon_after(number)
+    needed = prepared.epsilon_after(number if charges is None else charges)
     if needed <= budget:
         return None
     return (
         f"round {number} would bring epsilon to {needed:.4g}, above the budget of {budget:g}; "
         f"the model after round {number - 1} is kept"
+    )
+
+
+def _patience(prepared: Prepared, folder: RunFolder, ledger: Ledger, number: int) -> Patience:
+    """Return what happens in a round when silos vanish, with every attempt paid for in the ledger.
+
+    A round needs one charge, and one more for every attempt that may have released its sum before it failed; those are
+    listed on disk first, so that a resumed run counts them too.
+    """
+    section, protection = prepared.experiment.protection, prepared.method.protection
+    missing = protection.missing_silos if isinstance(protection, SecureAggregation) else 0
+    rule: OnMissing = "end"
+    if isinstance(protection, SecureAggregation | PrivateWeighting):
+        rule = protection.on_missing
+
+    def failed() -> list[Row]:
+        return [row for row in folder.read_lines(_ATTEMPTS) if row["round"] == number]
+
+    def record(attempt: int, vanished: SiloVanished) -> None:
+        silos, released = list(vanished.silos), vanished.may_have_released
+        row = {"round": number, "attempt": attempt, "silos": silos, "may_have_released": released}
+        folder.append(_ATTEMPTS, {"schema_version": SCHEMA_VERSION, **row})
+
+    def pay() -> None:
+        charged = sum(entry.round == number for entry in ledger.entries)
+        if charged <= sum(row["may_have_released"] for row in failed()):
+            reason = over_budget(prepared, number, len(ledger.entries) + 1)
+            if reason:
+                raise BudgetError(reason)
+            event = prepared.guarantee.of_round(prepared.guarantee.event, number)
+            ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
+
+    rate = section.dropout_rate or 0.0
+    randomness = ExperimentRandomness(prepared.experiment.seed)
+    return Patience(
+        on_missing=rule,
+        waits=rule == "recover" or not missing,
+        least=prepared.population.n_silos - missing,
+        absences=Absences(rate=rate, randomness=randomness) if rate else None,
+        failed=len(failed()),
+        record=record,
+        pay=pay,
     )
 
 

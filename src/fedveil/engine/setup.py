@@ -13,7 +13,9 @@ import torch
 
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import ChannelSection, DataSection, Experiment
+from fedveil.engine.partial import PartialRange
 from fedveil.engine.round import Seat
+from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.choice import choose_trainer
 from fedveil.local.dpsgd import DpSgdTrainer
@@ -26,10 +28,19 @@ from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
 from fedveil.methods import METHODS
+from fedveil.methods.client_messages import through_messages
 from fedveil.methods.guarantee import Federation, Guarantee, derive
 from fedveil.methods.method import Method
-from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.paraaegis import partly_encrypted
+from fedveil.methods.protections import (
+    NO_PROTECTION,
+    PartialEncryption,
+    PrivateWeighting,
+    Protection,
+    SecureAggregation,
+)
 from fedveil.methods.stages import (
+    CentralGaussian,
     ClientContribution,
     GaussianShares,
     LayeredShares,
@@ -46,8 +57,8 @@ from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
 from fedveil.privacy.accounting import Accountant, make_accountant
 from fedveil.privacy.calibration import calibrate_noise
-from fedveil.privacy.closed_form import theorem_noise
-from fedveil.privacy.events import Event, SelfComposedEvent
+from fedveil.privacy.closed_form import remark_1_noise, theorem_noise
+from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Budget
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.denoise import make_denoiser
@@ -64,7 +75,7 @@ class Prepared:
     accountant: Accountant
     seat: Seat
     uncovered: tuple[str, ...]
-    masked_range: MaskedRange | None
+    agreed: MaskedRange | WeightingRange | PartialRange | None
 
     @property
     def secure(self) -> bool:
@@ -85,7 +96,7 @@ class Prepared:
             return 0.0
         loss = rounds * self.task.dimension * self.guarantee.grid_loss
         delta = self.experiment.privacy.delta * math.exp(-loss)
-        return self.accountant.epsilon(SelfComposedEvent(event=event, count=rounds), delta) + loss
+        return self.accountant.epsilon(self.guarantee.after(event, rounds), delta) + loss
 
     @property
     def method(self) -> Method:
@@ -106,9 +117,13 @@ _BY_DATA_SET = {
     "digits": _Defaults(model="mlp", loss="cross_entropy", metrics=("accuracy", "loss")),
     "mnist": _Defaults(model="cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
     "mnist_canonical": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "mnist_centred": _Defaults(model="mlp_32_16", loss="cross_entropy", metrics=("accuracy", "loss")),
     "mnist_rgb": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
     "svhn": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
     "svhn_subset": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "imagenette_subset": _Defaults(
+        model="resnet_small_groupnorm", loss="cross_entropy", metrics=("accuracy", "loss")
+    ),
     "shakespeare": _Defaults(model="lstm", loss="cross_entropy", metrics=("accuracy", "loss")),
     "creditcard": _Defaults(
         model="mlp_groupnorm", loss="cross_entropy", metrics=("balanced_accuracy", "loss")
@@ -159,15 +174,12 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
     records = population.train
     if isinstance(method.contribution, RecordContribution):
         records = records.select(keep_at_most(records, method.contribution.per_user))
-    federation = _federation(population, records)
+    federation = _federation(population, records, task.dimension)
     if experiment.method.noise_multiplier == "calibrated":
         method = _calibrate(experiment, population, federation)
     elif experiment.method.noise_multiplier == "closed-form":
         method = _compose(experiment, population, _closed_form(experiment))[0]
     guarantee = derive(method, federation)
-    masked_range = MaskedRange.of(
-        method, n_silos=population.n_silos, n_users=population.n_users, length=task.dimension
-    )
     numerics = make_accountant(experiment.privacy.accountant, guarantee.adjacency)
     groups, n_silos = _groups(method, population, records)
     cohort = Cohort.of(
@@ -190,8 +202,26 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
         accountant=numerics,
         seat=seat,
         uncovered=(*guarantee.uncovered, *uncovered, *_initial(experiment), *_batching(trainer)),
-        masked_range=masked_range,
+        agreed=_agreed(experiment, method, groups, population, task.dimension),
     )
+
+
+def _agreed(
+    experiment: Experiment, method: Method, groups: Groups, population: Population, dimension: int
+) -> MaskedRange | WeightingRange | PartialRange | None:
+    """Return what the parties of a protocol agree on before any training; None without a protocol."""
+    n_silos, n_users = population.n_silos, population.n_users
+    if isinstance(method.protection, PrivateWeighting):
+        if experiment.trainer.processes > 1:
+            raise ConfigError(
+                "trainer.processes: private weighting takes contributions one by one and runs in one process"
+            )
+        return WeightingRange.of(
+            method, groups, n_silos=n_silos, n_users=n_users, length=dimension, rounds=experiment.rounds
+        )
+    if isinstance(method.protection, PartialEncryption):
+        return PartialRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
+    return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
 
 
 def seat_with(prepared: Prepared, records: Records) -> Seat:
@@ -216,6 +246,8 @@ def _groups(method: Method, population: Population, records: Records) -> tuple[G
                 f"{method.name}: a client is a silo that holds one user, but these data have silos with several "
                 'users or users in several silos; allot them by data.allocation.law = "clients"'
             )
+        if isinstance(method.protection, SecureAggregation | PartialEncryption):
+            return groups, population.n_silos
         return replace(groups, silo=np.zeros_like(groups.silo)), 1
     if isinstance(method.contribution, SiloUserContribution):
         return records.by_silo_user(), population.n_silos
@@ -286,35 +318,60 @@ def _compose(
         local=None if experiment.local is None else LocalSgd(**experiment.local.model_dump()),
         n_silos=population.n_silos,
         n_users=population.n_users,
+        largest_silo=int(population.records_per_silo().max()),
         colluding_silos=experiment.privacy.colluding_silos,
         learning_rate=experiment.method.learning_rate,
     )
-    method = _through(method, experiment.channel)
+    method = _through(method, experiment.channel, population.n_users)
     server = experiment.server
     if server.denoiser is not None:
         method = replace(method, denoiser=make_denoiser(server.denoiser, **server.options()))
-    if experiment.protection.name == "secure-aggregation":
-        method = replace(method, protection=SecureAggregation())
+    method = _protected(method, experiment.protection.value(), population.n_users)
+    if experiment.method.calibration == "as-published":
+        uncovered += ("the noise is measured in the records of the largest client, which count as public",)
     return method, uncovered
 
 
-def _through(method: Method, channel: ChannelSection) -> Method:
-    """Return the method with its silos' noisy sums sent through the channel that was asked for."""
+def _protected(method: Method, protection: Protection, n_users: int) -> Method:
+    """Return the method under a protection, with its noise where and as large as that needs it."""
+    if protection == NO_PROTECTION:
+        return method
+    if isinstance(protection, PartialEncryption):
+        return partly_encrypted(method, protection, n_users)
+    if method.protection not in (NO_PROTECTION, protection):
+        raise CompositionError(
+            f"{method.name} brings its own protection ({type(method.protection).__name__}); remove protection.name, or "
+            "take the method that it is a variant of"
+        )
+    channel = method.channel
+    if isinstance(protection, SecureAggregation) and isinstance(channel, GaussianShares):
+        channel = replace(channel, missing_silos=protection.missing_silos)
+    return replace(method, channel=channel, protection=protection)
+
+
+def _through(method: Method, channel: ChannelSection, n_users: int) -> Method:
+    """Return the method with its silos' noisy sums, or its clients' updates, sent through the channel asked for."""
     if channel.name == "additive":
         return method
+    if isinstance(method.channel, CentralGaussian):
+        messages = through_messages(method.channel, method.sampler, n_users, channel.lattice)
+        return replace(method, channel=messages)
     if not isinstance(method.channel, GaussianShares):
         raise CompositionError(
-            f"{method.name}: channel.name = 'lrsuq' makes the silos' shares of Gaussian noise, but in this method no "
-            "silo adds a share of noise to its sum; use uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
+            f"{method.name}: channel.name = 'lrsuq' makes shares of Gaussian noise, but in this method neither silos "
+            "nor the server add any to a sum; use uldp-naive, uldp-sgd, uldp-avg, uldp-avg-w, dp-fed or dp-fed-ls, or "
+            "cepam-gaussian as it is"
         )
     return replace(method, channel=LayeredShares(shares=method.channel, lattice=channel.lattice))
 
 
 def _closed_form(experiment: Experiment) -> float:
-    """Return the noise multiplier that Theorem 1 (uniform sampling) or 2 (Poisson) admits for the target epsilon."""
+    """Return the noise multiplier that a published theorem admits for the target epsilon."""
     method, privacy = experiment.method, experiment.privacy
     assert method.clip is not None
     assert privacy.epsilon is not None
+    if method.calibration == "as-published":
+        return remark_1_noise(rounds=experiment.rounds, epsilon=privacy.epsilon, delta=privacy.delta)
     found = theorem_noise(
         method.client_sampling or "poisson",
         rate=method.client_sampling_rate or 1.0,
@@ -373,19 +430,24 @@ def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
     return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
 
 
-def _federation(population: Population, records: Records) -> Federation:
+def _federation(population: Population, records: Records, dimension: int) -> Federation:
     counts = records.by_silo(population.n_silos).size
     return Federation(
-        n_silos=population.n_silos, n_users=population.n_users, silo_records=tuple(int(n) for n in counts)
+        n_silos=population.n_silos,
+        n_users=population.n_users,
+        silo_records=tuple(int(n) for n in counts),
+        dimension=dimension,
     )
 
 
 def _calibrate(experiment: Experiment, population: Population, federation: Federation) -> Method:
     """Return the method with the least noise whose whole run stays within the target epsilon."""
 
-    def event(noise_multiplier: float) -> SelfComposedEvent:
+    def event(noise_multiplier: float) -> Event:
         method, _ = _compose(experiment, population, noise_multiplier)
-        return SelfComposedEvent(event=derive(method, federation).event, count=experiment.rounds)
+        guarantee = derive(method, federation)
+        target = guarantee.event if method.calibrated_to == "readers" else guarantee.against_server
+        return guarantee.after(target, experiment.rounds)
 
     assert experiment.privacy.epsilon is not None
     budget = Budget(

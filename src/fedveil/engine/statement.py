@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedveil.engine.folder import finite
 from fedveil.engine.setup import Prepared
+from fedveil.methods.client_messages import ClientMessages, Layered
 from fedveil.methods.stages import LayeredShares
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
@@ -21,7 +22,8 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
     Args:
         prepared: the experiment that ran.
         rounds: complete rounds.
-        charges: rounds the ledger was charged for (a crash may have charged one more).
+        charges: how often the ledger was charged: once a round, and again for every attempt that may have released
+            its sum before silos vanished (a crash may have charged one more).
         spent: everything the ledger charged.
     """
     guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
@@ -41,7 +43,7 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
         units=prepared.population.n_users,
         mechanisms=(*guarantee.mechanisms, f"{rounds} rounds, composed adaptively"),
         trust=tuple(
-            Disclosure(party=view.party, sees=view.sees, epsilon=_against(prepared, view.event, rounds))
+            Disclosure(party=view.party, sees=view.sees, epsilon=_against(prepared, view.event, charges))
             for view in guarantee.views
         ),
         randomness=_randomness(prepared),
@@ -61,7 +63,10 @@ def _randomness(prepared: Prepared) -> str:
     """Return where noise and sampling came from, in words."""
     if not prepared.secure:
         return "noise and sampling derived from a seed, for repetition only"
-    if isinstance(prepared.method.channel, LayeredShares):
+    channel = prepared.method.channel
+    if isinstance(channel, LayeredShares) or (
+        isinstance(channel, ClientMessages) and isinstance(channel.form, Layered)
+    ):
         return (
             "sampling, and a key for every message, drawn from the operating system's cryptographic generator; noise "
             "from a ChaCha20 stream under that key"
@@ -69,6 +74,6 @@ def _randomness(prepared: Prepared) -> str:
     return "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
 
 
-def _against(prepared: Prepared, event: Event, rounds: int) -> float | None:
-    """Return the epsilon of all rounds against one party; None if nothing is guaranteed."""
-    return finite(prepared.epsilon_of(event, rounds)) if prepared.secure else None
+def _against(prepared: Prepared, event: Event, charges: int) -> float | None:
+    """Return the epsilon of all charges against one party; None if nothing is guaranteed."""
+    return finite(prepared.epsilon_of(event, charges)) if prepared.secure else None

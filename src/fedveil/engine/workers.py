@@ -25,6 +25,7 @@ from fedveil.local.distributed import DistributedTrainer, SplitTrainer, serve
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer
 from fedveil.local.vectorized import VmapTrainer
+from fedveil.methods.protections import PrivateWeighting
 from fedveil.randomness import ExperimentRandomness
 
 
@@ -54,8 +55,12 @@ def split_trainer(prepared: Prepared) -> SplitTrainer:
     """Return the run's trainer if its members can be dealt out.
 
     Raises:
-        ConfigError: DP-SGD in silos.
+        ConfigError: DP-SGD in silos, or private weighting, which takes contributions one by one.
     """
+    if isinstance(prepared.method.protection, PrivateWeighting):
+        raise ConfigError(
+            f"{prepared.method.name}: private weighting takes contributions one by one and runs in one process"
+        )
     trainer = prepared.seat.trainer
     if not isinstance(trainer, LoopTrainer | VmapTrainer | SpanTrainer):
         raise ConfigError(

@@ -117,6 +117,7 @@ class Plan:
         mine = self.cohort
         return (
             mine.groups is cohort.groups
+            and mine.rows is cohort.rows
             and mine.features.data_ptr() == cohort.features.data_ptr()
             and mine.features.shape == cohort.features.shape
             and mine.scale == cohort.scale
@@ -134,8 +135,8 @@ class Plan:
         return grams
 
     def silo_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (silo, first record, last record) for each run of records of one silo."""
-        silos = self.cohort.groups.silo[self.members][self.owner[:-1].cpu().numpy()]
+        """Yield (row of the sums, first record, last record) for each run of records of one silo."""
+        silos = self.cohort.sum_rows[self.members][self.owner[:-1].cpu().numpy()]
         cuts = np.flatnonzero(np.diff(silos)) + 1
         for first, last in zip(np.append(0, cuts), np.append(cuts, len(silos)), strict=True):
             if last > first:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -42,6 +42,7 @@ class Cohort:
         groups: which records each contribution holds, and its silo and user.
         n_silos: |S|; the sums have one row per silo.
         device: where to compute.
+        rows: (m,) the row of the sums that each contribution goes into; None: that of its silo.
     """
 
     features: Tensor
@@ -50,6 +51,7 @@ class Cohort:
     groups: Groups
     n_silos: int
     device: torch.device
+    rows: Int64[np.ndarray, " m"] | None = None
 
     @classmethod
     def of(
@@ -69,9 +71,23 @@ class Cohort:
         """Return how many records each member holds (on the CPU)."""
         return torch.from_numpy(self.groups.size[members.cpu().numpy()])
 
+    @property
+    def sum_rows(self) -> Int64[np.ndarray, " m"]:
+        """The row of the sums that each contribution goes into."""
+        return self.groups.silo.astype(np.int64) if self.rows is None else self.rows
+
     def silos(self, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-        """Return the silo of each member, on the device."""
-        return torch.from_numpy(self.groups.silo[members.cpu().numpy()]).long().to(self.device)
+        """Return the row of the sums of each member, on the device: its silo."""
+        return torch.from_numpy(self.sum_rows[members.cpu().numpy()]).to(self.device)
+
+    def apart(self, members: Int64[Tensor, " m"]) -> Cohort:
+        """Return the same cohort with a row of the sums for each of these members: their sums are contributions.
+
+        Batches and dropout are those of the silo that a contribution lies in, as before.
+        """
+        rows = np.full(len(self.groups), -1)
+        rows[members.cpu().numpy()] = np.arange(len(members))
+        return replace(self, n_silos=len(members), rows=rows)
 
     def batch(self, rows: Int64[Tensor, "*batch"]) -> tuple[Tensor, Tensor]:
         """Return the float32 features and the targets of these rows, (*batch, ...) each, on the device."""

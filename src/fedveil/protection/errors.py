@@ -16,3 +16,21 @@ class ProtocolError(FedveilError):
     def __init__(self, reason: str, *, silo: int | None = None) -> None:
         self.silo, self.reason = silo, reason
         super().__init__(reason if silo is None else f"silo {silo}: {reason}")
+
+
+class SiloVanished(ProtocolError):
+    """Silos did not answer, so the attempt is over; what it gave away is masked, and it may be repeated.
+
+    Attributes:
+        silos: those that did not answer.
+        may_have_released: whether the opening of the sum had begun: then the attempt has to be paid for.
+    """
+
+    def __init__(self, silos: tuple[int, ...], *, may_have_released: bool) -> None:
+        self.silos, self.may_have_released = silos, may_have_released
+        when = (
+            "after the opening of the sum had begun: the attempt counts as released"
+            if may_have_released
+            else "before the opening of the sum had begun: nothing was revealed"
+        )
+        super().__init__(f"silos {', '.join(map(str, silos))} vanished {when}")

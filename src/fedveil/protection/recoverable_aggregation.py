@@ -233,6 +233,11 @@ class RecoverableServer:
         return tuple(silo for silo in self._cohort if silo not in self._arrived)
 
     @property
+    def enough(self) -> bool:
+        """Whether so many silos have answered that :meth:`proceed` goes on."""
+        return len(self._arrived) >= self._threshold
+
+    @property
     def survivors(self) -> tuple[int, ...]:
         """The silos whose vectors the sum is over, once :attr:`may_have_released`."""
         return self._cohort
@@ -249,7 +254,7 @@ class RecoverableServer:
             ProtocolError: a moment that was played before, or fewer silos than the threshold.
         """
         check_cohort(cohort, self._plan.silos)
-        self._enough(len(cohort))
+        self._check_enough(len(cohort))
         if moment.run != self._plan.run:
             raise ProtocolError("a round of another run cannot be played")
         self._inbox.open(moment)
@@ -287,7 +292,7 @@ class RecoverableServer:
         Raises:
             ProtocolError: fewer than the threshold answered: the attempt is over and nothing was revealed.
         """
-        self._enough(len(self._arrived))
+        self._check_enough(len(self._arrived))
         answers, self._arrived = self._arrived, {}
         if self._step is not _Step.REVEAL:
             self._cohort = tuple(sorted(answers))
@@ -321,7 +326,7 @@ class RecoverableServer:
             raise ProtocolError(f"the sum is not complete; silos {list(self.missing)} are missing")
         return self._plan.decode(self._sum)
 
-    def _enough(self, silos: int) -> None:
+    def _check_enough(self, silos: int) -> None:
         if silos < self._threshold:
             raise ProtocolError(
                 f"{silos} silos are left and {self._threshold} are needed; the attempt is over"

@@ -251,6 +251,11 @@ class AggregationServer:
         return tuple(silo for silo in self._cohort if silo not in self._arrived)
 
     @property
+    def survivors(self) -> tuple[int, ...]:
+        """The silos whose vectors the sum is over: the whole cohort."""
+        return self._cohort
+
+    @property
     def may_have_released(self) -> bool:
         """Whether own masks of this attempt were asked for: from then on its privacy event counts."""
         return self._phase in (_Phase.REVEAL, _Phase.DONE)

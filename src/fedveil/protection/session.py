@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, Moment
 from fedveil.crypto.keys import IdentityKey
+from fedveil.protection.errors import SiloVanished
 from fedveil.protection.messages import SERVER
 from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
+from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
@@ -36,8 +39,27 @@ class ServerParty(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Absent:
+    """Which silos vanish in an attempt, and when.
+
+    Attributes:
+        before_input: they never send their vector.
+        before_reveal: they send it, and then do not help to open the sum.
+    """
+
+    before_input: frozenset[int] = frozenset()
+    before_reveal: frozenset[int] = frozenset()
+
+
+NOBODY: Final = Absent()
+
+
 class Post:
     """Carries messages until nobody has anything more to say.
+
+    Attributes:
+        gone: silos that have vanished: what is sent to them is not answered.
 
     Args:
         server: the server's state machine.
@@ -47,6 +69,7 @@ class Post:
 
     def __init__(self, server: ServerParty, silos: Sequence[SiloParty], transcript: Transcript) -> None:
         self._server, self._silos, self._transcript = server, silos, transcript
+        self.gone: set[int] = set()
 
     def to_server(self, sender: int, data: bytes) -> None:
         """Deliver a silo's message, and whatever follows from it."""
@@ -57,14 +80,17 @@ class Post:
             if target == SERVER:
                 waiting += [(SERVER, silo, reply) for silo, reply in self._server.receive(source, content)]
             else:
-                waiting += [(target, SERVER, reply) for reply in self._silos[target].receive(content)]
+                waiting += [(target, SERVER, reply) for reply in self._answers(target, content)]
 
     def to_silos(self, messages: list[tuple[int, bytes]]) -> None:
         """Deliver the server's messages, and whatever follows from them."""
         for silo, data in messages:
             self._transcript.record(data)
-            for reply in self._silos[silo].receive(data):
+            for reply in self._answers(silo, data):
                 self.to_server(silo, reply)
+
+    def _answers(self, silo: int, data: bytes) -> list[bytes]:
+        return [] if silo in self.gone else self._silos[silo].receive(data)
 
 
 class AggregationSession:
@@ -74,16 +100,27 @@ class AggregationSession:
         silos: how many silos.
         length: d, coordinates of a vector.
         limit: largest absolute value of a silo's coordinate, noise included, in grid units.
+        threshold: how many silos must survive a round with recovery; None: every silo must.
 
     Raises:
-        ProtocolError: the sums would not fit.
+        ProtocolError: the sums would not fit, or a threshold that is not above half of the silos.
     """
 
-    def __init__(self, *, silos: int, length: int, limit: int) -> None:
+    def __init__(self, *, silos: int, length: int, limit: int, threshold: int | None = None) -> None:
         self.plan = AggregationPlan(run=os.urandom(RUN_BYTES), silos=silos, length=length, limit=limit)
         self.transcript = Transcript()
         identities = [IdentityKey.generate() for _ in range(silos)]
         roster = tuple(identity.public for identity in identities)
+        self._silos: list[AggregationSilo] | list[RecoverableSilo]
+        self._server: AggregationServer | RecoverableServer
+        if threshold is not None:
+            self._silos = [
+                RecoverableSilo(self.plan, threshold=threshold, index=index, identity=identity, roster=roster)
+                for index, identity in enumerate(identities)
+            ]
+            self._server = RecoverableServer(self.plan, threshold=threshold)
+            self._post = Post(self._server, self._silos, self.transcript)
+            return
         self._silos = [
             AggregationSilo(self.plan, index=index, identity=identity, roster=roster)
             for index, identity in enumerate(identities)
@@ -93,8 +130,18 @@ class AggregationSession:
         for silo in self._silos:
             self._post.to_server(silo.index, silo.announce())
 
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The silos that the last sum is over."""
+        return self._server.survivors
+
     def aggregate(
-        self, round_number: int, units: Mapping[int, Int64[np.ndarray, " d"]], *, attempt: int = 0
+        self,
+        round_number: int,
+        units: Mapping[int, Int64[np.ndarray, " d"]],
+        *,
+        attempt: int = 0,
+        absent: Absent = NOBODY,
     ) -> Int64[np.ndarray, " d"]:
         """Return the sum over the silos that are there, as the server learns it.
 
@@ -102,15 +149,26 @@ class AggregationSession:
             round_number: counts from 1; each pair of round and attempt can be played once.
             units: per silo its (d,) vector with its share of the noise, in grid units.
             attempt: how often this round was begun before.
+            absent: who of them vanishes on the way.
 
         Raises:
+            SiloVanished: a silo did not answer, and with recovery too few did.
             ProtocolError: fewer than two silos, a value above the limit, or a moment that was played before.
         """
         cohort = tuple(sorted(units))
         moment = Moment(run=self.plan.run, round=round_number, attempt=attempt)
+        self._post.gone = set()
         self._post.to_silos(self._server.begin(moment, cohort))
         for silo in cohort:
-            self._post.to_server(silo, self._silos[silo].contribute(units[silo]))
+            if silo not in absent.before_input:
+                vector = self._silos[silo].contribute(units[silo])
+                self._post.gone |= {silo} & absent.before_reveal
+                self._post.to_server(silo, vector)
+        while missing := self._server.missing:
+            self._post.gone |= set(missing)
+            if not isinstance(self._server, RecoverableServer) or not self._server.enough:
+                raise SiloVanished(missing, may_have_released=self._server.may_have_released)
+            self._post.to_silos(self._server.proceed())
         return self._server.result()
 
 
@@ -153,26 +211,34 @@ class WeightingSession:
     def aggregate(
         self,
         round_number: int,
-        contributions: Sequence[Contributions],
-        noise: Sequence[Int64[np.ndarray, " d"]],
+        inputs: Iterable[tuple[Contributions, Int64[np.ndarray, " d"]]],
         *,
         drawn: Bool[np.ndarray, " users"] | None = None,
         attempt: int = 0,
+        absent: Absent = NOBODY,
     ) -> Float64[np.ndarray, " d"]:
         """Return sum_s ( sum_u n_{s,u}/N_u y_{s,u} + z_s ) over the drawn users, in grid units.
 
         Args:
             round_number: counts from 1; each pair of round and attempt can be played once.
-            contributions: per silo the (m, d) clipped contributions of its :attr:`WeightingSilo.members`, weight 1.
-            noise: per silo its (d,) exact integer noise share.
+            inputs: per silo the (m, d) clipped contributions of its :attr:`WeightingSilo.members`, weight 1, and its
+                (d,) exact integer noise share; taken one silo at a time.
             drawn: (|U|,) who takes part, if the plan has the server draw users.
             attempt: how often this round was begun before.
+            absent: which silos vanish on the way.
 
         Raises:
+            SiloVanished: a silo did not answer.
             ProtocolError: values the plan does not allow, a moment played before, or a sum that fails its check.
         """
         moment = Moment(run=self.plan.run, round=round_number, attempt=attempt)
+        self._post.gone = set()
         self._post.to_silos(self.server.begin(moment, drawn))
-        for silo, units, share in zip(self.silos, contributions, noise, strict=True):
-            self._post.to_server(silo.index, silo.contribute(units, share))
+        for silo, (units, share) in zip(self.silos, inputs, strict=True):
+            if silo.index not in absent.before_input:
+                encrypted = silo.contribute(units, share)
+                self._post.gone |= {silo.index} & absent.before_reveal
+                self._post.to_server(silo.index, encrypted)
+        if missing := self.server.missing:
+            raise SiloVanished(missing, may_have_released=self.server.may_have_released)
         return self.server.result()

@@ -41,6 +41,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self._lines: list[Line] = []
+        self._taken = 0
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -63,6 +64,18 @@ class Transcript:
                 purpose=envelope.message.purpose,
                 bytes=len(data),
             )
+        )
+
+    def take(self) -> tuple[Line, ...]:
+        """Return the lines since the last call."""
+        lines = tuple(self._lines[self._taken :])
+        self._taken = len(self._lines)
+        return lines
+
+    def bytes_up(self, round_number: int) -> int:
+        """Return the bytes that all silos sent to the server in a round, all its attempts included."""
+        return sum(
+            line.bytes for line in self._lines if line.round == round_number and line.recipient == "server"
         )
 
     def write(self, path: Path) -> None:

@@ -16,6 +16,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from jaxtyping import Int64
+
 from fedveil.crypto.agreement import Moment
 from fedveil.protection.errors import ProtocolError
 
@@ -32,9 +35,8 @@ class WeightingPlan:
         silos: |S|.
         users: |U|.
         length: d, coordinates of a contribution.
-        largest_count: N_max: no user has more records in all. Each silo checks n_{s,u} <= N_max / |S|, so
-        that nobody
-            has to learn a total.
+        largest_count: N_max: no user has more records in all. Each silo checks n_{s,u} <= N_max / |S|, so that
+            nobody has to learn a total.
         norm_limit: the largest l2 norm of one contribution, in grid units (so also of a coordinate).
         noise_limit: the largest absolute value of one silo's noise share, in grid units.
         renewed: whether the encrypted weights change from round to round (sub-sampling).
@@ -142,7 +144,24 @@ class WeightingPlan:
         the discrete Gaussian is accounted with clip + sqrt(d) instead of clip
         (docs/theory/private-weighting.md).
         """
-        return clip_units + math.sqrt(self.length)
+        return rounded_sensitivity(clip_units, self.length)
+
+    def check_counts(self, counts: Int64[np.ndarray, " users"], silo: int) -> None:
+        """Return if a silo's record counts are such that no total exceeds N_max; the silo itself checks this.
+
+        Raises:
+            ProtocolError: a count above N_max / |S| or below zero, or another number of users.
+        """
+        if counts.shape != (self.users,):
+            raise ProtocolError(
+                f"the plan has {self.users} users, this silo has counts of {counts.size}", silo=silo
+            )
+        if counts.max() > self.count_limit or counts.min() < 0:
+            raise ProtocolError(
+                f"a user has more records here than N_max / |S| = {self.count_limit}; "
+                "raise N_max or cap the records per user",
+                silo=silo,
+            )
 
     def require(self, modulus: int, setting: str) -> None:
         """Return if T_j is determined by its remainder modulo the plaintext modulus.
@@ -156,3 +175,8 @@ class WeightingPlan:
                 f"{self.common.bit_length()}) and {setting} offers {modulus.bit_length() - 1}; "
                 "take a larger key, or cap the records per user"
             )
+
+
+def rounded_sensitivity(clip: float, length: int, grid: float = 1.0) -> float:
+    """Return the l2 sensitivity of a sum of d coordinates that is rounded to a grid under one dither: C + sqrt(d) g."""
+    return clip + math.sqrt(length) * grid

@@ -75,18 +75,9 @@ class WeightingSilo:
         counts: Int64[np.ndarray, " users"],
         evaluator: Callable[[WeightingPlan, bytes], Evaluator],
     ) -> None:
-        if len(roster) != plan.silos or counts.shape != (plan.users,):
-            raise ProtocolError(
-                f"the plan has {plan.silos} silos and {plan.users} users, this silo was given {len(roster)} "
-                f"and {counts.size}",
-                silo=index,
-            )
-        if counts.max() > plan.count_limit or counts.min() < 0:
-            raise ProtocolError(
-                f"a user has more records here than N_max / |S| = {plan.count_limit}; "
-                "raise N_max or cap the records per user",
-                silo=index,
-            )
+        if len(roster) != plan.silos:
+            raise ProtocolError(f"the plan has {plan.silos} silos, the roster {len(roster)}", silo=index)
+        plan.check_counts(counts, index)
         self.index = index
         self._plan, self._counts, self._make = plan, counts.astype(np.int64), evaluator
         self._peers = Peers(index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)

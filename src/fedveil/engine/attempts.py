@@ -1,0 +1,126 @@
+"""What a run does about silos that vanish in the middle of a round.
+
+An attempt whose silos vanish before the sum is opened has revealed nothing but masked numbers; it costs no budget and
+is repeated under fresh keys and with fresh noise. One that got farther may have released its sum: it is recorded on
+disk and paid for like any other before the round goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from fedveil.protection.errors import ProtocolError, SiloVanished
+from fedveil.protection.session import NOBODY, Absent
+from fedveil.randomness import ExperimentRandomness
+
+OnMissing = Literal["end", "retry", "recover"]
+
+MOST_ATTEMPTS: Final = 10
+"""Attempts at one round; then the run ends, and may be resumed."""
+
+_T = TypeVar("_T")
+
+
+def _keep_no_record(attempt: int, vanished: SiloVanished) -> None:
+    """The default of a patience without a run folder."""
+
+
+def _pay_nothing() -> None:
+    """The default of a patience without a ledger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absences:
+    """Which silos vanish, in a simulation: each in every attempt with a probability, independent of all data.
+
+    Half of them vanish before they send their vector, half after it.
+
+    Attributes:
+        rate: the probability.
+        randomness: of the experiment's seed.
+    """
+
+    rate: float
+    randomness: ExperimentRandomness
+
+    def of(self, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Absent:
+        """Return who vanishes of a cohort in an attempt."""
+        random = self.randomness.numpy("absences", round_number, attempt)
+        gone = [silo for silo in cohort if random.random() < self.rate]
+        early = frozenset(silo for silo in gone if random.random() < 0.5)
+        return Absent(before_input=early, before_reveal=frozenset(gone) - early)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """The rule for vanished silos.
+
+    Attributes:
+        on_missing: "end" ends the run; "retry" repeats the round; "recover" has the protocol go on without them, and
+            repeats the round if too few are left.
+        waits: whether a repeated round is played with all silos again, once they are back; else with the rest.
+        least: the fewest silos of a sum.
+        absences: who vanishes, where that is simulated.
+        failed: attempts at the round that failed before the run was resumed.
+        record: told of every attempt that failed, before anything else happens.
+        pay: called before an attempt; refuses one that is not paid for.
+    """
+
+    on_missing: OnMissing
+    waits: bool
+    least: int
+    absences: Absences | None = None
+    failed: int = 0
+    record: Callable[[int, SiloVanished], None] = _keep_no_record
+    pay: Callable[[], None] = _pay_nothing
+
+    def play(
+        self,
+        round_number: int,
+        silos: tuple[int, ...],
+        attempt: Callable[[int, tuple[int, ...], Absent], _T],
+    ) -> tuple[_T, int]:
+        """Return what an attempt at the round gave that came to its end, and how many it took.
+
+        Args:
+            round_number: counts from 1.
+            silos: all silos.
+            attempt: plays an attempt: its number, who begins it, and who of them vanishes.
+
+        Raises:
+            SiloVanished: the rule is to end.
+            ProtocolError: too few silos are left, or too many attempts failed.
+            BudgetError: another attempt is beyond the budget.
+        """
+        cohort = silos
+        for number in range(MOST_ATTEMPTS):
+            self.pay()
+            absent = (
+                NOBODY
+                if self.absences is None
+                else self.absences.of(round_number, self.failed + number, cohort)
+            )
+            try:
+                return attempt(number, cohort, absent), number + 1
+            except SiloVanished as vanished:
+                self.record(self.failed + number, vanished)
+                if self.on_missing == "end":
+                    raise
+                if self.waits:
+                    continue
+                cohort = tuple(silo for silo in cohort if silo not in vanished.silos)
+                if len(cohort) < self.least:
+                    raise ProtocolError(
+                        f"round {round_number}: {len(cohort)} silos are left and {self.least} are needed, because the "
+                        "shares of the noise are sized for so many; `fedveil resume` repeats the round with all"
+                    ) from vanished
+        raise ProtocolError(
+            f"round {round_number}: silos vanished in each of {MOST_ATTEMPTS} attempts; `fedveil resume` goes on from "
+            "the last complete round when they are back"
+        )
+
+
+IMPATIENT: Final = Patience(on_missing="end", waits=True, least=2)
+"""Every silo is there, or the round ends."""
