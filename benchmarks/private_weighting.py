@@ -207,7 +207,8 @@ def _whole(plan: WeightingPlan) -> float:
             plan, counts, holder=PaillierKeyHolder(plan, _key()), evaluator=PaillierEvaluator
         )
         rows = [_contributions(rng, plan) for _ in range(plan.silos)]
-        session.aggregate(1, rows, [np.zeros(plan.length, dtype=np.int64)] * plan.silos)
+        zero = [np.zeros(plan.length, dtype=np.int64)] * plan.silos
+        session.aggregate(1, zip(rows, zero, strict=True))
 
     return _timed(run)[1]
 
@@ -284,7 +285,9 @@ def _medical_rounds(plan: WeightingPlan, counts: np.ndarray) -> tuple[float, lis
     spent = []
     for round_number in (1, 2):
         rows = [_contributions(rng, plan)[: len(silo.members)] for silo in session.silos]
-        spent.append(_timed(lambda r=round_number, rows=rows: session.aggregate(r, rows, zero))[1])  # type: ignore[misc]
+        spent.append(
+            _timed(lambda r=round_number, rows=rows: session.aggregate(r, zip(rows, zero, strict=True)))[1]
+        )  # type: ignore[misc]
     return setup, spent
 
 

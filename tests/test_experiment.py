@@ -107,7 +107,7 @@ def test_every_preset_is_valid_at_both_scales(name: str) -> None:
 
 def test_presets_cover_figures_4_to_9() -> None:
     figures = {int(match[1]) for name in presets() if (match := re.match(r"figure-(\d)", name))}
-    assert figures == {4, 5, 6, 7, 8, 9}
+    assert figures >= {4, 5, 6, 7, 8, 9}
 
 
 def test_published_settings_of_a_scenario_reach_the_variant() -> None:

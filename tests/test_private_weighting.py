@@ -87,7 +87,7 @@ def plain_sum(session, counts, contributions, noise, drawn=None):
 
 def check_round(session, counts, rng, round_number=1, drawn=None):
     contributions, noise = inputs(session, rng)
-    found = session.aggregate(round_number, contributions, noise, drawn=drawn)
+    found = session.aggregate(round_number, zip(contributions, noise, strict=True), drawn=drawn)
     expected = plain_sum(session, counts, contributions, noise, drawn)
     assert np.abs(found - expected).max() <= session.plan.silos / 2 + 1e-3
 
@@ -132,7 +132,7 @@ def test_real_numbers_come_out_within_the_published_precision():
     noise = [rng.normal(0, 0.5, 12) for _ in session.silos]
     rounded = [np.rint(d / precision).astype(np.int64) for d in deltas]
     shares = [np.rint(z / precision).astype(np.int64) for z in noise]
-    found = session.aggregate(1, rounded, shares) * precision
+    found = session.aggregate(1, zip(rounded, shares, strict=True)) * precision
     expected = plain_sum(session, counts, deltas, noise)
     assert np.abs(found - expected).max() <= (plan.users + plan.silos) * precision
 
@@ -160,7 +160,7 @@ def test_oblivious_transfer_gives_each_user_wholly_or_not_at_all():
     zero = [np.zeros(3, dtype=np.int64)] * 3
     drawn = []
     for round_number in range(1, 21):
-        found = session.aggregate(round_number, rows, zero) / 1000
+        found = session.aggregate(round_number, zip(rows, zero, strict=True)) / 1000
         assert np.all((np.abs(found) < 0.002) | (np.abs(found - 1) < 0.002))
         drawn.append(found > 0.5)
     assert stats.binomtest(int(np.sum(drawn)), 60, 2 / 3).pvalue > FALSE_ALARM
@@ -193,7 +193,7 @@ def test_ring_lwe_works_over_several_blocks_and_with_oblivious_transfer():
     counts = np.array([[1, 3], [2, 0]])
     session = WeightingSession(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
     contributions, noise = inputs(session, rng)
-    found = session.aggregate(1, contributions, noise)
+    found = session.aggregate(1, zip(contributions, noise, strict=True))
     possible = [
         plain_sum(session, counts, contributions, noise, np.array([a, b])) for a in (0, 1) for b in (0, 1)
     ]
@@ -300,7 +300,7 @@ def test_a_silo_that_changes_its_counts_is_noticed():
     session = session_of(plan_of(), counts)
     session.silos[1]._counts[3] += 1
     with pytest.raises(ProtocolError, match="check coordinate is wrong"):
-        session.aggregate(1, *inputs(session, rng))
+        session.aggregate(1, zip(*inputs(session, rng), strict=True))
 
 
 def test_more_records_than_n_max_give_an_error_and_no_garbage():
@@ -316,7 +316,7 @@ def test_more_records_than_n_max_give_an_error_and_no_garbage():
         u: pow(int(t), -1, session.server._holder.modulus) for u, t in enumerate(totals)
     }
     with pytest.raises(ProtocolError, match="N_max = 9"):
-        session.aggregate(1, *inputs(session, rng))
+        session.aggregate(1, zip(*inputs(session, rng), strict=True))
 
 
 def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
@@ -335,7 +335,7 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
         session.server.result()
     with pytest.raises(ProtocolError, match="keys are used once"):
         session.server.begin(first)
-    found = session.aggregate(1, contributions, noise, attempt=1)
+    found = session.aggregate(1, zip(contributions, noise, strict=True), attempt=1)
     assert np.abs(found - plain_sum(session, counts, contributions, noise)).max() <= 2
     assert session.server.may_have_released
     with pytest.raises(ProtocolError, match="silo 2: "):
@@ -354,7 +354,7 @@ def test_a_silo_that_missed_the_weights_gets_them_with_the_next_attempt():
             session.silos[recipient].receive(data)
     for round_number, attempt in ((1, 1), (2, 0), (3, 0)):
         contributions, noise = inputs(session, rng)
-        found = session.aggregate(round_number, contributions, noise, attempt=attempt)
+        found = session.aggregate(round_number, zip(contributions, noise, strict=True), attempt=attempt)
         assert np.abs(found - plain_sum(session, counts, contributions, noise)).max() <= 1.5
     sizes = [line.bytes for line in session.transcript.lines if line.purpose == EncryptedWeights.purpose]
     assert sizes[:3] > sizes[3:6] == sizes[6:]
@@ -531,7 +531,7 @@ def test_the_fraction_that_noise_cannot_cover_is_uniform():
     counts = np.array([[1], [2], [0]])
     session = session_of(plan, counts)
     rows = [np.ones((len(s.members), 400), dtype=np.int64) for s in session.silos]
-    found = session.aggregate(1, rows, [np.zeros(400, dtype=np.int64)] * 3)
+    found = session.aggregate(1, zip(rows, [np.zeros(400, dtype=np.int64)] * 3, strict=True))
     remainders = np.rint(found * plan.common).astype(np.int64) % plan.common
     assert plan.common == 60
     assert stats.chisquare(np.bincount(remainders // 10, minlength=6)).pvalue > FALSE_ALARM
@@ -544,7 +544,7 @@ def test_a_transcript_shows_no_function_of_one_silos_counts():
         session = session_of(plan_of(), counts)
         zero = np.zeros(5, dtype=np.int64)
         rows = [np.zeros((len(s.members), 5), dtype=np.int64) for s in session.silos]
-        session.aggregate(1, rows, [zero] * 3)
+        session.aggregate(1, zip(rows, [zero] * 3, strict=True))
         lines.append(session.transcript.lines)
     assert lines[0] == lines[1]
     kinds = {WeightingKey, SealedSeed, BlindedHistogram, Participants, EncryptedWeights, EncryptedSum}

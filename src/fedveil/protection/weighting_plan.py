@@ -78,10 +78,11 @@ class WeightingPlan:
                 f"{self.chosen} of {self.places} places: oblivious transfer draws users anew each round with a "
                 "probability strictly between 0 and 1"
             )
-        if self.common.bit_length() > _LARGEST_COMMON_BITS:
+        # lcm(1..n) >= 2^n from n = 7 on: a larger N_max is refused before the multiple is computed.
+        if self.largest_count > _LARGEST_COMMON_BITS or self.common.bit_length() > _LARGEST_COMMON_BITS:
             raise ProtocolError(
-                f"N_max = {self.largest_count} makes lcm(1..N_max) {self.common.bit_length()} bits long, more than "
-                f"{_LARGEST_COMMON_BITS}; cap the records per user"
+                f"N_max = {self.largest_count} makes lcm(1..N_max) longer than {_LARGEST_COMMON_BITS} bits; cap the "
+                "records per user"
             )
         if self.norm_limit * self.count_limit >= 2**61:
             raise ProtocolError(

@@ -1,0 +1,369 @@
+"""Silos that vanish in a round: what is revealed, what is paid, with whom the round goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, Patience
+from fedveil.engine.round import coordinate, local_sums, members_of
+from fedveil.engine.run import resume, run
+from fedveil.engine.setup import prepare
+from fedveil.errors import CompositionError, ConfigError
+from fedveil.methods.guarantee import Federation, derive
+from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.uldp import uldp_avg
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.errors import ProtocolError, SiloVanished
+from fedveil.protection.session import NOBODY, Absent, AggregationSession
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.contract.test_methods import CLIP, LOCAL, SIGMA
+from tests.test_protected_run import asked
+from tests.test_run import Silent, files, same_model
+from tests.test_weighted_run import asked as weighted
+
+EARLY, LATE = Absent(before_input=frozenset({1})), Absent(before_reveal=frozenset({1}))
+AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0}
+
+
+@pytest.fixture(autouse=True)
+def _real_data(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(data_folder))
+
+
+def units(silos: int, length: int = 5) -> dict[int, np.ndarray]:
+    return {silo: np.arange(length) * 10**silo - silo for silo in range(silos)}
+
+
+# --- one attempt ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("absent", "released"), [(EARLY, False), (LATE, True)])
+def test_a_vanished_silo_ends_the_attempt_and_the_next_is_played_with_the_rest(
+    absent: Absent, released: bool
+) -> None:
+    session, vectors = AggregationSession(silos=3, length=5, limit=10**4), units(3)
+    with pytest.raises(SiloVanished, match="silos 1 vanished") as vanished:
+        session.aggregate(1, vectors, absent=absent)
+    assert vanished.value.silos == (1,)
+    assert vanished.value.may_have_released is released
+    del vectors[1]
+    total = session.aggregate(1, vectors, attempt=1)
+    np.testing.assert_array_equal(total, vectors[0] + vectors[2])
+    assert session.survivors == (0, 2)
+    np.testing.assert_array_equal(session.aggregate(2, units(3)), sum(units(3).values()))
+
+
+@pytest.mark.parametrize(("absent", "rest"), [(NOBODY, (0, 1, 2)), (EARLY, (0, 2)), (LATE, (0, 1, 2))])
+def test_with_recovery_the_attempt_goes_on_with_what_arrived(absent: Absent, rest: tuple[int, ...]) -> None:
+    session, vectors = AggregationSession(silos=3, length=5, limit=10**4, threshold=2), units(3)
+    for round_number in (1, 2):
+        total = session.aggregate(round_number, vectors, absent=absent)
+        np.testing.assert_array_equal(total, sum(vectors[silo] for silo in rest))
+        assert session.survivors == rest
+
+
+@pytest.mark.parametrize(
+    ("absent", "released"),
+    [
+        (Absent(before_input=frozenset({0, 1})), False),
+        (Absent(before_input=frozenset({0}), before_reveal=frozenset({1})), True),
+        (Absent(before_reveal=frozenset({0, 1})), True),
+    ],
+)
+def test_recovery_gives_up_below_its_threshold(absent: Absent, released: bool) -> None:
+    session = AggregationSession(silos=3, length=5, limit=10**4, threshold=2)
+    with pytest.raises(SiloVanished) as vanished:
+        session.aggregate(1, units(3), absent=absent)
+    assert vanished.value.may_have_released is released
+    np.testing.assert_array_equal(session.aggregate(1, units(3), attempt=1), sum(units(3).values()))
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Plays attempts that fail as told, and keeps what happened in which order."""
+
+    def __init__(self, *failures: tuple[tuple[int, ...], bool]) -> None:
+        self.failures, self.log = list(failures), []
+
+    def patience(self, **changes: Any) -> Patience:
+        rule = {"on_missing": "retry", "waits": True, "least": 2} | changes
+        return Patience(
+            **rule,
+            record=lambda number, vanished: self.log.append(("record", number, vanished.may_have_released)),
+            pay=lambda: self.log.append(("pay",)),
+        )
+
+    def attempt(self, number: int, cohort: tuple[int, ...], absent: Absent) -> str:
+        self.log.append(("play", number, cohort))
+        if not self.failures:
+            return "the sum"
+        silos, released = self.failures.pop(0)
+        raise SiloVanished(silos, may_have_released=released)
+
+
+def test_every_attempt_is_paid_before_it_and_recorded_after_it() -> None:
+    play = Scripted(((2,), True), ((0,), False))
+    assert play.patience().play(1, (0, 1, 2), play.attempt) == ("the sum", 3)
+    assert [step[0] for step in play.log] == ["pay", "play", "record"] * 2 + ["pay", "play"]
+    assert [step[2] for step in play.log if step[0] == "record"] == [True, False]
+    assert {step[2] for step in play.log if step[0] == "play"} == {(0, 1, 2)}
+
+
+def test_the_rest_goes_on_as_long_as_the_noise_is_enough() -> None:
+    play = Scripted(((2,), False))
+    play.patience(waits=False).play(1, (0, 1, 2), play.attempt)
+    assert play.log[-1] == ("play", 1, (0, 1))
+    play = Scripted(((2,), False), ((0,), False))
+    with pytest.raises(ProtocolError, match="1 silos are left and 2 are needed"):
+        play.patience(waits=False).play(1, (0, 1, 2), play.attempt)
+
+
+def test_a_round_ends_at_the_first_vanished_silo_or_after_many_attempts() -> None:
+    play = Scripted(((2,), False))
+    with pytest.raises(SiloVanished):
+        play.patience(on_missing="end").play(1, (0, 1, 2), play.attempt)
+    assert [step[0] for step in play.log] == ["pay", "play", "record"]
+    play = Scripted(*[((2,), False)] * MOST_ATTEMPTS)
+    with pytest.raises(ProtocolError, match=f"each of {MOST_ATTEMPTS} attempts"):
+        play.patience().play(1, (0, 1, 2), play.attempt)
+
+
+def test_absences_have_their_rate_and_are_those_of_the_seed() -> None:
+    absences, silos = Absences(rate=0.3, randomness=ExperimentRandomness(5)), tuple(range(40))
+    drawn = [absences.of(number, attempt, silos) for number in range(50) for attempt in range(5)]
+    assert drawn == [absences.of(number, attempt, silos) for number in range(50) for attempt in range(5)]
+    early = sum(len(one.before_input) for one in drawn) / len(drawn) / 40
+    late = sum(len(one.before_reveal) for one in drawn) / len(drawn) / 40
+    assert early == pytest.approx(0.15, abs=0.02)
+    assert late == pytest.approx(0.15, abs=0.02)
+    assert not any(one.before_input & one.before_reveal for one in drawn)
+
+
+# --- noise and guarantee ----------------------------------------------------------------------------------------
+
+
+def lacking(missing: int, colluding: int = 0) -> Any:
+    method = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, colluding_silos=colluding)
+    protection = SecureAggregation(on_missing="retry", missing_silos=missing)
+    return replace(method, channel=replace(method.channel, missing_silos=missing), protection=protection)
+
+
+@pytest.mark.parametrize(("missing", "colluding"), [(1, 0), (2, 0), (1, 1), (2, 1)])
+def test_a_sum_that_lacks_silos_keeps_the_stated_noise(missing: int, colluding: int) -> None:
+    method, silos = lacking(missing, colluding), 5
+    left = method.noise_std(silos, silos - missing)
+    unknown = left * math.sqrt((silos - missing - colluding) / (silos - missing))
+    assert unknown == pytest.approx(SIGMA * CLIP)
+    guarantee = derive(method, Federation(n_silos=silos, n_users=6))
+    assert guarantee.event == GaussianEvent(noise_multiplier=SIGMA)
+    known = guarantee.views[-1].event
+    honest = silos - missing - max(1, colluding)
+    expected = left * math.sqrt(honest / (silos - missing)) / CLIP
+    assert known.noise_multiplier == pytest.approx(expected)
+    assert any(f"may lack {missing}" in line for line in guarantee.mechanisms)
+
+
+def test_shares_that_are_not_sized_for_missing_silos_are_refused() -> None:
+    method = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA)
+    with pytest.raises(CompositionError, match="sized for 0"):
+        replace(method, protection=SecureAggregation(on_missing="retry", missing_silos=1))
+
+
+@pytest.mark.parametrize(
+    ("method", "protection", "error", "reason"),
+    [
+        ({}, {"on_missing": "recover"}, CompositionError, "nothing to recover from"),
+        ({}, {"missing_silos": 1}, CompositionError, "a missing silo ends the run"),
+        ({}, {"on_missing": "recover", "missing_silos": 2}, ProtocolError, "threshold 1 of 3"),
+        ({}, {"on_missing": "retry", "missing_silos": 3}, CompositionError, "honest and there"),
+        (
+            {"name": "uldp-avg-w"},
+            {"on_missing": "retry", "missing_silos": 1},
+            CompositionError,
+            "renormalise",
+        ),
+        (
+            {"name": "uldp-avg-w"},
+            {"on_missing": "recover", "missing_silos": 1},
+            CompositionError,
+            "renormalise",
+        ),
+    ],
+)
+def test_rules_that_cannot_be_kept_are_refused_before_training(
+    method: dict[str, Any], protection: dict[str, Any], error: type[Exception], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        prepare(asked(method=AVG | method, protection={"name": "secure-aggregation"} | protection))
+
+
+@pytest.mark.parametrize(
+    ("protection", "reason"),
+    [
+        ({"name": "none", "dropout_rate": 0.1}, "dropout_rate: belongs to"),
+        ({"name": "private-weighting", "on_missing": "recover"}, "cannot do without a silo"),
+        ({"name": "private-weighting", "on_missing": "retry", "missing_silos": 1}, "cannot do without"),
+        ({"name": "secure-aggregation", "dropout_rate": 1.0}, "dropout_rate"),
+    ],
+)
+def test_keys_about_vanished_silos_that_do_not_belong_are_refused(
+    protection: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        asked(method=AVG, protection=protection)
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, script: dict[tuple[int, int], Absent]) -> None:
+    def of(self: Absences, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Absent:
+        return script.get((round_number, attempt), NOBODY)
+
+    monkeypatch.setattr(Absences, "of", of)
+
+
+def secure(**protection: Any) -> Callable[..., Any]:
+    return lambda **changes: asked(
+        method=AVG,
+        rounds=3,
+        protection={"name": "secure-aggregation", "dropout_rate": 0.5} | protection,
+        **changes,
+    )
+
+
+def test_an_attempt_is_charged_if_and_only_if_it_may_have_released(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripted(monkeypatch, {(1, 0): EARLY, (2, 0): LATE})
+    prepared = prepare(secure(on_missing="retry", missing_silos=1)(privacy={}))
+    outcome = run(prepared, tmp_path, Silent(), transcript=True)
+    entries = read_entries(outcome.folder / "ledger.jsonl")
+    assert [(entry.round, entry.attempt) for entry in entries] == [(1, 0), (2, 0), (2, 1), (3, 0)]
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("attempts") for row in rows] == [None, 2, 2, 1]
+    assert [row.get("summed") for row in rows] == [None, 2, 2, 3]
+    spent = [prepared.epsilon_after(charges) for charges in (0, 1, 3, 4)]
+    assert [row["epsilon"] for row in rows] == spent
+    assert outcome.statement.epsilon == spent[-1]
+    failed = [json.loads(line) for line in (outcome.folder / "attempts.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["attempt"], row["silos"], row["may_have_released"]) for row in failed] == [
+        (1, 0, [1], False),
+        (2, 0, [1], True),
+    ]
+    lines = [json.loads(line) for line in (outcome.folder / "transcript.jsonl").read_text().splitlines()]
+    assert {line["attempt"] for line in lines if line["round"] == 2} == {0, 1}
+
+
+def test_a_round_without_a_silo_is_the_mean_over_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripted(monkeypatch, {(1, 0): EARLY})
+    quiet = AVG | {"noise_multiplier": 0.0}
+    whole = prepare(asked(method=quiet, rounds=1))
+    kept = whole.seat.cohort.groups.silo != 1
+    groups = whole.seat.cohort.groups
+    part = replace(
+        groups,
+        start=groups.start[kept],
+        size=groups.size[kept],
+        silo=groups.silo[kept],
+        user=groups.user[kept],
+    )
+    seat = replace(
+        whole.seat, cohort=replace(whole.seat.cohort, groups=part), weights=whole.seat.weights[kept]
+    )
+    sums = local_sums(seat, whole.task.initial(), members_of(part, None), 1, ExperimentRandomness(0))
+    expected = coordinate(
+        whole.method,
+        whole.task.initial(),
+        sums.total.numpy().sum(0),
+        n_silos=2,
+        n_users=whole.population.n_users,
+        drawn=None,
+        shapes=whole.seat.shapes,
+        round_number=1,
+        privacy=PrivacyRandomness.insecure(11),
+    )
+    for rule in ("retry", "recover"):
+        protection = {
+            "name": "secure-aggregation",
+            "on_missing": rule,
+            "missing_silos": 1,
+            "dropout_rate": 0.5,
+        }
+        outcome = run(prepare(asked(method=quiet, rounds=1, protection=protection)), tmp_path, Silent())
+        found = np.concatenate([values.ravel() for values in files(outcome.folder)[1].values()])
+        assert outcome.row["summed"] == 2
+        assert outcome.row["attempts"] == (2 if rule == "retry" else 1)
+        np.testing.assert_allclose(np.sort(found), np.sort(expected.numpy()), rtol=0, atol=1e-6)
+
+
+def test_weights_by_records_wait_for_the_silo_and_change_no_bit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    protection = {"name": "secure-aggregation", "on_missing": "retry", "dropout_rate": 0.5}
+    quiet = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0, "learning_rate": 20.0}
+    plain = files(run(prepare(asked(method=quiet)), tmp_path, Silent()).folder)[1]
+    scripted(monkeypatch, {(1, 0): EARLY, (1, 1): LATE})
+    outcome = run(prepare(asked(method=quiet, protection=protection)), tmp_path, Silent())
+    assert same_model(plain, files(outcome.folder)[1])
+    assert len(read_entries(outcome.folder / "ledger.jsonl")) == 3
+
+
+@pytest.mark.parametrize(("absent", "charges"), [(EARLY, 3), (LATE, 4)])
+def test_a_run_that_ends_at_a_vanished_silo_is_resumed_with_every_release_paid(
+    absent: Absent, charges: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripted(monkeypatch, {(2, 0): absent})
+    with pytest.raises(SiloVanished) as ended:
+        run(prepare(secure()(privacy={})), tmp_path, Silent())
+    assert ended.value.exit_code == 2
+    folder = tmp_path / "try"
+    assert len(read_entries(folder / "ledger.jsonl")) == 2
+    outcome = resume(folder, Silent())
+    assert outcome.rounds == 3
+    assert len(read_entries(folder / "ledger.jsonl")) == charges
+
+
+def test_a_budget_that_pays_for_the_rounds_alone_stops_before_a_repeated_release(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripted(monkeypatch, {(3, 0): LATE})
+    make = secure(on_missing="retry", missing_silos=1)
+    budget = prepare(make(privacy={})).epsilon_after(3)
+    outcome = run(prepare(make(privacy={"budget": budget})), tmp_path, Silent())
+    assert outcome.rounds == 2
+    assert outcome.stopped is not None
+    assert "above the budget" in outcome.stopped
+    assert outcome.statement.epsilon == pytest.approx(budget)
+    again = resume(outcome.folder, Silent())
+    assert again.rounds == 2
+    assert len(read_entries(outcome.folder / "ledger.jsonl")) == 3
+
+
+def test_private_weighting_waits_for_the_silo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scripted(monkeypatch, {(1, 0): EARLY, (2, 0): LATE})
+    protection = {
+        "name": "private-weighting",
+        "n_max": 400,
+        "key_bits": 2048,
+        "on_missing": "retry",
+        "dropout_rate": 0.5,
+    }
+    outcome = run(prepare(weighted(protection=protection)), tmp_path, Silent())
+    assert outcome.rounds == 2
+    entries = read_entries(outcome.folder / "ledger.jsonl")
+    assert [(entry.round, entry.attempt) for entry in entries] == [(1, 0), (2, 0), (2, 1)]
+    assert outcome.row["attempts"] == 2

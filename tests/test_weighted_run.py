@@ -1,0 +1,350 @@
+"""A run under private weighting: the plain weighted sum, what it states, what it refuses before any training."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.cli import main
+from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.round import WeightedTraining, silo_message
+from fedveil.engine.run import resume, run
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.weighting import WeightedSum, WeightingRange
+from fedveil.engine.workers import split_trainer
+from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.methods.stages import GaussianShares
+from fedveil.privacy.bounds import Unbounded
+from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.test_run import Silent, files, same_model
+
+QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}
+SAMPLED = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "user_sampling_rate": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def _real_data(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(data_folder))
+
+
+def asked(**changes: Any) -> Experiment:
+    """Return a run on HeartDisease (14 parameters, 4 silos) with whole tables replaced."""
+    document = {
+        "name": "weighted",
+        "rounds": 2,
+        "data": {"name": "heart_disease", "n_users": 12},
+        "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 4},
+        "trainer": {"name": "loop"},
+        "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 10.0},
+        "protection": QUICK,
+        "privacy": {"insecure_seed": 11},
+    } | changes
+    return parse(document, "test")
+
+
+def played(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
+    """Return the sum of the first round, as the server learns it."""
+    assert isinstance(prepared.agreed, WeightingRange)
+    training = WeightedTraining(
+        prepared.seat, prepared.task.initial(), 1, ExperimentRandomness(0), PrivacyRandomness.insecure(11)
+    )
+    return WeightedSum(prepared.agreed).total(1, training.silos(), drawn)
+
+
+def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
+    """The oracle: updates in float32, everything after them in float64 and in one line."""
+    seat, method = prepared.seat, prepared.method
+    groups, n_silos = seat.cohort.groups, seat.cohort.n_silos
+    everyone = torch.arange(len(groups))
+    updates = seat.trainer.sums(
+        prepared.task.initial(),
+        seat.cohort.apart(everyone),
+        everyone,
+        torch.ones(len(groups), dtype=torch.float64),
+        Unbounded(),
+        ExperimentRandomness(0),
+        ("round", 1),
+    ).total.numpy()
+    weights = groups.size / np.bincount(groups.user, weights=groups.size)[groups.user]
+    if drawn is not None:
+        weights = weights * drawn[groups.user]
+    clipped = updates * np.minimum(1, method.bound.norm / np.linalg.norm(updates, axis=1))[:, None]
+    noise = [
+        silo_message(
+            method,
+            np.zeros(prepared.task.dimension),
+            n_silos=n_silos,
+            silo=silo,
+            round_number=1,
+            privacy=PrivacyRandomness.insecure(11),
+        ).vector
+        for silo in range(n_silos)
+    ]
+    return weights @ clipped + np.sum(noise, axis=0)
+
+
+def tolerance(prepared: Prepared) -> float:
+    """(|U| + |S|) P, P being the step of the contributions."""
+    return (prepared.population.n_users + prepared.population.n_silos) * prepared.method.bound.grid
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"trainer": {"name": "vmap"}},
+        {
+            "data": {"name": "digits", "n_users": 40, "n_silos": 3},
+            "model": {"name": "linear"},
+            "protection": {**QUICK, "n_max": 1200},
+        },
+        {"protection": {**QUICK, "n_max": 2000, "key_bits": 3072}},
+        {"method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0}},
+    ],
+    ids=["heart-disease", "vmap", "digits", "unpacked", "no-noise"],
+)
+def test_the_server_learns_the_plain_weighted_sum(changes: dict[str, Any]) -> None:
+    prepared = prepare(asked(**changes))
+    found, expected = played(prepared), in_the_clear(prepared)
+    assert np.abs(found - expected).max() <= tolerance(prepared)
+    assert np.abs(found - found.mean()).max() > tolerance(prepared)
+
+
+def test_the_server_learns_the_sum_over_the_users_it_drew() -> None:
+    prepared = prepare(asked(method=SAMPLED))
+    drawn = np.arange(prepared.population.n_users) % 3 == 0
+    found, expected = played(prepared, drawn), in_the_clear(prepared, drawn)
+    assert np.abs(found - expected).max() <= tolerance(prepared)
+    assert np.abs(found - in_the_clear(prepared)).max() > tolerance(prepared)
+
+
+def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows() -> None:
+    method = {**SAMPLED, "noise_multiplier": 0.0}
+    prepared = prepare(asked(method=method, protection={**QUICK, "private_sampling": True}))
+    users = prepared.population.n_users
+    alone = np.stack([in_the_clear(prepared, np.arange(users) == user) for user in range(users)])
+    found = played(prepared)
+    coins, *_ = np.linalg.lstsq(alone.T, found, rcond=None)
+    np.testing.assert_allclose(coins, coins.round(), atol=0.05)
+    assert set(coins.round()) <= {0.0, 1.0}
+
+
+def test_ring_lwe_gives_the_same_sum() -> None:
+    pytest.importorskip("tenseal")
+    prepared = prepare(asked(protection={"name": "private-weighting", "n_max": 200, "cipher": "rlwe"}))
+    assert np.abs(played(prepared) - in_the_clear(prepared)).max() <= tolerance(prepared)
+
+
+@pytest.mark.parametrize("trainer", ["loop", "vmap", "span"])
+def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(trainer: str) -> None:
+    prepared = prepare(asked(trainer={"name": trainer}, protection={"name": "none"}))
+    seat, start, random = prepared.seat, prepared.task.initial(), ExperimentRandomness(0)
+    training = WeightedTraining(seat, start, 1, random, PrivacyRandomness.insecure(0))
+    everyone = torch.arange(len(seat.cohort.groups))
+    ones = torch.ones(len(everyone), dtype=torch.float64)
+    sums = seat.trainer.sums(start, seat.cohort, everyone, ones, seat.method.bound, random, ("round", 1))
+    grid = seat.method.bound.grid
+    for silo in range(seat.cohort.n_silos):
+        rows = training.contributions(silo)
+        np.testing.assert_array_equal(rows / grid, np.round(rows / grid))
+        assert np.linalg.norm(rows, axis=1).max() <= seat.method.bound.norm
+        rounding = grid * len(rows) if trainer == "span" else grid * 2 * (trainer == "vmap")
+        np.testing.assert_allclose(rows.sum(0), sums.total[silo].numpy(), rtol=0, atol=rounding)
+    torch.testing.assert_close(training.norms, sums.norms, rtol=1e-5, atol=0)
+
+
+def test_one_silos_contributions_are_sent_before_the_nexts_are_trained() -> None:
+    prepared = prepare(asked())
+    assert isinstance(prepared.agreed, WeightingRange)
+    weighted = WeightedSum(prepared.agreed)
+    training = WeightedTraining(
+        prepared.seat, prepared.task.initial(), 1, ExperimentRandomness(0), PrivacyRandomness.insecure(11)
+    )
+    sent = []
+
+    def watched() -> Any:
+        for silo in training.silos():
+            purposes = [line.purpose for line in weighted.transcript.lines]
+            sent.append(purposes.count("an encrypted masked sum"))
+            yield silo
+
+    weighted.total(1, watched(), None)
+    assert sent == list(range(prepared.population.n_silos))
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_where_the_plain_run_ends(tmp_path: Path) -> None:
+    weighted = run(prepare(asked()), tmp_path, Silent())
+    plain = run(prepare(asked(protection={"name": "none"})), tmp_path, Silent())
+    prepared = prepare(asked())
+    users, silos = prepared.population.n_users, prepared.population.n_silos
+    step = 10.0 / (users * silos) * 2 * users * silos * prepared.method.bound.grid
+    after, before = files(weighted.folder)[1], files(plain.folder)[1]
+    for name, values in after.items():
+        np.testing.assert_allclose(values, before[name], rtol=0, atol=3 * step)
+
+
+def test_an_interrupted_run_goes_on_under_new_keys(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(prepare(asked()), tmp_path, Silent(interrupt_after=1), transcript=True)
+    outcome = resume(tmp_path / "weighted", Silent())
+    assert outcome.rounds == 2
+    assert len(files(outcome.folder)[0]) == 2
+    lines = [json.loads(line) for line in (outcome.folder / "transcript.jsonl").read_text().splitlines()]
+    keys = [line for line in lines if line["purpose"] == "the server's public encryption key"]
+    silos = 4
+    assert len(keys) == 2 * silos
+    sums = [line for line in lines if line["purpose"] == "an encrypted masked sum"]
+    assert [line["round"] for line in sums] == [1] * silos + [2] * silos
+    assert len({line["bytes"] for line in sums}) == 1
+    up = sum(line["bytes"] for line in lines if line["round"] == 2 and line["recipient"] == "server")
+    assert outcome.row["bytes_up"] == up
+
+
+def test_secure_runs_differ_from_each_other(tmp_path: Path) -> None:
+    one, two = (files(run(prepare(asked(privacy={})), tmp_path, Silent()).folder)[1] for _ in range(2))
+    assert not same_model(one, two)
+
+
+# --- what is stated ---------------------------------------------------------------------------------------------
+
+
+def test_the_account_includes_the_rounding_of_the_sum() -> None:
+    prepared = prepare(asked())
+    channel, agreed = prepared.method.channel, prepared.agreed
+    assert isinstance(channel, GaussianShares)
+    assert isinstance(agreed, WeightingRange)
+    moved = agreed.plan.sensitivity(0.5 / agreed.grid) * agreed.grid
+    assert moved == 0.5 + math.sqrt(14) * agreed.grid
+    event = prepared.guarantee.event
+    assert isinstance(event, GaussianEvent)
+    assert event.noise_multiplier == pytest.approx(5.0 * 0.5 / moved, rel=1e-15)
+    assert event.noise_multiplier < 5.0
+
+
+def test_a_calibrated_run_stays_within_its_epsilon_with_the_rounding() -> None:
+    method = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": "calibrated"}
+    prepared = prepare(asked(method=method, privacy={"epsilon": 3.0}))
+    assert 2.9 < prepared.epsilon_after(2) <= 3.0
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_the_statement_says_who_learns_what(private: bool) -> None:
+    protection = {**QUICK, "private_sampling": private}
+    guarantee = prepare(asked(method=SAMPLED, protection=protection)).guarantee
+    server, silo, both = guarantee.views
+    assert ("who was sampled" in server.sees) is not private
+    assert isinstance(server.event, PoissonSampledEvent) is private
+    assert isinstance(silo.event, PoissonSampledEvent)
+    assert "neither another silo's counts nor who was sampled" in silo.sees
+    assert "only the weighted sum" in server.sees
+    assert "every user's number of records" in both.sees
+    assert "which users have a record" in guarantee.uncovered[0]
+    assert any("rounded to its grid" in line for line in guarantee.mechanisms)
+
+
+# --- what is refused, before any training -----------------------------------------------------------------------
+
+
+def test_more_records_than_n_max_name_the_silo_and_end_with_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "small.toml"
+    document.write_text(asked(protection={**QUICK, "n_max": 8}).to_toml())
+    monkeypatch.setattr("sys.argv", ["fedveil", "run", str(document), "--runs", str(tmp_path / "runs")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "silo 0: a user has more records here than N_max / |S| = 2" in message
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "reason"),
+    [
+        (
+            {"method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0}},
+            CompositionError,
+            "n_su / N_u",
+        ),
+        ({"method": {"name": "fedavg"}}, CompositionError, "n_su / N_u"),
+        ({"channel": {"name": "lrsuq"}}, CompositionError, "decodes one by one"),
+        ({"protection": {**QUICK, "private_sampling": True}}, CompositionError, "not such a number"),
+        (
+            {
+                "method": {**SAMPLED, "user_sampling_rate": 0.3141},
+                "protection": {**QUICK, "private_sampling": True},
+            },
+            CompositionError,
+            "the nearest is",
+        ),
+        ({"protection": {**QUICK, "n_max": 3}}, ProtocolError, "N_max must be at least 4"),
+        ({"protection": {**QUICK, "n_max": 4000}}, ProtocolError, "a Paillier key of 2048 bits offers"),
+        ({"protection": {**QUICK, "n_max": 10**6}}, ProtocolError, "cap the records per user"),
+        (
+            {"protection": {"name": "private-weighting", "cipher": "rlwe"}},
+            ProtocolError,
+            "cap the records per user",
+        ),
+        ({"trainer": {"processes": 2}}, ConfigError, "one by one"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_training(
+    changes: dict[str, Any], error: type[FedveilError], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        prepare(asked(**changes))
+
+
+@pytest.mark.parametrize(
+    ("protection", "reason"),
+    [
+        ({"name": "none", "n_max": 3}, "n_max: belongs to name = 'private-weighting'"),
+        ({"name": "secure-aggregation", "cipher": "rlwe"}, "cipher: belongs to"),
+        ({"name": "private-weighting", "cipher": "rlwe", "key_bits": 2048}, "rlwe chooses its ring"),
+        ({"name": "private-weighting", "key_bits": 1024}, "key_bits"),
+    ],
+)
+def test_keys_that_do_not_belong_are_refused(protection: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        asked(protection=protection)
+
+
+def test_several_processes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="runs in one process"):
+        split_trainer(prepare(asked()))
+
+
+def test_a_population_without_a_record_is_refused() -> None:
+    prepared = prepare(asked())
+    assert isinstance(prepared.agreed, WeightingRange)
+    none = WeightingRange(
+        plan=prepared.agreed.plan,
+        grid=prepared.agreed.grid,
+        counts=np.zeros_like(prepared.agreed.counts),
+        protection=prepared.agreed.protection,
+    )
+    with pytest.raises(ProtocolError, match="no user has a record in any silo"):
+        WeightedSum(none)
+
+
+def test_a_silo_checks_its_own_counts() -> None:
+    plan = WeightingPlan(
+        run=bytes(16), silos=2, users=3, length=1, largest_count=6, norm_limit=1, noise_limit=0
+    )
+    plan.check_counts(np.array([0, 3, 3]), 1)
+    for counts in ([0, 4, 0], [-1, 0, 0], [1, 1]):
+        with pytest.raises(ProtocolError, match="silo 1: "):
+            plan.check_counts(np.array(counts), 1)
