@@ -420,7 +420,7 @@ def bench_command(
 
 
 def _bench(name: str, quick: bool) -> dict[str, Any]:
-    folder = Path.cwd() / "benchmarks"
+    folder, name = Path.cwd() / "benchmarks", name.replace("-", "_")
     known = sorted(p.stem for p in folder.glob("*.py") if p.stem not in {"__init__", "harness", "peers"})
     if name not in known:
         there = (
