@@ -124,6 +124,27 @@ class Envelope:
             message=KINDS[kind].decode(data[_HEADER.size :]),
         )
 
+    @classmethod
+    def from_silo(cls, data: bytes, sender: int, cohort: tuple[int, ...]) -> Envelope:
+        """Return the envelope of what a silo sent to the server.
+
+        Args:
+            data: what it sent.
+            sender: the silo at the other end of the channel, as the transport knows it.
+            cohort: the silos that take part.
+
+        Raises:
+            ProtocolError: as :meth:`decode`, or another sender than the transport's, or one outside the cohort; names
+                the silo.
+        """
+        try:
+            envelope = cls.decode(data)
+        except ProtocolError as error:
+            raise ProtocolError(error.reason, silo=sender) from error
+        if envelope.sender != sender or sender not in cohort:
+            raise ProtocolError("sent a message as somebody else or outside its cohort", silo=sender)
+        return envelope
+
 
 class Inbox:
     """Lets through each message once, and only those of the moment that is being played.

@@ -90,12 +90,7 @@ class PartialServer:
         Raises:
             ProtocolError: a message that must not be accepted, naming the silo; the sums are as before.
         """
-        try:
-            envelope = Envelope.decode(data)
-        except ProtocolError as error:
-            raise ProtocolError(error.reason, silo=sender) from error
-        if envelope.sender != sender or sender not in self._cohort:
-            raise ProtocolError("sent a message as somebody else or outside its cohort", silo=sender)
+        envelope = Envelope.from_silo(data, sender, self._cohort)
         content = envelope.message
         if isinstance(content, SealedKeys):
             return self._relay(envelope, data)

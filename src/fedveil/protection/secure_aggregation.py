@@ -285,12 +285,7 @@ class AggregationServer:
         Raises:
             ProtocolError: a message that must not be accepted, naming the silo; the sum is as before.
         """
-        try:
-            envelope = Envelope.decode(data)
-        except ProtocolError as error:
-            raise ProtocolError(error.reason, silo=sender) from error
-        if envelope.sender != sender or sender not in self._cohort:
-            raise ProtocolError("sent a message as somebody else or outside its cohort", silo=sender)
+        envelope = Envelope.from_silo(data, sender, self._cohort)
         awaited = {_Phase.SETUP: Announcement, _Phase.INPUTS: MaskedVector, _Phase.REVEAL: OwnMask}
         if self._phase not in awaited:
             raise ProtocolError("sent a message when none was awaited", silo=sender)
