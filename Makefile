@@ -10,7 +10,7 @@ help:
 	@echo "make run       train on an embedded data set and print table and report"
 	@echo "make federation  four made-up hospitals as processes of their own, over TLS on this host"
 	@echo "make test      the test suite          make test-all  with the slow tests"
-	@echo "make lint      ruff and mypy           make format    format and fix"
+	@echo "make lint      ruff, mypy, advisories  make format    format and fix"
 	@echo "make setup     build .venv if it is missing or stale"
 
 setup: $(VENV)/.ready
@@ -43,6 +43,7 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@! git grep -I -n -e '-----BEGIN [A-Z ]*PRIVATE KEY''-----' -e 'AKIA[0-9A-Z]\{16\}'
+	@$(BIN)/python .ci/advisories $(BIN)/pip-audit
 	@$(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
 
 format: setup
