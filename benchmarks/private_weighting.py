@@ -122,7 +122,9 @@ class _Silo:
     def step(self) -> list[bytes]:
         """Play a later round: the weights of the first still hold."""
         keys = [(os.urandom(32), True) for _ in range(self.plan.silos - 1)]
-        return self.evaluator.encrypt_sum(self.contributions, self.counts, self.noise, keys, os.urandom(32))
+        return self.evaluator.encrypt_sum(
+            self.contributions, self.counts, self.noise, keys, os.urandom(32), os.urandom(32)
+        )
 
 
 def _contributions(rng: np.random.Generator, plan: WeightingPlan) -> np.ndarray:

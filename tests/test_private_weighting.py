@@ -92,6 +92,23 @@ def check_round(session, counts, rng, round_number=1, drawn=None):
     assert np.abs(found - expected).max() <= session.plan.silos / 2 + 1e-3
 
 
+@pytest.mark.parametrize("cipher", ["paillier", pytest.param("rlwe", marks=needs_seal)])
+def test_the_same_dithers_give_the_same_remainders(cipher):
+    rng = np.random.default_rng(12)
+    counts = rng.integers(1, 4, (3, 6))
+    keys = [bytes([silo]) * 32 for silo in range(3)]
+    found = []
+    for dither in (keys.__getitem__, keys.__getitem__, lambda silo: None):
+        plan = plan_of()
+        session = session_of(plan, counts)
+        if cipher == "rlwe":
+            session = WeightingSession(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
+        contributions, noise = inputs(session, np.random.default_rng(13))
+        found.append(session.aggregate(1, zip(contributions, noise, strict=True), dither=dither))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.all(found[0] != found[2])
+
+
 @given(
     silos=st.integers(2, 10),
     users=st.integers(1, 50),

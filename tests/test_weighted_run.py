@@ -212,6 +212,11 @@ def test_an_interrupted_run_goes_on_under_new_keys(tmp_path: Path) -> None:
     assert outcome.row["bytes_up"] == up
 
 
+def test_a_seeded_run_repeats_itself_bit_for_bit(tmp_path: Path) -> None:
+    one, two = (files(run(prepare(asked()), tmp_path, Silent()).folder)[1] for _ in range(2))
+    assert same_model(one, two)
+
+
 def test_secure_runs_differ_from_each_other(tmp_path: Path) -> None:
     one, two = (files(run(prepare(asked(privacy={})), tmp_path, Silent()).folder)[1] for _ in range(2))
     assert not same_model(one, two)

@@ -8,7 +8,7 @@ gets it right to far less than 1, so the remainder lies in (-q, q).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -47,23 +47,29 @@ def signed(values: Int64[np.ndarray, " n"], modulus: int) -> Residues:
     return np.asarray(values + (values < 0) * np.int64(modulus))
 
 
-def random_limbs(bits: int, count: int) -> list[Residues]:
-    """Return limbs of independent numbers uniform on 0 .. 2^bits - 1, from the operating system's randomness."""
+def random_limbs(bits: int, count: int, draw: Callable[[int], bytes] = os.urandom) -> list[Residues]:
+    """Return limbs of independent numbers uniform on 0 .. 2^bits - 1, from a source of bytes."""
     limbs = []
     for first in range(0, bits, LIMB_BITS):
-        words: UInt32[np.ndarray, " n"] = np.frombuffer(os.urandom(4 * count), dtype="<u4")
+        words: UInt32[np.ndarray, " n"] = np.frombuffer(draw(4 * count), dtype="<u4")
         limbs.append((words >> np.uint32(32 - min(LIMB_BITS, bits - first))).astype(np.int64))
     return limbs
 
 
-def random_below(bound: int, count: int) -> list[Residues]:
-    """Return limbs of independent numbers uniform on 0 .. bound - 1, by rejection of whole draws."""
+def random_below(bound: int, count: int, draw: Callable[[int], bytes] = os.urandom) -> list[Residues]:
+    """Return limbs of independent numbers uniform on 0 .. bound - 1, by rejection of whole draws.
+
+    Args:
+        bound: above all of them.
+        count: how many.
+        draw: returns so many uniform bytes; the operating system's, or those of a keyed stream.
+    """
     bits = max(1, (bound - 1).bit_length())
     top = _limbs(bound, minimum=len(range(0, bits, LIMB_BITS)))
     kept: list[list[Residues]] = [[] for _ in range(len(range(0, bits, LIMB_BITS)))]
     missing = count
     while missing > 0:
-        drawn = random_limbs(bits, 2 * missing + 16)
+        drawn = random_limbs(bits, 2 * missing + 16, draw)
         below = np.zeros(len(drawn[0]), dtype=np.bool_)
         for limb, limit in zip(drawn, top, strict=False):
             below = (limb < limit) | ((limb == limit) & below)

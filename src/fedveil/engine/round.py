@@ -36,6 +36,7 @@ from fedveil.methods.stages import (
 )
 from fedveil.population.records import Groups
 from fedveil.protection.session import Absent
+from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
@@ -220,7 +221,9 @@ def _weigh(
         training = WeightedTraining(
             seat, turn.model, number, turn.experiment, turn.privacy, turn.progress, attempt=attempt
         )
-        total = aggregation.total(number, training.silos(), drawn, attempt=attempt, absent=absent)
+        total = aggregation.total(
+            number, training.silos(), drawn, attempt=attempt, absent=absent, dither=training.dither
+        )
         return total, training.norms
 
     n_silos = seat.cohort.n_silos
@@ -318,18 +321,25 @@ class WeightedTraining:
 
     def silos(self) -> Iterator[SiloInput]:
         """Yield each silo's contributions and share of the noise; one silo's are in memory at a time."""
-        n_silos = self._seat.cohort.n_silos
-        for silo in range(n_silos):
-            share = silo_message(
-                self._seat.method,
-                np.zeros(len(self._model)),
-                n_silos=n_silos,
-                silo=silo,
-                round_number=self._round,
-                privacy=self._privacy,
-                attempt=self._attempt,
-            )
-            yield self.contributions(silo), share.vector
+        for silo in range(self._seat.cohort.n_silos):
+            yield self.contributions(silo), self.share(silo)
+
+    def share(self, silo: int) -> Float64[np.ndarray, " d"]:
+        """Return a silo's share of the noise."""
+        return silo_message(
+            self._seat.method,
+            np.zeros(len(self._model)),
+            n_silos=self._seat.cohort.n_silos,
+            silo=silo,
+            round_number=self._round,
+            privacy=self._privacy,
+            attempt=self._attempt,
+        ).vector
+
+    def dither(self, silo: int) -> bytes:
+        """Return the 32-byte key of a silo's share of the remainders modulo C."""
+        source = self._privacy.stream("dither", self._round, silo, self._attempt)
+        return source.uint64(SEED_BYTES // 8).tobytes()
 
     def contributions(self, silo: int) -> Float64[np.ndarray, "m d"]:
         """Return the clipped updates of a silo's users, ascending, multiples of the bound's grid."""

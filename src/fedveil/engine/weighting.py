@@ -130,6 +130,7 @@ class WeightedSum:
         *,
         attempt: int = 0,
         absent: Absent = NOBODY,
+        dither: Callable[[int], bytes | None] = lambda silo: None,
     ) -> Float64[np.ndarray, " d"]:
         """Return sum_s ( sum_u n_{s,u}/N_u y_{s,u} + z_s ), as the server learns it.
 
@@ -140,6 +141,7 @@ class WeightedSum:
             drawn: (|U|,) the users that the server draws; read only if the plan has it draw them.
             attempt: how often this round was begun before.
             absent: which silos vanish on the way.
+            dither: per silo the key of its share of the remainders modulo C; None: a new one.
 
         Raises:
             SiloVanished: the attempt is over.
@@ -150,6 +152,11 @@ class WeightedSum:
         inputs = (((units / grid).astype(dtype), (share / grid).astype(np.int64)) for units, share in silos)
         by_server = plan.renewed and not plan.places
         sums = self._session.aggregate(
-            round_number, inputs, drawn=drawn if by_server else None, attempt=attempt, absent=absent
+            round_number,
+            inputs,
+            drawn=drawn if by_server else None,
+            attempt=attempt,
+            absent=absent,
+            dither=dither,
         )
         return np.asarray(sums * grid)

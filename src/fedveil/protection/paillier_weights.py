@@ -8,8 +8,7 @@ coordinates per plaintext by counting modular multiplications.
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -228,6 +227,7 @@ class PaillierEvaluator:
         noise: Int64[np.ndarray, " c"],
         mask_keys: MaskKeys,
         own_mask: bytes,
+        dither: bytes,
     ) -> list[bytes]:
         """Return the silo's ciphertexts: weighted contributions, noise and masks, re-randomised.
 
@@ -237,6 +237,7 @@ class PaillierEvaluator:
             noise: (d+1,) whole numbers to be added C-fold: the noise share, and the blind of the check.
             mask_keys: keys of the pairwise masks.
             own_mask: seed of the silo's own mask.
+            dither: 32-byte key of the v_{s,j}.
         """
         assert self._powers is not None
         counted = np.concatenate([contributions * counts[:, None], counts[:, None]], axis=1)
@@ -245,6 +246,7 @@ class PaillierEvaluator:
         common, bits = self._plan.common, self._plan.slot_bits
         pairwise = [(UniformIntegers(key, int(n)), adds) for key, adds in mask_keys]
         own = UniformIntegers(own_mask, int(n))
+        dithers = self._dithers(dither)
         if slots == 1 and not self._layout.direct:
             products = self._powers.products(counted)
         else:
@@ -258,7 +260,7 @@ class PaillierEvaluator:
             for stream, adds in pairwise:
                 plaintext += stream.draw() if adds else -stream.draw()
             for slot, coordinate in enumerate(range(block * slots, min((block + 1) * slots, len(shares)))):
-                plaintext += (shares[coordinate] * common + self._dither(coordinate)) << (slot * bits)
+                plaintext += (shares[coordinate] * common + next(dithers)) << (slot * bits)
             value = product * self._key.encode(plaintext) % square * self._rerandomizer.factor() % square
             blocks.append(int(value).to_bytes(self._key.ciphertext_bytes, "big"))
         return blocks
@@ -272,11 +274,12 @@ class PaillierEvaluator:
         n = self._key.n
         return [int(value * m % n) for value, m in zip(packed, self._multipliers, strict=True)]
 
-    def _dither(self, coordinate: int) -> int:
-        """Return v uniform on C values around 0; none for the check, which must be a multiple of C."""
-        if coordinate == self._plan.length:
-            return 0
-        return secrets.randbelow(self._plan.common) - self._plan.common // 2
+    def _dithers(self, key: bytes) -> Iterator[int]:
+        """Yield v_1 .. v_d uniform on C values around 0; none for the check, which must be a multiple of C."""
+        stream, half = UniformIntegers(key, self._plan.common), self._plan.common // 2
+        for _ in range(self._plan.length):
+            yield int(stream.draw()) - half
+        yield 0
 
 
 def _ciphertexts(blocks: Sequence[bytes], key: PaillierPublicKey) -> list[mpz]:

@@ -75,6 +75,7 @@ class Evaluator(Protocol):
         noise: Int64[np.ndarray, " c"],
         mask_keys: Sequence[tuple[bytes, bool]],
         own_mask: bytes,
+        dither: bytes,
     ) -> list[bytes]:
         """Return the ciphertexts of the masked weighted sum.
 
@@ -84,6 +85,7 @@ class Evaluator(Protocol):
             noise: (d+1,) whole numbers to be added C-fold: the noise share, and the blind of the check.
             mask_keys: keys of the pairwise masks, each with whether this silo adds the mask.
             own_mask: seed of the silo's own mask.
+            dither: 32-byte key of the v_{s,j}; the same key gives the same.
         """
         ...
 

@@ -283,6 +283,7 @@ class RlweEvaluator:
         noise: Int64[np.ndarray, " c"],
         mask_keys: MaskKeys,
         own_mask: bytes,
+        dither: bytes,
     ) -> list[bytes]:
         """Return the silo's ciphertexts: weighted contributions, noise and masks, flooded.
 
@@ -292,9 +293,10 @@ class RlweEvaluator:
             noise: (d+1,) whole numbers to be added C-fold: the noise share, and the blind of the check.
             mask_keys: keys of the pairwise masks.
             own_mask: seed of the silo's own mask.
+            dither: 32-byte key of the v_{s,j}.
         """
         ring, plan = self.parameters.ring, self._plan
-        plaintexts = self._plaintexts(noise, mask_keys, own_mask)
+        plaintexts = self._plaintexts(noise, mask_keys, own_mask, dither)
         blocks = []
         for first in range(0, _block_count(plan, ring) * ring.degree, ring.degree):
             last = min(first + ring.degree, plan.coordinates)
@@ -308,19 +310,19 @@ class RlweEvaluator:
         return blocks
 
     def _plaintexts(
-        self, noise: Int64[np.ndarray, " c"], mask_keys: MaskKeys, own_mask: bytes
+        self, noise: Int64[np.ndarray, " c"], mask_keys: MaskKeys, own_mask: bytes, dither: bytes
     ) -> list[Residues]:
         """Return, for each prime, C z + v + masks on all coordinates and on the padding of the last block."""
         plan, ring = self._plan, self.parameters.ring
         length = _block_count(plan, ring) * ring.degree
-        dither = random_below(plan.common, plan.length)
+        dithers = random_below(plan.common, plan.length, KeyedStream(dither).bytes)
         own = KeyedStream(own_mask)
         pairwise = [(KeyedStream(key), adds) for key, adds in mask_keys]
         plaintexts = []
         for prime in self._primes:
             values = np.zeros(length, dtype=np.int64)
             values[: plan.coordinates] = times(noise % prime, plan.common, prime)
-            values[: plan.length] += from_limbs(dither, prime) - plan.common // 2 % prime
+            values[: plan.length] += from_limbs(dithers, prime) - plan.common // 2 % prime
             values += keyed_residues(own, prime, length)
             for stream, adds in pairwise:
                 mask = keyed_residues(stream, prime, length)

@@ -216,6 +216,7 @@ class WeightingSession:
         drawn: Bool[np.ndarray, " users"] | None = None,
         attempt: int = 0,
         absent: Absent = NOBODY,
+        dither: Callable[[int], bytes | None] = lambda silo: None,
     ) -> Float64[np.ndarray, " d"]:
         """Return sum_s ( sum_u n_{s,u}/N_u y_{s,u} + z_s ) over the drawn users, in grid units.
 
@@ -226,6 +227,7 @@ class WeightingSession:
             drawn: (|U|,) who takes part, if the plan has the server draw users.
             attempt: how often this round was begun before.
             absent: which silos vanish on the way.
+            dither: per silo the key of its share of the remainders modulo C; None: a new one.
 
         Raises:
             SiloVanished: a silo did not answer.
@@ -236,7 +238,7 @@ class WeightingSession:
         self._post.to_silos(self.server.begin(moment, drawn))
         for silo, (units, share) in zip(self.silos, inputs, strict=True):
             if silo.index not in absent.before_input:
-                encrypted = silo.contribute(units, share)
+                encrypted = silo.contribute(units, share, dither(silo.index))
                 self._post.gone |= {silo.index} & absent.before_reveal
                 self._post.to_server(silo.index, encrypted)
         if missing := self.server.missing:

@@ -47,7 +47,8 @@ KEY_PURPOSE = "private weighting"
 _SEED, _HISTOGRAM = "private weighting: blinding seed", "private weighting: histogram mask"
 _BLIND, _PLACE = "private weighting: blinds", "private weighting: sampled places"
 _SUM = "private weighting: sum mask"
-_SEED_BYTES = 32
+SEED_BYTES = 32
+"""Of every seed of the protocol."""
 
 
 class WeightingSilo:
@@ -143,12 +144,17 @@ class WeightingSilo:
         self._phase = Phase.DONE
         return [self._envelope(OwnMask(seed=self._own_mask))]
 
-    def contribute(self, contributions: Contributions, noise: Int64[np.ndarray, " d"]) -> bytes:
+    def contribute(
+        self, contributions: Contributions, noise: Int64[np.ndarray, " d"], dither: bytes | None = None
+    ) -> bytes:
         """Return the encrypted weighted sum for the round that has begun.
 
         Args:
             contributions: (m, d) clipped contributions of :attr:`members` with weight 1, in grid units.
             noise: (d,) the silo's exact integer noise share, in grid units.
+            dither: 32-byte key of the silo's share v of the remainder modulo C. A silo that sends the same
+                contributions and noise again must give the same key again: from two remainders of one sum the
+                server would learn more of it than the noise covers. None: a new one.
 
         Raises:
             ProtocolError: no round awaits input, or values that the plan does not allow.
@@ -169,10 +175,15 @@ class WeightingSilo:
         if max(noise.max(), -noise.min()) > plan.noise_limit:
             raise ProtocolError(f"the noise share exceeds {plan.noise_limit} grid units", silo=self.index)
         blind = secrets.randbelow(plan.check_blind + 1) if self.index == 0 else 0
-        self._own_mask = os.urandom(_SEED_BYTES)
+        self._own_mask = os.urandom(SEED_BYTES)
         keys = list(self._peers.mask_keys(tuple(range(plan.silos)), _SUM, self._moment))
         blocks = self._evaluator.encrypt_sum(
-            contributions, self._counts[members], np.append(noise, blind), keys, self._own_mask
+            contributions,
+            self._counts[members],
+            np.append(noise, blind),
+            keys,
+            self._own_mask,
+            os.urandom(SEED_BYTES) if dither is None else dither,
         )
         self._phase = Phase.REVEAL
         return self._envelope(EncryptedSum(blocks=tuple(blocks)))
@@ -184,7 +195,7 @@ class WeightingSilo:
         self._directory_known = True
         if self.index:
             return self._histogram()
-        self._root = os.urandom(_SEED_BYTES)
+        self._root = os.urandom(SEED_BYTES)
         sealed = []
         for silo in range(1, self._plan.silos):
             key = self._peers.key(silo, _SEED, self._moment)
@@ -200,8 +211,8 @@ class WeightingSilo:
             root = unseal(key, content.sealed, self._associated(self.index))
         except CryptoError as error:
             raise ProtocolError(f"its blinding seed was refused: {error}", silo=0) from error
-        if len(root) != _SEED_BYTES:
-            raise ProtocolError(f"its blinding seed has {len(root)} bytes instead of {_SEED_BYTES}", silo=0)
+        if len(root) != SEED_BYTES:
+            raise ProtocolError(f"its blinding seed has {len(root)} bytes instead of {SEED_BYTES}", silo=0)
         self._root = root
         return self._histogram()
 
