@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float64, Int64
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange
-from fedveil.engine.experiment import Experiment, TableSection
+from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenSum, MaskedSum, Outgoing
 from fedveil.engine.federation.letters import Letter
@@ -43,6 +43,7 @@ from fedveil.engine.run import (
     over_budget,
     row_of,
 )
+from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.errors import RunFolderError
 from fedveil.methods.stages import Weights

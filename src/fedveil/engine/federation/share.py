@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.engine.experiment import DataSection
 from fedveil.engine.federation.membership import Membership
+from fedveil.engine.sections import DataSection
 from fedveil.engine.setup import Populations
 from fedveil.population.records import Population, Records
 from fedveil.population.schema import Label, Schema

@@ -24,7 +24,7 @@ from jaxtyping import Float64
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
-from fedveil.engine.experiment import Experiment, ModelSection, ServerSection, TrainerSection, parse
+from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import MaskedShare
 from fedveil.engine.federation.letters import Letter
@@ -35,6 +35,7 @@ from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.store import Answered, AnswerStore
 from fedveil.engine.federation.travel import check_travels
 from fedveil.engine.round import local_sums, members_of, silo_message
+from fedveil.engine.sections import ModelSection, ServerSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.stages import Weights
