@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedveil.errors import RunFolderError
 from fedveil.report.document import escape, value_html, write_document
+from fedveil.report.drawing import show, show_epsilon
 from fedveil.report.page import report_page, write_report
 from fedveil.report.plan import write_plan
-from fedveil.report.plots import show, show_epsilon
 from fedveil.report.run_data import load_run
 from tests.report_folders import Tags, diagnostics, metric_rows, statement, write_run
 

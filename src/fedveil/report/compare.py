@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from fedveil.errors import RunFolderError
-from fedveil.report import plots
+from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, notice, table, write_document
-from fedveil.report.plots import Curve, show, show_epsilon, words
+from fedveil.report.drawing import Curve, show, show_epsilon, words
 from fedveil.report.run_data import SCHEMA_VERSION, JsonObject, JsonValue, RoundRow, RunData, load_run
 
 
@@ -250,7 +250,7 @@ class Comparison:
             by_round = [curve for v in self.variants if (curve := v.curve(metric, over="rounds"))]
             if not by_round:
                 continue
-            shown.append(plots.compared_by_round(by_round, metric))
+            shown.append(comparison_plots.compared_by_round(by_round, metric))
             private: list[Curve] = []
             unprotected: list[Curve] = []
             for variant, row in zip(self.variants, self.rows, strict=True):
@@ -259,11 +259,13 @@ class Comparison:
                     (private if guaranteed else unprotected).append(curve)
             if private:
                 shown.append(
-                    plots.compared_by_epsilon(private, unprotected, metric, measured_by=f"one {units}")
+                    comparison_plots.compared_by_epsilon(
+                        private, unprotected, metric, measured_by=f"one {units}"
+                    )
                 )
             by_uplink = [curve for v in self.variants if (curve := v.curve(metric, over="uplink"))]
             if by_uplink:
-                shown.append(plots.compared_by_uplink(by_uplink, metric))
+                shown.append(comparison_plots.compared_by_uplink(by_uplink, metric))
         return figures(shown, wide=True)
 
 

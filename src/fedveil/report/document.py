@@ -18,7 +18,7 @@ from pathlib import Path
 import plotly.offline
 
 from fedveil.errors import RunFolderError
-from fedveil.report.plots import Plot, show
+from fedveil.report.drawing import Plot, show
 from fedveil.report.run_data import JsonValue
 
 

@@ -20,7 +20,7 @@ from fedveil.report.document import (
     table,
     write_document,
 )
-from fedveil.report.plots import Plot, show, show_epsilon, words
+from fedveil.report.drawing import Plot, show, show_epsilon, words
 from fedveil.report.run_data import JsonValue, RoundRow, RunData, StatementData, load_run
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from fedveil.report import plots
+from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, table, write_document
-from fedveil.report.plots import Curve, Plot, show, show_epsilon
+from fedveil.report.drawing import Curve, Plot, show, show_epsilon
 from fedveil.report.run_data import JsonValue
 
 PlanRow = Mapping[str, JsonValue]
@@ -78,7 +78,7 @@ def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -
         )
         for colour, (setting, points) in enumerate(merged.items())
     ]
-    return plots.planned(curves, axis=_COLUMNS[axis], scale=scale)
+    return comparison_plots.planned(curves, axis=_COLUMNS[axis], scale=scale)
 
 
 def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[str, ...], dict[float, float]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import RunFolderError
-from fedveil.report import plots
+from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, table, write_document
-from fedveil.report.plots import show, words
+from fedveil.report.drawing import show, words
 from fedveil.report.run_data import RunData, load_run
 
 LOWER_IS_BETTER = frozenset({"loss"})
@@ -92,9 +92,11 @@ def page(runs: Sequence[Traded], key: str) -> str:
     """Return the page of a swept key as one HTML text."""
     metrics = list(runs[0].metrics)
     costs = ["seconds", *(["mebibytes"] if any(run.mebibytes is not None for run in runs) else [])]
-    drawn = [plots.against_key(_by_value(runs, name), key, _title(name)) for name in (*metrics, *costs)]
+    drawn = [
+        comparison_plots.against_key(_by_value(runs, name), key, _title(name)) for name in (*metrics, *costs)
+    ]
     fronts = [
-        plots.pareto(
+        comparison_plots.pareto(
             [
                 (getattr(run, cost), run.metrics[metric], f"{run.run} ({key} = {run.value})", run in best)
                 for run in runs

@@ -1,0 +1,107 @@
+"""The plots that lay runs beside one another: variants, planned budgets, and the values of a swept key."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from fedveil.report.drawing import Curve, Plot, band, blank, endings, line, log_y, show, words
+
+
+def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
+    """A test metric over rounds, one curve a variant, with a band of one standard deviation over seeds."""
+    figure = blank(x="round", y=f"test {words(metric)}")
+    for curve in curves:
+        band(figure, curve)
+    return Plot(
+        figure=figure,
+        title=f"Test {words(metric)} by round",
+        alt="Lines with bands, one a variant. " + endings(curves),
+        caption="Mean over seeds; bands are one sample standard deviation.",
+        log_x=True,
+    )
+
+
+def compared_by_epsilon(
+    private: Sequence[Curve], unprotected: Sequence[Curve], metric: str, *, measured_by: str
+) -> Plot:
+    """Privacy-utility curves: a test metric against epsilon, for at least one private variant.
+
+    A variant without a guarantee lies at infinite epsilon: a dashed line at its last mean. `measured_by` says
+    whose epsilon is on the axis, which starts out logarithmic where one variant ends at 20 times the
+    epsilon of another.
+    """
+    figure = blank(x=f"ε spent ({measured_by})", y=f"test {words(metric)}")
+    figure.update_layout(hovermode="closest")
+    for curve in private:
+        band(figure, curve)
+    ends = [curve.x[-1] for curve in private]
+    if max(ends) > 20 * min(ends):
+        figure.update_xaxes(type="log", dtick="D2")
+    spent = [x for curve in private for x in curve.x]
+    span = [0.0, min((x for x in spent if x > 0), default=1.0), max(spent)]  # zero is off a logarithmic axis
+    for curve in unprotected:
+        level = [curve.mean[-1]] * len(span)
+        line(figure, curve.colour, name=f"{curve.label} (ε = ∞)", x=span, y=level, dash="dash")
+    note = " Dashed: no guarantee (ε = ∞), the last round's mean." if unprotected else ""
+    return Plot(
+        figure=figure,
+        title=f"Privacy and utility: test {words(metric)} against ε",
+        alt="Lines with bands, one a variant. " + endings([*private, *unprotected]),
+        caption=f"One point a round; bands are one sample standard deviation over seeds.{note}",
+        log_x=True,
+    )
+
+
+def compared_by_uplink(curves: Sequence[Curve], metric: str) -> Plot:
+    """Rate-accuracy curves: a test metric against the bytes that were sent to the server until then."""
+    figure = blank(x="MiB sent to the server, all messages so far", y=f"test {words(metric)}")
+    figure.update_layout(hovermode="closest")
+    for curve in curves:
+        band(figure, curve)
+    ends = [curve.x[-1] for curve in curves]
+    if max(ends) > 20 * min(ends):
+        figure.update_xaxes(type="log", dtick="D2")
+    return Plot(
+        figure=figure,
+        title=f"Rate and accuracy: test {words(metric)} against the uplink",
+        alt="Lines with bands, one a variant. " + endings(curves),
+        caption="One point a round; bands are one sample standard deviation over seeds.",
+        log_x=True,
+    )
+
+
+def planned(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log"]) -> Plot:
+    """Epsilon against one planned quantity, one curve for every setting of the others."""
+    figure = blank(x=axis, y="ε")
+    figure.update_layout(hovermode="closest")
+    figure.update_xaxes(type=scale, dtick="D2" if scale == "log" else None)
+    log_y(figure, [mean for curve in curves for mean in curve.mean if mean > 0])
+    for curve in curves:
+        band(figure, curve)
+    figure.update_traces(mode="lines+markers")
+    return Plot(
+        figure=figure,
+        title=f"ε against {axis}",
+        alt=f"Lines: epsilon against {axis}. " + endings(curves),
+        caption="Logarithmic vertical axis; every point is a row of the table.",
+    )
+
+
+def against_key(points: Sequence[tuple[str, float]], key: str, y: str) -> Plot:
+    """What one measure does as a key is swept: its mean at every value."""
+    figure = blank(x=key, y=y)
+    line(figure, 0, name=y, x=[value for value, _ in points], y=[mean for _, mean in points])
+    figure.update_traces(mode="lines+markers").update_xaxes(type="category")
+    alt = f"A line from {show(points[0][1])} at {points[0][0]} to {show(points[-1][1])} at {points[-1][0]}."
+    return Plot(figure=figure, title=f"{y} against {key}", alt=alt, caption="Mean over runs of one value.")
+
+
+def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) -> Plot:
+    """Every run by cost and result (cost, result, label, whether no other beats it), with the front joined."""
+    figure, best = blank(x=x, y=y), sorted(point for point in points if point[3])
+    for index, shown in enumerate((best, [point for point in points if not point[3]])):
+        name, labels = ("no run beats it", "beaten")[index], [point[2] for point in shown]
+        line(figure, index, name=name, x=[p[0] for p in shown], y=[p[1] for p in shown], text=labels)
+        figure.data[index].mode = ("lines+markers", "markers")[index]
+    figure.update_layout(hovermode="closest")
+    named = "; ".join(f"{label}: {show(good)} for {show(cost)}" for cost, good, label, _ in best)
+    return Plot(figure=figure, title=f"{y} for {x}", alt=f"Not beaten: {named}.", caption="A point a run.")

@@ -1,0 +1,190 @@
+"""What every plot of a report is drawn with: one template, its colours, lines and bands, and numbers for a reader.
+
+Colours are those of Okabe and Ito, which readers of every colour vision can tell apart. Backgrounds are
+transparent and text is coloured by the page's style sheet, so a plot follows the page's light or dark theme.
+"""
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+_AXIS = {
+    "showline": True,
+    "linecolor": "rgba(128,128,128,0.6)",
+    "gridcolor": "rgba(128,128,128,0.18)",
+    "zeroline": False,
+    "ticks": "outside",
+    "tickcolor": "rgba(128,128,128,0.6)",
+    "ticklen": 4,
+    "automargin": True,
+    "title": {"standoff": 10},
+}
+_TEMPLATE = go.layout.Template(
+    layout={
+        "font": {
+            "family": "system-ui, -apple-system, 'Segoe UI', sans-serif",
+            "size": 13,
+            "color": "#4b5563",
+        },
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "colorway": list(PALETTE),
+        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        "height": 330,
+        "hovermode": "x unified",
+        "hoverlabel": {
+            "bgcolor": "#1f2937",
+            "bordercolor": "#1f2937",
+            "font": {"color": "#f9fafb", "size": 12},
+        },
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "bargap": 0.25,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A figure with its title, its caption, and `alt`: what a reader who cannot see it is told.
+
+    `log_x` offers a switch to a logarithmic horizontal axis.
+    """
+
+    figure: go.Figure
+    title: str
+    alt: str
+    caption: str
+    log_x: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A mean over seeds with its sample standard deviation (None for one seed), point by point.
+
+    `colour` is its place in the palette: a variant keeps its colour in every plot of a page.
+    """
+
+    label: str
+    colour: int
+    x: Sequence[float]
+    mean: Sequence[float]
+    std: Sequence[float] | None = None
+
+
+def show(value: float) -> str:
+    """A number for a reader: four significant digits, infinity and missing values as such."""
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return re.sub(r"e([+-])0*", r"e\1", f"{value:.4g}")
+
+
+def show_epsilon(epsilon: float) -> str:
+    """An epsilon with two decimals (three significant digits below 0.1), rounded up, never down."""
+    if not math.isfinite(epsilon) or epsilon == 0:
+        return show(epsilon)
+    digits = 2 if epsilon >= 0.1 else 2 - math.floor(math.log10(epsilon))
+    return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:,.{digits}f}"
+
+
+def words(name: str) -> str:
+    """A metric's name as a reader would write it."""
+    return name.replace("_", " ")
+
+
+def label_text(text: str) -> str:
+    """Text as it must be given to plotly, which reads a little HTML in labels, to be shown as it stands."""
+    return html.escape(text, quote=False)
+
+
+def blank(*, x: str, y: str) -> go.Figure:
+    """An empty figure in the house's template, its axes named."""
+    figure = go.Figure(layout={"template": _TEMPLATE})
+    figure.update_xaxes(title_text=label_text(x))
+    figure.update_yaxes(title_text=label_text(y))
+    return figure
+
+
+def log_y(figure: go.Figure, values: Sequence[float]) -> None:
+    """A logarithmic vertical axis over positive values, marked at 1, 2 and 5 times powers of ten."""
+    low, high = (
+        math.floor(math.log10(min(values, default=1.0))),
+        math.ceil(math.log10(max(values, default=1.0))),
+    )
+    steps = (1, 2, 5) if high - low <= 3 else (1,)
+    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    figure.update_yaxes(type="log", tickvals=ticks, ticktext=[show(tick) for tick in ticks])
+
+
+def line(
+    figure: go.Figure,
+    index: int,
+    *,
+    name: str,
+    x: Sequence[float] | Sequence[str],
+    y: Sequence[float],
+    dash: str = "solid",
+    text: Sequence[str] | None = None,
+) -> None:
+    """Add a line in the colour of an index; a single point is drawn as a marker."""
+    figure.add_scatter(
+        x=list(x),
+        y=list(y),
+        name=label_text(name),
+        text=text,
+        mode="lines+markers" if len(x) == 1 else "lines",
+        line={"color": PALETTE[index % len(PALETTE)], "dash": dash, "width": 2.25},
+    )
+
+
+def ribbon(
+    figure: go.Figure,
+    index: int,
+    *,
+    name: str | None,
+    x: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    opacity: float,
+) -> None:
+    """A filled polygon, out along `high` and back along `low`; unnamed ribbons stay out of the legend."""
+    red, green, blue = (int(PALETTE[index % len(PALETTE)][i : i + 2], 16) for i in (1, 3, 5))
+    points = [point for point in zip(x, low, high, strict=True) if all(map(math.isfinite, point))]
+    figure.add_scatter(
+        x=[x for x, _, _ in points] + [x for x, _, _ in reversed(points)],
+        y=[high for _, _, high in points] + [low for _, low, _ in reversed(points)],
+        name=name,
+        showlegend=name is not None,
+        fill="toself",
+        fillcolor=f"rgba({red},{green},{blue},{opacity})",
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+    )
+
+
+def band(figure: go.Figure, curve: Curve) -> None:
+    """Add a curve over its band of one standard deviation."""
+    if curve.std is not None:
+        low = [mean - std for mean, std in zip(curve.mean, curve.std, strict=True)]
+        high = [mean + std for mean, std in zip(curve.mean, curve.std, strict=True)]
+        ribbon(figure, curve.colour, name=None, x=curve.x, low=low, high=high, opacity=0.16)
+    dash = DASHES[(curve.colour // len(PALETTE)) % len(DASHES)]
+    line(figure, curve.colour, name=curve.label, x=curve.x, y=curve.mean, dash=dash)
+
+
+def endings(curves: Sequence[Curve]) -> str:
+    """Where every curve ends, in words."""
+    return "; ".join(f"{curve.label} ends at {show(curve.mean[-1])}" for curve in curves) + "."
