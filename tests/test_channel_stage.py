@@ -213,9 +213,9 @@ def test_methods_with_shares_run_over_the_channel(method: dict[str, Any], tmp_pa
     for row in rows[1:]:
         uplink = row["uplink"]
         assert uplink["float32_bytes"] == 3 * 4 * parameters
-        assert uplink["bits_per_parameter"] == 8 * uplink["bytes"] / (3 * parameters)
+        assert uplink["bits_per_parameter"] == 8 * row["bytes_up"] / (3 * parameters)
         assert uplink["ratio"] == pytest.approx(uplink["bits_per_parameter"] / uplink["limit"])
-        assert uplink["bytes"] * 5 < uplink["float32_bytes"]
+        assert row["bytes_up"] * 5 < uplink["float32_bytes"]
     statement = json.loads((outcome.folder / "privacy.json").read_text())
     assert statement["epsilon"] == rows[-1]["epsilon"] > 0
     assert statement["trust"][0]["epsilon"] is None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
@@ -26,21 +26,6 @@ from fedveil.protection.session import NOBODY, Absent, AggregationSession
 from fedveil.protection.transcript import Transcript
 
 NOISE_REACH: Final = 40.0  # in standard deviations: a share reaches farther with a probability below 1e-340
-
-
-class Aggregation(Protocol):
-    """Adds a round's messages up; what the server learns of them is the protection's claim."""
-
-    def total(
-        self, round_number: int, messages: Sequence[Float64[np.ndarray, " d"]]
-    ) -> Float64[np.ndarray, " d"]:
-        """Return the sum of the silos' messages.
-
-        Args:
-            round_number: counts from 1.
-            messages: per silo its (d,) vector after the channel.
-        """
-        ...
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ The privacy event of the round is charged to the ledger by the run, before :func
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.aggregation import PLAIN_SUM, Aggregation, SecureSum
+from fedveil.engine.aggregation import PLAIN_SUM, PlainSum, SecureSum
 from fedveil.engine.attempts import IMPATIENT, Patience
 from fedveil.engine.clients import ClientTraining, send_updates
 from fedveil.engine.partial import PartlyEncryptedSum
@@ -31,6 +31,7 @@ from fedveil.methods.stages import (
     ClientContribution,
     GaussianShares,
     LayeredShares,
+    MessageCost,
     SiloUserContribution,
     Transmission,
 )
@@ -53,7 +54,8 @@ class RoundDiagnostics:
         nonfinite: contributions whose update was not finite and counted as zero.
         norms: quantiles 0, .1, .25, .5, .75, .9, 1 of the finite updates' l2 norms before clipping.
         clipped: the fraction of finite updates that the bound shortened.
-        uplink: what the messages cost; None where no channel counts them.
+        bytes_up: what all silos or clients sent to the server, all attempts together; None where nobody counts.
+        uplink: what the messages of a channel cost beside the same in float32; None where there are none.
         attempts: how often the round was begun, under a protocol.
         summed: how many silos the sum is over, under a protocol.
     """
@@ -63,6 +65,7 @@ class RoundDiagnostics:
     nonfinite: int
     norms: tuple[float, ...] | None
     clipped: float | None
+    bytes_up: int | None = None
     uplink: Uplink | None = None
     attempts: int | None = None
     summed: int | None = None
@@ -87,7 +90,7 @@ def play_round(
     experiment: ExperimentRandomness,
     privacy: PrivacyRandomness,
     progress: Progress | None = None,
-    aggregation: Aggregation | SecureSum | WeightedSum | PartlyEncryptedSum = PLAIN_SUM,
+    aggregation: PlainSum | SecureSum | WeightedSum | PartlyEncryptedSum = PLAIN_SUM,
     patience: Patience = IMPATIENT,
 ) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
     """Play one round from the global model; return the next one and what a simulation may show of the round.
@@ -126,7 +129,11 @@ def play_round(
         privacy=privacy,
         summed=gathered.summed,
     )
-    return after, gathered.shown
+    if isinstance(aggregation, PlainSum):
+        sent = sum(cost.bytes for cost in gathered.costs) if gathered.costs else None
+    else:
+        sent = aggregation.transcript.bytes_up(round_number)
+    return after, replace(gathered.shown, bytes_up=sent, uplink=Uplink.of(gathered.costs))
 
 
 @dataclass(frozen=True)
@@ -143,17 +150,18 @@ class _Turn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Gathered:
-    """The sum that the server learned, over how many silos, and what a simulation may show of it."""
+    """The sum that the server learned, over how many silos, what a simulation may show, and messages' costs."""
 
     total: Float64[np.ndarray, " d"]
     summed: int
     shown: RoundDiagnostics
+    costs: Sequence[MessageCost] = ()
 
 
 def _add_up(
     turn: _Turn,
     drawn: Bool[np.ndarray, " users"] | None,
-    aggregation: Aggregation | SecureSum,
+    aggregation: PlainSum | SecureSum,
     patience: Patience,
 ) -> _Gathered:
     """Train, send every silo's sum through the channel, and add the messages up."""
@@ -187,8 +195,7 @@ def _add_up(
     messages = [message(silo) for silo in silos]
     total = aggregation.total(number, [message.vector for message in messages])
     costs = [message.sent.cost for message in messages if message.sent is not None]
-    shown = replace(shown, uplink=Uplink.of(costs))
-    return _Gathered(total=total, summed=len(silos), shown=shown)
+    return _Gathered(total=total, summed=len(silos), shown=shown, costs=costs)
 
 
 def _collect(turn: _Turn, drawn: Bool[np.ndarray, " clients"], channel: ClientMessages) -> _Gathered:
@@ -205,8 +212,7 @@ def _collect(turn: _Turn, drawn: Bool[np.ndarray, " clients"], channel: ClientMe
     )
     sent = send_updates(channel, training, drawn, turn.privacy)
     shown = _diagnose(seat, sent.members, sent.norms, int(sent.norms.isnan().sum()))
-    shown = replace(shown, uplink=Uplink.of(sent.costs))
-    return _Gathered(total=sent.aggregate, summed=seat.cohort.n_silos, shown=shown)
+    return _Gathered(total=sent.aggregate, summed=seat.cohort.n_silos, shown=shown, costs=sent.costs)
 
 
 def _weigh(

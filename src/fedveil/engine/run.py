@@ -197,8 +197,6 @@ def _round(
     test = evaluate(prepared, model) if due else None
     row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
-    if not isinstance(aggregation, PlainSum):
-        row["bytes_up"] = aggregation.transcript.bytes_up(number)
     return Checkpoint(round=number, model=model, row=row, ledger=ledger.head)
 
 

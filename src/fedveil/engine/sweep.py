@@ -14,12 +14,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
-from fedveil.engine.folder import Row
+from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
@@ -161,9 +161,7 @@ class _Nobody:
 
 
 def _row(point: Point, outcome: Outcome) -> Row:
-    lines = (outcome.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    metrics: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    sent = [line.get("bytes_up") or (line.get("uplink") or {}).get("bytes") for line in metrics[1:]]
+    sent = [line["bytes_up"] for line in RunFolder(outcome.folder).read_lines("metrics.jsonl")[1:]]
     return {
         "schema_version": _SCHEMA_VERSION,
         "run": outcome.folder.name,
@@ -172,6 +170,6 @@ def _row(point: Point, outcome: Outcome) -> Row:
         "stopped": outcome.stopped,
         "test": outcome.row["test"],
         "seconds": outcome.seconds,
-        "bytes_up": sum(sent) if sent and all(sent) else None,
+        "bytes_up": sum(sent) if sent and None not in sent else None,
         "epsilon": outcome.statement.epsilon,
     }

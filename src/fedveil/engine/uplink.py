@@ -15,7 +15,6 @@ class Uplink:
     """What the messages of all silos or clients cost in a round, where a channel counts them.
 
     Attributes:
-        bytes: length of all messages, headers and tags included.
         float32_bytes: length of the same sums in float32.
         bits_per_parameter: bits of the messages over parameters sent.
         limit: information limit of the same sums, bits a parameter, mean over messages; None where messages are not
@@ -24,7 +23,6 @@ class Uplink:
         acceptance: share of the quantisers' draws that were accepted, mean over messages; None where none are drawn.
     """
 
-    bytes: int
     float32_bytes: int
     bits_per_parameter: float
     limit: float | None
@@ -37,13 +35,11 @@ class Uplink:
         if not costs:
             return None
         parameters = sum(cost.parameters for cost in costs)
-        length = sum(cost.bytes for cost in costs)
         limits = [cost.limit for cost in costs if cost.limit is not None]
         accepted = [cost.acceptance for cost in costs if cost.acceptance is not None]
         limit = float(np.mean(limits)) if limits else None
-        bits = 8 * length / parameters
+        bits = 8 * sum(cost.bytes for cost in costs) / parameters
         return cls(
-            bytes=length,
             float32_bytes=4 * parameters,
             bits_per_parameter=bits,
             limit=limit,

@@ -92,7 +92,7 @@ class _Variant:
         """The MiB of all messages up to each round with any, mean over seeds; empty where they were not counted."""
         cumulative, total = {}, 0.0
         for number, rows in self.rounds.items():
-            lengths = [row.uplink.bytes for row in rows if row.uplink is not None]
+            lengths = [row.bytes_up for row in rows if row.bytes_up is not None]
             if number > 0 and len(lengths) < len(rows):
                 return {}
             total += statistics.fmean(lengths) / 2**20 if lengths else 0.0
@@ -102,13 +102,13 @@ class _Variant:
 
     def bits(self, last: int) -> Spread | None:
         """Bits a parameter of all messages up to a round, over seeds."""
-        if not self.sent:
-            return None
         of_seeds = []
         for run in self.runs:
-            counted = [row.uplink for row in run.rounds if row.uplink is not None and row.round <= last]
-            plain = sum(uplink.float32_bytes for uplink in counted)
-            of_seeds.append(32 * sum(uplink.bytes for uplink in counted) / plain)
+            counted = [row for row in run.rounds if row.bytes_up is not None and row.round <= last]
+            plain = sum(row.uplink.float32_bytes for row in counted if row.uplink is not None)
+            if not plain:
+                return None
+            of_seeds.append(32 * sum(row.bytes_up or 0 for row in counted) / plain)
         return Spread.of(of_seeds)
 
     def curve(self, metric: str, *, over: Literal["rounds", "epsilon", "uplink"]) -> Curve | None:

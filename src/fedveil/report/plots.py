@@ -191,7 +191,7 @@ def uplink_bits(run: RunData) -> Plot:
         line(figure, 1, name="information limit", x=[number for number, _ in limits], y=bound, dash="dash")
         ending += f", the limit {show(bound[-1])}"
     log_y(figure, [value for value in (*bits, *(limit for _, limit in limits)) if value > 0])
-    total = sum(uplink.bytes for _, uplink in sent)
+    total = sum(row.bytes_up or 0 for row in run.rounds)
     plain = sum(uplink.float32_bytes for _, uplink in sent)
     fewer = f", {show(plain / total)} times fewer than the same in float32" if total else ""
     return Plot(

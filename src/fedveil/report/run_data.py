@@ -28,12 +28,11 @@ _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class UplinkData:
-    """What all messages of a round cost; `limit` in bits a parameter, `acceptance` the share of draws accepted.
+    """What a channel's messages cost; `limit` in bits a parameter, `acceptance` the share of draws accepted.
 
     Both are None where messages are not compressed to their noise.
     """
 
-    bytes: int
     float32_bytes: int
     bits_per_parameter: float
     limit: float | None
@@ -47,7 +46,9 @@ class RoundRow:
     `test` is empty where the round's model was not evaluated; a metric that is not defined there is NaN.
     `epsilon` is the privacy spent up to and including this round, `math.inf` where nothing is guaranteed.
     `norms` are the quantiles, at `NORM_LEVELS`, of the contributions' l2 norms before clipping, in the unit
-    of an update; `clipped` is the fraction of contributions that met the bound `clip`.
+    of an update; `clipped` is the fraction of contributions that met the bound `clip`. `bytes_up` is what all
+    silos or clients sent to the server, None where nobody counted; `uplink` compares a channel's messages
+    with float32.
     """
 
     round: int
@@ -59,6 +60,7 @@ class RoundRow:
     norms: tuple[float, ...] | None
     clip: float | None
     clipped: float | None
+    bytes_up: int | None
     uplink: UplinkData | None
 
 
@@ -379,13 +381,13 @@ def _round(row: _Object) -> RoundRow:
         norms=None if row.fields.get("norms") is None else row.numbers("norms", len(NORM_LEVELS)),
         clip=row.optional_number("clip"),
         clipped=row.optional_number("clipped"),
+        bytes_up=row.count("bytes_up") if row.fields.get("bytes_up") is not None else None,
         uplink=None if row.fields.get("uplink") is None else _uplink(row.child("uplink")),
     )
 
 
 def _uplink(uplink: _Object) -> UplinkData:
     return UplinkData(
-        bytes=uplink.count("bytes"),
         float32_bytes=uplink.count("float32_bytes"),
         bits_per_parameter=uplink.number("bits_per_parameter"),
         limit=uplink.optional_number("limit"),

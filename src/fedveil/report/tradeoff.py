@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ def traded(folder: Path, key: str) -> Traded:
         value=str(value),
         metrics=measured[-1].test,
         seconds=sum(row.seconds for row in run.rounds),
-        mebibytes=_mebibytes(run, folder),
+        mebibytes=_mebibytes(run),
     )
 
 
@@ -155,12 +154,7 @@ def _order(item: tuple[str, list[float]]) -> tuple[float, str]:
         return 0.0, item[0]
 
 
-def _mebibytes(run: RunData, folder: Path) -> float | None:
-    total = 0.0
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1:]:
-        row = json.loads(line)
-        sent = row.get("bytes_up") or (row.get("uplink") or {}).get("bytes")
-        if not sent:
-            return None
-        total += sent / 2**20
-    return total if run.rounds else None
+def _mebibytes(run: RunData) -> float | None:
+    sent = [row.bytes_up for row in run.rounds if row.round > 0]
+    counted = [one for one in sent if one is not None]
+    return sum(counted) / 2**20 if sent and len(counted) == len(sent) else None
