@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,30 @@ import pytest
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.federation.coded_sums import to_bytes
 from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.parts import Vector
+from fedveil.engine.federation.parts import Sealed, Vector
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held, Share
 from fedveil.engine.federation.silo import SiloParty
+from fedveil.engine.federation.store import Answered
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
-from fedveil.population.records import Population
+from fedveil.methods import METHODS
+from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
+from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from tests.test_run import Silent
 
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
 TESTING = Policy(
     **OPEN,
-    methods=("fedavg", "uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w"),
+    methods=tuple(METHODS),
     disclose_counts=True,
     without_guarantee=True,
 )
@@ -42,8 +47,6 @@ def population(silos: int = 3, users: int = 6, records: int = 40, features: int 
     """A little table with something to learn; every silo has records of most users."""
     rng = np.random.default_rng(5)
     target = rng.integers(0, 2, records)
-    from fedveil.population.records import Records
-
     return Population(
         name="little",
         train=Records(
@@ -59,6 +62,12 @@ def population(silos: int = 3, users: int = 6, records: int = 40, features: int 
         task="classification",
         n_classes=2,
     )
+
+
+def clients(number: int = 3) -> Population:
+    """The same, where every silo holds the records of one user."""
+    held = population(silos=number, users=number)
+    return replace(held, train=replace(held.train, user=held.train.silo))
 
 
 def asked(**changes: Any) -> Experiment:
@@ -212,12 +221,23 @@ class World:
             largest=LARGEST_LETTER,
         )
         for part in letter.parts:
-            if isinstance(part, Vector):
+            if isinstance(part, Vector | Sealed):
                 party = self.silos[number]
                 assert party is not None
                 answered = party._store.read(letter.run)
                 assert answered is not None
-                self.left.setdefault((number, answered.round), set()).add(part.encode())
+                content = part.encode() if isinstance(part, Vector) else self.opened(number, answered, part)
+                self.left.setdefault((number, answered.round), set()).add(content)
+
+    def opened(self, number: int, answered: Answered, part: Sealed) -> bytes:
+        """What is in a sealed part, if the coordinator it was sealed for is still there."""
+        post = None if self.coordinator is None else self.coordinator._post
+        if post is not None and number in post._shared:
+            try:
+                return to_bytes(post.open(number, answered.round, part))
+            except ProtocolError:  # sealed in a session that is over
+                return answered.coded
+        return answered.coded
 
     def play(self, *, most: int = 1000) -> None:
         """Carry every letter once, in order, until the run ends."""

@@ -18,11 +18,13 @@ from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.parts import (
     PARTS,
+    Agreement,
     Joined,
     Lost,
     Part,
     Refused,
     Relay,
+    Sealed,
     Task,
     Terms,
     Totals,
@@ -35,7 +37,7 @@ from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
-from tests.federation_world import OPEN, TESTING, World, asked, population
+from tests.federation_world import OPEN, TESTING, World, asked, clients, population
 
 RUN = bytes(range(16))
 CASES = 20_000
@@ -49,6 +51,8 @@ EXAMPLES: list[Part] = [
     Task(round=3, model=np.arange(4, dtype=np.float32), drawn=np.arange(11) % 2 == 0),
     Vector(values=np.linspace(0, 1, 5)),
     Relay(message=b"a message"),
+    Agreement(public=bytes(range(32))),
+    Sealed(sealed=b"key and message"),
 ]
 
 
@@ -463,7 +467,7 @@ def test_a_sum_over_fewer_silos_is_refused(world: World) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"channel": {"name": "lrsuq"}},
+        {"method": {"name": "dp-fed"}, "data": {"n_users": 3}},
         {"method": {"name": "uldp-group", "group_size": 2}},
     ],
 )
@@ -472,10 +476,10 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
     policy = TESTING.model_copy(
         update={"methods": (*TESTING.methods, "uldp-group"), "protections": ("none",)}
     )
-    world = World(tmp_path, experiment, population(), policy)
-    with pytest.raises(CompositionError, match="between institutions"):
+    world = World(tmp_path, experiment, clients(), policy)
+    with pytest.raises(CompositionError, match="institutions"):
         world.coordinate()
     answer = told(world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest))[0]
     assert isinstance(answer, Refused)
-    assert "between institutions" in answer.reason
+    assert "institutions" in answer.reason
     world.close()

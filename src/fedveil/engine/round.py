@@ -418,6 +418,44 @@ def silo_message(
     return SiloMessage(vector=total)
 
 
+def client_message(
+    seat: Seat,
+    model: Float32[Tensor, " d"],
+    *,
+    client: int,
+    round_number: int,
+    experiment: ExperimentRandomness,
+    privacy: PrivacyRandomness,
+) -> SiloMessage:
+    """Train one client, and pass its bounded update through its channel; zeros if it has no records.
+
+    Args:
+        seat: a method whose clients send messages of their own.
+        model: (d,) the global model.
+        client: its number.
+        round_number: counts from 1.
+        experiment: of the experiment's seed.
+        privacy: the client's own randomness.
+    """
+    channel = seat.method.channel
+    assert isinstance(channel, ClientMessages)
+    training = ClientTraining(
+        trainer=_trainer_of(seat, round_number),
+        cohort=seat.cohort,
+        bound=seat.method.bound,
+        model=model,
+        round_number=round_number,
+        experiment=experiment,
+    )
+    member = torch.from_numpy(np.flatnonzero(seat.cohort.groups.user == client))
+    update = training.updates(member)[0][0] if len(member) else np.zeros(len(model))
+    source = privacy.stream("channel", round_number, client)
+    sent = channel.transmit(
+        update, grid=seat.method.bound.grid, client=client, round_number=round_number, source=source
+    )
+    return SiloMessage(vector=sent.received, sent=sent)
+
+
 def coordinate(
     method: Method,
     model: Float32[Tensor, " d"],

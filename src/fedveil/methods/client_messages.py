@@ -31,7 +31,7 @@ from fedveil.channel.laws import CellLaw, GaussianLaw, LaplaceLaw
 from fedveil.channel.quantizers import LayeredQuantizer
 from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
-from fedveil.methods.stages import CentralGaussian, MessageCost, Transmission, grid_law
+from fedveil.methods.stages import CentralGaussian, Coded, MessageCost, Transmission, grid_law
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
 from fedveil.privacy.sampling import AnySampler, PoissonUsers, UniformClients
 from fedveil.randomness import BitSource
@@ -164,13 +164,16 @@ class ClientMessages:
         if scale == 0:
             return Transmission(received=update, cost=MessageCost(parameters=size, bytes=0))
         if isinstance(self.form, Layered):
-            sent, received = _through(self._layered(scale, self.form), update, client, round_number, source)
+            sent, coded, received = _through(
+                self._layered(scale, self.form), update, client, round_number, source
+            )
             limit, acceptance = information_limit(update, self._law(scale)), sent.accepted / sent.drawn
             return Transmission(
                 received=received,
                 cost=MessageCost(
                     parameters=size, bytes=len(sent.message), limit=limit, acceptance=acceptance
                 ),
+                coded=coded,
             )
         noisy = update
         if self.noisy:
@@ -178,10 +181,26 @@ class ClientMessages:
             noisy = update + self.additive(scale, at_most).sample((size,), source)
         if isinstance(self.form, Numbers):
             return Transmission(received=noisy, cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size))
-        cell = CellLaw(inner_radius=self._step(scale, self.form) / 2)
-        codec = Codec(quantizer=LayeredQuantizer(law=cell, lattice=Z1))
-        sent, received = _through(codec, noisy, client, round_number, source)
-        return Transmission(received=received, cost=MessageCost(parameters=size, bytes=len(sent.message)))
+        codec = self._dithered(scale, self.form)
+        sent, coded, received = _through(codec, noisy, client, round_number, source)
+        cost = MessageCost(parameters=size, bytes=len(sent.message))
+        return Transmission(received=received, cost=cost, coded=coded)
+
+    def receive(self, coded: Coded, *, length: int) -> Float64[np.ndarray, " d"]:
+        """Decode a client's update of ``length`` parameters, its noise included.
+
+        Raises:
+            CompositionError: messages of this form are no bytes, or their scale is the sender's secret.
+            ChannelError: another channel's message, another length, or bytes that were altered.
+        """
+        if isinstance(self.form, Numbers) or self.bound is None:
+            raise CompositionError("messages are decoded where they are bytes in a scale that is public")
+        codec = (
+            self._layered(self.bound, self.form)
+            if isinstance(self.form, Layered)
+            else self._dithered(self.bound, self.form)
+        )
+        return codec.decode(coded.message, KeyedStreams(coded.key), length=length)
 
     def additive(self, scale: float, grid: float | None) -> DiscreteGaussian | DiscreteLaplace:
         """Return the exact law of noise that is added as numbers, on a grid that divides the updates'."""
@@ -203,6 +222,11 @@ class ClientMessages:
         if form.lattice is None and isinstance(law, GaussianLaw):
             return gaussian_channel(law.std)
         return Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice(form.lattice or "Z1")))
+
+    def _dithered(self, scale: float, form: Dithered) -> Codec:
+        """Return the subtractively dithered quantiser."""
+        cell = CellLaw(inner_radius=self._step(scale, form) / 2)
+        return Codec(quantizer=LayeredQuantizer(law=cell, lattice=Z1))
 
     def _step(self, scale: float, form: Dithered) -> float:
         """Return SDQ's step, same unit as the update."""
@@ -238,9 +262,10 @@ def through_messages(
 
 def _through(
     codec: Codec, update: Float64[np.ndarray, " d"], client: int, round_number: int, source: BitSource
-) -> tuple[Sent, Float64[np.ndarray, " d"]]:
-    """Return a message and what the server decodes from it, under a key that no other message has."""
+) -> tuple[Sent, Coded, Float64[np.ndarray, " d"]]:
+    """Return a message, with its key, and what the server decodes from it; no other message has that key."""
     secret = source.uint64(4).astype("<u8").tobytes()
     key = update_key(secret, run="one process", client=client, round_number=round_number)
     sent = codec.send(update, KeyedStreams(key))
-    return sent, codec.decode(sent.message, KeyedStreams(key), length=len(update))
+    received = codec.decode(sent.message, KeyedStreams(key), length=len(update))
+    return sent, Coded(key=key, message=sent.message), received

@@ -163,6 +163,19 @@ class MessageCost:
     acceptance: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Coded:
+    """A message of a channel of bytes, and what its receiver needs to decode it.
+
+    Attributes:
+        key: 32 bytes, of this message alone; who holds it learns more than the decoded value.
+        message: what the codec made.
+    """
+
+    key: bytes
+    message: bytes
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transmission:
     """One message, sent and received.
@@ -170,10 +183,12 @@ class Transmission:
     Attributes:
         received: the sum or update plus its noise, as the server decoded it.
         cost: of the message.
+        coded: the message as it travels, where the channel makes bytes of it.
     """
 
     received: Float64[np.ndarray, " d"]
     cost: MessageCost
+    coded: Coded | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +247,8 @@ class LayeredShares:
         key = update_key(secret, run="one process", client=silo, round_number=round_number)
         codec = self.codec(n_silos)
         sent = codec.send(total, KeyedStreams(key))
-        received = codec.decode(sent.message, KeyedStreams(key), length=len(total))
+        coded = Coded(key=key, message=sent.message)
+        received = self.receive(coded, n_silos=n_silos, length=len(total))
         limit = information_limit(total, GaussianLaw(std=self.shares.share_std(n_silos)))
         cost = MessageCost(
             parameters=len(total),
@@ -240,7 +256,15 @@ class LayeredShares:
             limit=limit,
             acceptance=sent.accepted / sent.drawn,
         )
-        return Transmission(received=received, cost=cost)
+        return Transmission(received=received, cost=cost, coded=coded)
+
+    def receive(self, coded: Coded, *, n_silos: int, length: int) -> Float64[np.ndarray, " d"]:
+        """Decode one silo's sum of ``length`` parameters, plus its share of the noise.
+
+        Raises:
+            ChannelError: another channel's message, another length, or bytes that were altered.
+        """
+        return self.codec(n_silos).decode(coded.message, KeyedStreams(coded.key), length=length)
 
 
 @dataclass(frozen=True, kw_only=True)

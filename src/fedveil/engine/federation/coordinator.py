@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -25,12 +25,24 @@ from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange
 from fedveil.engine.experiment import Experiment
+from fedveil.engine.federation.coded_sums import CodedPost, codes, open_sums
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenSum, MaskedSum, Outgoing
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.parts import Joined, Lost, Part, Refused, Relay, Task, Terms, Totals, Vector
+from fedveil.engine.federation.parts import (
+    Agreement,
+    Joined,
+    Lost,
+    Part,
+    Refused,
+    Relay,
+    Task,
+    Terms,
+    Totals,
+    only,
+)
 from fedveil.engine.federation.travel import check_travels
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.round import coordinate, draw_users
@@ -55,7 +67,6 @@ STATE: Final = "federation.json"
 """In the run folder: the 16 bytes of the run and its last session."""
 
 _DRAWN: Final = "checkpoint/participants.json"
-_P = TypeVar("_P", bound=Part)
 _Answers = dict[int, tuple[Part, ...]]
 
 
@@ -92,7 +103,7 @@ class CoordinatorParty:
         folder: RunFolder,
         observer: Observer,
     ) -> None:
-        check_travels(prepared.method)
+        check_travels(prepared)
         self._prepared, self._membership, self._identity = prepared, membership, identity
         self._folder, self._observer = folder, observer
         self._privacy = privacy_randomness(prepared.experiment)
@@ -104,6 +115,7 @@ class CoordinatorParty:
         self._run, self._session = self._identify()
         self._number = 0
         self._hidden: HiddenSum | None = None
+        self._post: CodedPost | None = None
         self._totals: Int64[np.ndarray, " users"] | None = None
         self._began = time.perf_counter()
         self._exchange: _Exchange | None = None
@@ -205,8 +217,11 @@ class CoordinatorParty:
             self._hidden = MaskedSum(agreed, run=self._run, session=self._session)
         self._totals = None
         self._number = -1
-        terms = Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)
-        self._ask({silo: [terms] for silo in range(len(self._membership.silos))}, self._joined)
+        offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
+        if codes(self._prepared.method):
+            self._post = CodedPost(run=self._run, session=self._session)
+            offer.append(self._post.offer)
+        self._ask(dict.fromkeys(range(len(self._membership.silos)), offer), self._joined)
 
     def _shown(self) -> Experiment:
         """Return the experiment as the silos see it: without the coordinator's own paths."""
@@ -225,6 +240,9 @@ class CoordinatorParty:
             if any(len(one) != self._prepared.population.n_users for one in counts):
                 raise ProtocolError("a silo counts records of another number of users")
             self._totals = np.sum(counts, axis=0)
+        if self._post is not None:
+            for silo, parts in answers.items():
+                self._post.meet(silo, only(parts, Agreement, silo))
         self._set_up(answers)
 
     def _set_up(self, answers: _Answers) -> None:
@@ -278,12 +296,15 @@ class CoordinatorParty:
 
     def _collect(self, answers: _Answers) -> None:
         if self._hidden is None:
-            length = self._prepared.task.dimension
-            vectors = [only(parts, Vector, silo).values for silo, parts in answers.items()]
-            for silo, vector in enumerate(vectors):
-                if len(vector) != length or not np.isfinite(vector).all():
-                    raise ProtocolError(f"did not send {length} finite numbers", silo=silo)
-            self._release(PLAIN_SUM.total(self._checkpoint.round + 1, vectors))
+            number = self._checkpoint.round + 1
+            vectors = open_sums(
+                answers,
+                method=self._prepared.method,
+                post=self._post,
+                round_number=number,
+                length=self._prepared.task.dimension,
+            )
+            self._release(PLAIN_SUM.total(number, vectors))
             return
         outgoing = self._route(answers)
         if outgoing:
@@ -301,7 +322,7 @@ class CoordinatorParty:
             aggregate,
             n_silos=len(self._membership.silos),
             n_users=seat.n_users,
-            drawn=None,
+            drawn=seat.n_users,
             shapes=seat.shapes,
             round_number=number,
             privacy=self._privacy,
@@ -349,18 +370,6 @@ class CoordinatorParty:
         """Return how long an answer may be: a vector, a count per user, and messages of a protocol."""
         needed = 8 * self._prepared.task.dimension + 4 * self._prepared.population.n_users + (1 << 16)
         return min(LARGEST_LETTER, needed)
-
-
-def only(parts: Sequence[Part], kind: type[_P], silo: int) -> _P:
-    """Return the one part of a kind that an answer must have.
-
-    Raises:
-        ProtocolError: none, or several.
-    """
-    found = [part for part in parts if isinstance(part, kind)]
-    if len(found) != 1:
-        raise ProtocolError(f"sent {len(found)} parts of kind {kind.__name__} instead of 1", silo=silo)
-    return found[0]
 
 
 def _by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
+from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.engine.federation.errors import Cause
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.wire import Reader, Writer
@@ -39,6 +40,7 @@ PARTS: Final[dict[int, type[Part]]] = {}
 """Every kind of part by its number."""
 
 _P = TypeVar("_P")
+_Only = TypeVar("_Only", bound=Part)
 
 
 def _part(kind: int) -> Callable[[type[_P]], type[_P]]:
@@ -251,6 +253,61 @@ class Relay:
     def decode(cls, body: bytes) -> Relay:
         """Return the part of a body."""
         return cls(message=body)
+
+
+@_part(20)
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """A key to agree on a secret with, for the session of the letter that brings it.
+
+    Attributes:
+        public: 32 bytes, X25519.
+    """
+
+    kind: ClassVar[int]
+    public: bytes
+
+    def encode(self) -> bytes:
+        """Return the key."""
+        return Writer().fixed(self.public, KEY_BYTES).bytes()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Agreement:
+        """Return the key of a body."""
+        reader = Reader(body)
+        public = reader.fixed(KEY_BYTES)
+        reader.finish()
+        return cls(public=public)
+
+
+@_part(21)
+@dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """A message that a silo's channel made of its sum, with its key; none but the coordinator can open it."""
+
+    kind: ClassVar[int]
+    sealed: bytes
+
+    def encode(self) -> bytes:
+        """Return the sealed bytes."""
+        return self.sealed
+
+    @classmethod
+    def decode(cls, body: bytes) -> Sealed:
+        """Return the part of a body."""
+        return cls(sealed=body)
+
+
+def only(parts: Sequence[Part], kind: type[_Only], silo: int) -> _Only:
+    """Return the one part of a kind that an answer must have.
+
+    Raises:
+        ProtocolError: none, or several.
+    """
+    found = [part for part in parts if isinstance(part, kind)]
+    if len(found) != 1:
+        raise ProtocolError(f"sent {len(found)} parts of kind {kind.__name__} instead of 1", silo=silo)
+    return found[0]
 
 
 def _text(raw: bytes) -> str:

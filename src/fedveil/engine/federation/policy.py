@@ -17,7 +17,7 @@ from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
 from fedveil.methods.stages import Weights
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.bounds import Clip
+from fedveil.privacy.bounds import Clip, ClipL1
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.ledger import Budget
 
@@ -102,7 +102,7 @@ class Policy(BaseModel):
         Raises:
             RefusalError: says which limit would be accepted.
         """
-        if isinstance(method.bound, Clip):
+        if isinstance(method.bound, Clip | ClipL1):
             if method.bound.norm > self.clip:
                 raise RefusalError(
                     "policy",

@@ -1,7 +1,7 @@
 """A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
 
     Terms  -> Joined or Refused       its policy, its users' budget over all runs, the experiment
-    Task   -> Vector, or Relay        charged and answered durably before anything leaves
+    Task   -> Vector, Sealed or Relay charged and answered durably before anything leaves
     Relay  -> Relay                   a step of secure aggregation
     other  -> Lost                    a session it does not know: it was restarted
 
@@ -20,24 +20,37 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.federation.coded_sums import CodedPost, codes, to_bytes
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import MaskedShare
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.parts import Joined, Lost, Part, Refused, Relay, Task, Terms, Totals, Vector
+from fedveil.engine.federation.parts import (
+    Agreement,
+    Joined,
+    Lost,
+    Part,
+    Refused,
+    Relay,
+    Task,
+    Terms,
+    Totals,
+    Vector,
+    only,
+)
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.store import Answered, AnswerStore
-from fedveil.engine.federation.travel import check_travels
-from fedveil.engine.round import local_sums, members_of, silo_message
+from fedveil.engine.federation.travel import check_own_client, check_travels
+from fedveil.engine.round import SiloMessage, client_message, local_sums, members_of, silo_message
 from fedveil.engine.sections import ModelSection, ServerSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.errors import FedveilError, RunFolderError
+from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.stages import Weights
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event, SelfComposedEvent
@@ -59,6 +72,7 @@ class _Session:
     prepared: Prepared
     event: Event
     hidden: MaskedShare | None
+    post: CodedPost | None
     weighted: bool
     request: bytes = b""
     reply: bytes = b""
@@ -175,10 +189,12 @@ class SiloParty:
         if isinstance(part, Task):
             if session.hidden is not None and not session.hidden.awaits_input:
                 raise RefusalError("request", f"round {part.round} comes before its masks")
-            vector = self._sum(session, part)
+            answered = self._sum(session, part)
+            if session.post is not None:
+                return [session.post.seal(self._number, part.round, answered.coded)]
             if session.hidden is None:
-                return [Vector(values=vector)]
-            return [Relay(message=session.hidden.contribute(vector))]
+                return [Vector(values=answered.vector)]
+            return [Relay(message=session.hidden.contribute(answered.vector))]
         raise RefusalError("request", f"a silo does not read {type(part).__name__} now")
 
     # --- joining a run ---------------------------------------------------------------------------------------
@@ -195,12 +211,16 @@ class SiloParty:
         self._policy.check_request(experiment)
         prepared = prepare(_own(experiment), Held(self._share))
         self._policy.check_method(prepared.method)
-        check_travels(prepared.method)
+        check_travels(prepared)
+        check_own_client(prepared, self._number)
         event = self._policy.event(prepared.guarantee)
         self._reopen_ledger()
         self._check_budget(letter.run, experiment, event)
         by_records = prepared.method.weights is Weights.BY_RECORDS
         hidden = self._hide(prepared, letter)
+        post = CodedPost(run=letter.run, session=letter.session) if codes(prepared.method) else None
+        if post is not None:
+            post.meet(self._number, only(letter.parts, Agreement, SERVER))
         self._session = _Session(
             run=letter.run,
             number=letter.session,
@@ -208,9 +228,12 @@ class SiloParty:
             prepared=prepared,
             event=event,
             hidden=hidden,
+            post=post,
             weighted=not by_records,
         )
         joined = Joined(counts=self._counts() if by_records else np.zeros(0, dtype=np.int64))
+        if post is not None:
+            return [joined, post.offer]
         return [joined] if hidden is None else [joined, Relay(message=hidden.announce())]
 
     def _request(self, text: str) -> Experiment:
@@ -260,7 +283,7 @@ class SiloParty:
 
     # --- a round ---------------------------------------------------------------------------------------------
 
-    def _sum(self, session: _Session, task: Task) -> Float64[np.ndarray, " d"]:
+    def _sum(self, session: _Session, task: Task) -> Answered:
         """Return the noisy sum of a round: the one that was stored before, or a new one that is charged first.
 
         A round that was charged and not stored (a crash between the two) is charged again: new noise is never free.
@@ -278,7 +301,7 @@ class SiloParty:
                 raise RefusalError(
                     "replay", f"round {task.round} was answered for another model or other users"
                 )
-            return last.vector
+            return last
         if task.round != done + 1 or task.round > prepared.experiment.rounds:
             raise RefusalError(
                 "replay", f"round {task.round} does not follow round {done}, the last answered"
@@ -287,9 +310,13 @@ class SiloParty:
         self._ledger.charge(
             run=name, round=task.round, attempt=again, event=session.event, budget=self._policy.budget
         )
-        vector = self._train(session, task)
-        self._store.write(session.run, Answered(round=task.round, request=request, vector=vector))
-        return vector
+        message = self._train(session, task)
+        coded = None if message.sent is None else message.sent.coded
+        answered = Answered(round=task.round, request=request, vector=message.vector)
+        if coded is not None:
+            answered = Answered(round=task.round, request=request, coded=to_bytes(coded))
+        self._store.write(session.run, answered)
+        return answered
 
     def _check_task(self, session: _Session, task: Task) -> None:
         dimension = session.prepared.task.dimension
@@ -304,9 +331,18 @@ class SiloParty:
         if not session.weighted:
             raise RefusalError("request", "a round begins before the users' totals are known")
 
-    def _train(self, session: _Session, task: Task) -> Float64[np.ndarray, " d"]:
+    def _train(self, session: _Session, task: Task) -> SiloMessage:
         prepared, number = session.prepared, task.round
         seat = prepared.seat
+        if isinstance(seat.method.channel, ClientMessages):
+            return client_message(
+                seat,
+                torch.from_numpy(task.model),
+                client=self._number,
+                round_number=number,
+                experiment=ExperimentRandomness(prepared.experiment.seed),
+                privacy=privacy_randomness(prepared.experiment),
+            )
         own = seat.cohort.groups.silo == self._number
         members = members_of(seat.cohort.groups, task.drawn)
         members = members[torch.from_numpy(own)[members]]
@@ -320,7 +356,7 @@ class SiloParty:
             silo=self._number,
             round_number=number,
             privacy=privacy_randomness(prepared.experiment),
-        ).vector
+        )
 
     # --- its own files -----------------------------------------------------------------------------------------
 

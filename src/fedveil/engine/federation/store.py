@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +18,14 @@ from jaxtyping import Float64
 from fedveil.errors import RunFolderError
 from fedveil.files import replace_file, sync_folder
 
-_MAGIC: Final = b"FVS1"
+_NUMBERS: Final = b"FVS1"
+_BYTES: Final = b"FVB1"
 _HEADER: Final = struct.Struct(">4sI32s")
 _DIGEST_BYTES: Final = 32
+
+
+def _nothing() -> Float64[np.ndarray, " d"]:
+    return np.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,12 +35,14 @@ class Answered:
     Attributes:
         round: its number.
         request: SHA-256 of what was asked: the model and who takes part.
-        vector: (d,) the noisy sum that was sent.
+        vector: (d,) the noisy sum that was sent; empty where a channel makes bytes of it.
+        coded: those bytes, and the key of the message.
     """
 
     round: int
     request: bytes
-    vector: Float64[np.ndarray, " d"]
+    vector: Float64[np.ndarray, " d"] = field(default_factory=_nothing)
+    coded: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,9 @@ class AnswerStore:
             raise RunFolderError(
                 f"{path}: damaged; what was answered is unknown, so this run cannot go on here"
             )
-        _, number, request = _HEADER.unpack_from(body)
+        magic, number, request = _HEADER.unpack_from(body)
+        if magic == _BYTES:
+            return Answered(round=number, request=request, coded=body[_HEADER.size :])
         vector = np.frombuffer(body, dtype="<f8", offset=_HEADER.size).astype(np.float64)
         return Answered(round=number, request=request, vector=vector)
 
@@ -72,9 +81,10 @@ class AnswerStore:
         Raises:
             RunFolderError: the disk is full, say; nothing may be sent.
         """
-        body = (
-            _HEADER.pack(_MAGIC, answered.round, answered.request) + answered.vector.astype("<f8").tobytes()
-        )
+        magic, content = _NUMBERS, answered.vector.astype("<f8").tobytes()
+        if answered.coded:
+            magic, content = _BYTES, answered.coded
+        body = _HEADER.pack(magic, answered.round, answered.request) + content
         path = self._path(run)
         try:
             if not self.folder.is_dir():

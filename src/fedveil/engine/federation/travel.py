@@ -1,30 +1,93 @@
-"""Which methods run between institutions: those whose silos send one vector that carries its own noise."""
+"""Which methods run between institutions: those whose silos send one message that carries its own noise."""
 
 from __future__ import annotations
 
+from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
+from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
 from fedveil.methods.protections import NoProtection, SecureAggregation
-from fedveil.methods.stages import GaussianShares, Identity, SiloContribution, SiloUserContribution
+from fedveil.methods.stages import (
+    ClientContribution,
+    GaussianShares,
+    Identity,
+    LayeredShares,
+    SiloContribution,
+    SiloUserContribution,
+)
+from fedveil.privacy.sampling import UniformClients
 
 
-def check_travels(method: Method) -> None:
-    """Return if silos and coordinator of a federation know how to play a method.
+def check_travels(prepared: Prepared) -> None:
+    """Return if silos and coordinator of a federation know how to play an experiment's method.
 
     Raises:
-        CompositionError: clients, DP-SGD inside the silos, a trusted server's noise, a channel of bytes, or a
-            protection that is played in one process only.
+        CompositionError: DP-SGD inside the silos, a trusted server's noise, messages whose scale or number is private,
+            clients that are no silos, or a protection that is played in one process only.
     """
-    if not isinstance(method.contribution, SiloContribution | SiloUserContribution):
+    method = prepared.method
+    if isinstance(method.contribution, ClientContribution):
+        _check_clients(prepared)
+    elif not isinstance(method.contribution, SiloContribution | SiloUserContribution):
         raise CompositionError(
-            f"{method.name}: contributions of silos, or of users in silos, run between institutions; "
-            "use fedavg, uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
+            f"{method.name}: contributions of silos, of users in silos, or of clients that are silos run between "
+            "institutions; DP-SGD inside the silos does not: use fedavg, uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
         )
-    if not isinstance(method.channel, Identity | GaussianShares):
+    if not isinstance(method.channel, Identity | GaussianShares | LayeredShares | ClientMessages):
         raise CompositionError(
-            f'{method.name}: between institutions silos add their own noise: channel.name = "additive"'
+            f"{method.name}: between institutions nobody is trusted to add the noise of others' sums; silos add their "
+            'own: channel.name = "lrsuq", or a method whose silos do'
         )
+    if method.noise_decay != 1:
+        raise CompositionError(f"{method.name}: between institutions the noise of a run stays as it is")
     if not isinstance(method.protection, NoProtection | SecureAggregation):
         raise CompositionError(
             f'{method.name}: between institutions protection.name is "none" or "secure-aggregation"'
+        )
+
+
+def _check_clients(prepared: Prepared) -> None:
+    """Refuse clients that are no silos, and what a party cannot know of the others."""
+    method, population = prepared.method, prepared.population
+    if population.n_users != population.n_silos:
+        raise CompositionError(
+            f"{method.name}: a client is a silo that holds one user; between {population.n_silos} institutions that "
+            f"takes {population.n_silos} users, not {population.n_users}"
+        )
+    if isinstance(method.sampler, UniformClients):
+        raise CompositionError(
+            f"{method.name}: a sample without replacement is guaranteed against replacing a client, and a silo's "
+            "ledger counts clients that come or go; between institutions everyone takes part"
+        )
+    if prepared.experiment.method.calibration == "as-published":
+        raise CompositionError(
+            f'{method.name}: calibration = "as-published" needs the records of the largest client, which no '
+            "institution tells"
+        )
+    if _private_scale(method):
+        raise CompositionError(
+            f'{method.name}: scale = "norm" measures the noise in a private number; between institutions take "clip"'
+        )
+
+
+def _private_scale(method: Method) -> bool:
+    channel = method.channel
+    if not isinstance(channel, ClientMessages) or channel.bound is not None:
+        return False
+    return channel.noisy or not channel.addable
+
+
+def check_own_client(prepared: Prepared, number: int) -> None:
+    """Return if a silo's records are those of the one user it stands for, where clients contribute.
+
+    Raises:
+        RefusalError: another user's records are among them.
+    """
+    if not isinstance(prepared.method.contribution, ClientContribution):
+        return
+    if (prepared.population.train.user != number).any():
+        raise RefusalError(
+            "request",
+            f"{prepared.method.name}: silo {number} stands for user {number}, and its table names another",
         )

@@ -1,0 +1,270 @@
+"""Channels of bytes between institutions: the model of one process, one message a round, nothing for others to read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.federation.coded_sums import CodedPost
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.engine.federation.parts import Agreement, Joined, Part, Refused, Sealed, Task, Terms
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.silo import LEDGER
+from fedveil.engine.federation.store import AnswerStore
+from fedveil.population.records import Population
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
+from tests.federation_world import (
+    OPEN,
+    Chaos,
+    Moments,
+    World,
+    asked,
+    clients,
+    in_one_process,
+    population,
+)
+from tests.test_run import files, same_model
+
+RUN = bytes(range(16))
+LRSUQ = {"channel": {"name": "lrsuq"}}
+GAUSSIAN = {"clip": 0.5, "noise_multiplier": 2.0, "learning_rate": 20.0}
+THREE = {"data": {"n_users": 3}}
+
+
+def of_clients(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"method": {"name": name, **parameters}, **THREE}
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("pairs", LRSUQ),
+    ("pairs", {"method": {"name": "uldp-avg-w", "user_sampling_rate": 0.5}, **LRSUQ}),
+    ("pairs", {"method": {"name": "uldp-naive"}, "channel": {"name": "lrsuq", "lattice": "A2"}}),
+    ("clients", of_clients("cepam-gaussian")),
+    ("clients", of_clients("cepam-laplace")),
+    ("clients", of_clients("fl-gaussian-sdq", step=1.0)),
+    ("clients", of_clients("fl-laplace")),
+    ("clients", of_clients("dp-fedavg")),
+    ("clients", of_clients("dp-fed") | LRSUQ),
+    ("clients", of_clients("dp-fed-ls", smoothing=1.0) | LRSUQ),
+    ("clients", of_clients("stevens") | {"protection": {"name": "secure-aggregation"}}),
+]
+
+
+def held_by(who: str) -> Population:
+    return clients() if who == "clients" else population()
+
+
+def told(world: World, *parts: Part, session: int = 1, number: int = 0) -> tuple[Part, ...]:
+    """What silo 0 answers to a letter of the coordinator."""
+    party = world.silos[0]
+    assert party is not None
+    letter = Letter(run=RUN, session=session, number=number, sender=SERVER, recipient=0, parts=parts)
+    answer = party.receive(letter.seal(world.key))
+    identity = world.membership.roster[0]
+    return Letter.open(answer, sender=0, identity=identity, recipient=SERVER, largest=LARGEST_LETTER).parts
+
+
+def joined(world: World, session: int = 1) -> CodedPost:
+    """Begin a session with silo 0; the coordinator's end of its sealed post."""
+    post = CodedPost(run=RUN, session=session)
+    terms = Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
+    accepted, offer = told(world, terms, post.offer, session=session)
+    assert isinstance(accepted, Joined)
+    assert isinstance(offer, Agreement)
+    post.meet(0, offer)
+    return post
+
+
+def task(number: int = 1) -> Task:
+    return Task(round=number, model=np.zeros(4, dtype=np.float32), drawn=None)
+
+
+def sealed(parts: tuple[Part, ...]) -> Sealed:
+    (part,) = parts
+    assert isinstance(part, Sealed), part
+    return part
+
+
+@pytest.mark.parametrize(("who", "changes"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
+    who: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    experiment, held = asked(**changes), held_by(who)
+    world = World(tmp_path, experiment, held)
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert world.coordinator.outcome.stopped is None
+    here, there = files(in_one_process(experiment, held, tmp_path / "here")), files(world.run_folder.path)
+    assert same_model(here[1], there[1])
+    assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
+    assert here[0] == there[0]
+    world.close()
+
+
+def test_mishaps_change_nothing_and_no_key_carries_two_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, held = asked(rounds=8, **LRSUQ), population()
+    undisturbed = files(in_one_process(experiment, held, tmp_path / "here"))
+    world, moments = World(tmp_path, experiment, held), Moments(monkeypatch)
+    chaos = Chaos(world, moments, 4)
+    chaos.play()
+    assert moments.kills + chaos.cuts >= 30
+    assert moments.kills >= 5
+    assert same_model(undisturbed[1], files(world.run_folder.path)[1])
+    assert [entry.round for entry in read_entries(world.run_folder / "ledger.jsonl")] == list(range(1, 9))
+    for number in range(3):
+        charged = [entry.round for entry in read_entries(tmp_path / f"state-{number}" / LEDGER)]
+        assert sorted(set(charged)) == list(range(1, 9))
+    world.close()
+
+
+def test_a_silo_sends_one_message_a_round_under_a_key_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise from the operating system: whatever is asked again, a round is the same bytes, and no two share a key."""
+    experiment = asked(rounds=8, **LRSUQ)
+    secret = experiment.privacy.model_copy(update={"insecure_seed": None})
+    world = World(tmp_path, experiment.model_copy(update={"privacy": secret}), population())
+    moments = Moments(monkeypatch)
+    Chaos(world, moments, 5).play()
+    assert moments.kills >= 3
+    assert set(world.left) == {(silo, number) for silo in range(3) for number in range(1, 9)}
+    assert {len(messages) for messages in world.left.values()} == {1}
+    keys = {message[:32] for messages in world.left.values() for message in messages}
+    assert len(keys) == 24
+    world.close()
+
+
+def test_a_round_is_repeated_under_another_seal_in_any_session(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(**LRSUQ), population())
+    post = joined(world)
+    first, again = sealed(told(world, task(), number=1)), sealed(told(world, task(), number=2))
+    assert first.sealed != again.sealed
+    assert post.open(0, 1, first) == post.open(0, 1, again)
+    world.silos[0].close()  # type: ignore[union-attr]
+    world.silos[0] = world.silo(0)
+    later = joined(world, session=2)
+    assert later.open(0, 1, sealed(told(world, task(), session=2, number=1))) == post.open(0, 1, first)
+    with pytest.raises(ProtocolError, match="does not authenticate"):
+        later.open(0, 1, first)
+    world.close()
+
+
+def test_others_read_nothing(tmp_path: Path) -> None:
+    """A letter shows neither message nor key, and opens for its round, silo and coordinator alone."""
+    world = World(tmp_path, asked(**LRSUQ), population())
+    post = joined(world)
+    part = sealed(told(world, task(), number=1))
+    coded = post.open(0, 1, part)
+    kept = AnswerStore(tmp_path / "state-0" / "answers").read(RUN)
+    assert kept is not None
+    assert kept.coded == coded.key + coded.message
+    assert coded.key not in part.sealed
+    assert coded.message[:16] not in part.sealed
+    stranger = CodedPost(run=RUN, session=1)
+    stranger.meet(0, post.offer)
+    for opener, number in ((stranger, 1), (post, 2)):
+        with pytest.raises(ProtocolError, match="does not authenticate"):
+            opener.open(0, number, part)
+    for place in range(len(part.sealed)):
+        altered = bytearray(part.sealed)
+        altered[place] ^= 1
+        with pytest.raises(ProtocolError, match="refused"):
+            post.open(0, 1, Sealed(sealed=bytes(altered)))
+    with pytest.raises(ProtocolError, match="lacks a key"):
+        post.open(0, 1, post.seal(0, 1, b"short"))
+    world.close()
+
+
+@pytest.mark.parametrize("content", [bytes(32), bytes(64), b"key" * 20])
+def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_path: Path) -> None:
+    world = World(tmp_path, asked(**LRSUQ), population())
+    coordinator = world.coordinate()
+    for _ in range(2):
+        for number, data in coordinator.letters():
+            party = world.silos[number]
+            assert party is not None
+            reply = party.receive(data)
+            if party._session is not None and party._session.exchange == 1:
+                letter = Letter.open(
+                    data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
+                )
+                assert party._session.post is not None
+                part = party._session.post.seal(number, 1, content)
+                reply = letter.answer(part).seal(world.keys[number])
+            coordinator.receive(number, reply)
+    assert coordinator.outcome is not None
+    assert "was refused" in (coordinator.outcome.stopped or "")
+    assert coordinator.outcome.rounds == 0
+    world.close()
+
+
+def test_who_does_not_trust_the_coordinator_refuses(tmp_path: Path) -> None:
+    experiment = asked(**LRSUQ)
+    secret = experiment.privacy.model_copy(update={"insecure_seed": None})
+    experiment = experiment.model_copy(update={"privacy": secret})
+    for trusts in (False, True):
+        policy = Policy(**OPEN, disclose_counts=True, trust_coordinator=trusts)
+        world = World(tmp_path, experiment, population(), policy)
+        terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
+        answer = told(world, terms, CodedPost(run=RUN, session=1).offer)[0]
+        assert isinstance(answer, Joined if trusts else Refused)
+        if isinstance(answer, Refused):
+            assert "nothing is guaranteed against the coordinator" in answer.reason
+        world.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "held", "expected"),
+    [
+        (of_clients("cepam-gaussian"), replace(clients(), n_users=6), "takes 3 users, not 6"),
+        (of_clients("dp-fed"), clients(), "nobody is trusted"),
+        (
+            of_clients("dp-fed", client_sampling="uniform", client_sampling_rate=0.7) | LRSUQ,
+            clients(),
+            "everyone",
+        ),
+        (of_clients("varying-dp"), clients(), "stays as it is"),
+        (of_clients("dp-fedavg", calibration="as-published"), clients(), "largest client"),
+    ],
+)
+def test_what_cannot_travel_is_refused_with_the_reason(
+    changes: dict[str, Any], held: Population, expected: str, tmp_path: Path
+) -> None:
+    refused(asked(**changes), held, expected, tmp_path)
+
+
+def test_a_scale_that_is_private_is_refused(tmp_path: Path) -> None:
+    experiment = asked(**of_clients("cepam-gaussian"))
+    measured = experiment.method.model_copy(update={"scale": "norm", "clip": None})
+    refused(experiment.model_copy(update={"method": measured}), clients(), "private number", tmp_path)
+
+
+def refused(experiment: Experiment, held: Population, expected: str, folder: Path) -> None:
+    world = World(folder, experiment, held)
+    terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
+    answer = told(world, terms)[0]
+    assert isinstance(answer, Refused)
+    assert expected in answer.reason
+    world.close()
+
+
+def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
+    held = clients()
+    swapped = replace(held, train=replace(held.train, user=(held.train.user + 1) % 3))
+    experiment = asked(**of_clients("cepam-gaussian"))
+    world = World(tmp_path, experiment, swapped)
+    answer = told(world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest))[0]
+    assert isinstance(answer, Refused)
+    assert "stands for user 0" in answer.reason
+    world.close()
