@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("tenseal")
 
 from fedveil.crypto.ckks import LARGEST_MODULUS_BITS, CkksKey, CkksParameters, CkksSum
+from fedveil.crypto.embedding import coefficients, values
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.seal_format import SEED_BYTES
 
@@ -47,7 +48,7 @@ def fourier(values, root, q):
     ]
 
 
-def coefficients(transformed, q):
+def polynomial(transformed, q):
     """The polynomial of SEAL's transformed form: values at the odd powers of psi, in bit-reversed order."""
     degree = len(transformed)
     root = next(r for x in range(2, 100) if pow(r := pow(x, (q - 1) // (2 * degree), q), degree, q) == q - 1)
@@ -57,17 +58,20 @@ def coefficients(transformed, q):
     back, inverse = pow(psi, -1, q), pow(degree, -1, q)
     plain = fourier(natural, back * back % q, q)
     found = [value * inverse * pow(back, j, q) % q for j, value in enumerate(plain)]
-    return np.array([value - q if value > q // 2 else value for value in found], dtype=np.float64)
+    return np.array([value - q if value > q // 2 else value for value in found])
 
 
 def by_hand(data, secret, parameters):
     """Decrypt one sum as the definition says: c0 + c1 s modulo q, then the values at the slots' roots of unity."""
     q, degree = parameters.prime, parameters.degree
-    c0, c1 = parameters.unpack(data).astype(object).reshape(2, degree)
-    plain = coefficients([int(v) for v in (c0 + c1 * parameters.unpack(secret).astype(object)) % q], q)
+    c0, c1 = parameters.unpack(data).astype(np.int64).reshape(2, degree)
+    plain = c0
+    for power, factor in enumerate(polynomial(parameters.unpack(secret).tolist(), q)):
+        moved = np.concatenate([-c1[degree - power :], c1[: degree - power]])  # X^power c1, as X^N = -1
+        plain = (plain + factor * moved) % q
     zeta = np.exp(1j * np.pi * np.arange(degree) / degree)
-    values = np.fft.ifft(plain * zeta) * degree  # at zeta^(2k+1)
-    slots = np.array([values[(pow(3, j, 2 * degree) - 1) // 2] for j in range(degree // 2)])
+    signed = np.where(plain > q // 2, plain - q, plain)
+    slots = (np.fft.ifft(signed * zeta) * degree)[::2]  # at zeta^(2k+1), every second one
     return np.concatenate([slots.real, slots.imag]) / parameters.scale
 
 
@@ -80,6 +84,26 @@ def test_a_sum_decrypted_by_hand_is_the_sum_up_to_the_error_that_is_claimed(key)
     assert 0.9 * claimed < error.std() < 1.1 * claimed  # 2 N values: 1.6 % standard error
     assert np.abs(error).max() < PARAMETERS.scale / 4
     assert np.array_equal(key.decrypt(data, DEGREE), sum(vectors))
+
+
+def test_polynomials_are_their_values_and_products_of_values_are_their_products():
+    rng = np.random.default_rng(11)
+    p, s = rng.integers(-50, 50, (3, 16)), rng.integers(-1, 2, 16)
+    zeta = np.exp(1j * np.pi / 16)
+    direct = np.stack([np.polyval(row[::-1], zeta ** (4 * np.arange(8) + 1)) for row in p])
+    assert np.allclose(values(p.astype(float)), direct, rtol=0, atol=1e-9)
+    assert np.allclose(coefficients(direct), p, rtol=0, atol=1e-9)
+    long = np.stack([np.convolve(row, s) for row in p])
+    long = np.pad(long, ((0, 0), (0, 1)))
+    product = coefficients(values(p.astype(float)) * values(s.astype(float)))
+    assert np.allclose(product, long[:, :16] - long[:, 16:], rtol=0, atol=1e-9)
+
+
+def test_the_product_with_a_key_is_exact_for_the_largest_ciphertexts():
+    largest, key = np.full((1, 4096), 2.0**28 - 1), np.ones(4096)
+    exact = (2 * np.arange(4096) + 2 - 4096) * (2**28 - 1)  # of X^k: k + 1 terms less the others
+    found = coefficients(values(largest) * values(key))
+    assert np.abs(found - exact).max() < 1 / 64  # rounding takes away 1/2
 
 
 @pytest.mark.parametrize("length", [1, DEGREE // 2, DEGREE // 2 + 1, DEGREE, 3 * DEGREE + 5])
@@ -173,7 +197,8 @@ def test_what_is_altered_or_of_other_parameters_is_refused_and_the_sum_is_as_bef
     for data in (b"", summed_up[:-1], summed_up + bytes(2), b"\xff" * len(summed_up)):
         with pytest.raises(CryptoError):
             key.decrypt(data, DEGREE)
-    for secret in (b"", key.private_bytes()[:-1], b"\xff" * len(key.private_bytes())):
+    swapped = key.private_bytes()[7:] + key.private_bytes()[:7]
+    for secret in (b"", key.private_bytes()[:-1], b"\xff" * len(swapped), bytes(len(swapped)), swapped):
         with pytest.raises(CryptoError):
             CkksKey(PARAMETERS, secret)
     with pytest.raises(CryptoError, match="limit") as error:

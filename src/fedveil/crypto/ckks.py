@@ -4,6 +4,9 @@ Who holds the secret key encrypts N whole numbers as N/2 complex slots of one po
 
     c_0 = -a s + e + round(Delta embed(y)),   c_1 = a from a 64-byte seed,   e from SEAL's error law
 
+SEAL makes keys and encryptions of zero, -a s + e and a, and adds ciphertexts up. Encoding is ours
+(:mod:`fedveil.crypto.embedding`), and so is decryption, which is one product of polynomials.
+
 Ciphertexts are added by whoever lacks the key. CKKS adds an error to every slot; Delta is so large that the error of a
 sum stays below Delta / 2, so :meth:`CkksKey.decrypt` rounds it away. What it returns is the sum of the plaintexts and
 depends on neither key nor error, so a decryption that is published tells nothing that the sum does not: the attack of
@@ -17,16 +20,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Float64, Int64, UInt8, UInt64
 
+from fedveil.crypto.embedding import coefficients, values
 from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.residues import times_small
 from fedveil.crypto.seal_format import (
     SEED_BYTES,
     MemoryFile,
@@ -46,7 +50,8 @@ _ERROR_VARIANCE: Final = (
     10.5 + 1 / 12
 )  # SEAL's centred binomial law of 2 x 21 bits; and rounding in the encoder
 _REACH: Final = 12.0  # in standard deviations: a slot's error reaches farther with a probability below 1e-30
-_PART: Final = 64  # ciphertexts that a worker process is given at once
+_PART: Final = 16  # ciphertexts that are computed with, or given to a worker process, at once
+_LIMB_BITS: Final = 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +123,7 @@ class CkksParameters:
     @cached_property
     def fingerprint(self) -> bytes:
         """Return 8 bytes that other parameters do not have."""
-        text = f"ckks {self.degree} {self.prime} {self.scale}"
+        text = f"ckks coefficients {self.degree} {self.prime} {self.scale}"
         return hashlib.sha256(text.encode()).digest()[:FINGERPRINT_BYTES]
 
     def blocks(self, length: int) -> int:
@@ -133,9 +138,10 @@ class CkksParameters:
             CryptoError: SEAL refuses the parameters.
         """
         seal = _seal()
-        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)  # which keeps coefficient form
         parameters.set_poly_modulus_degree(self.degree)
         parameters.set_coeff_modulus(seal.CoeffModulus.Create(self.degree, [self.prime_bits]))
+        parameters.set_plain_modulus(2)  # SEAL asks for one; nothing is encrypted but zero
         context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
         if not context.parameters_set():
             raise CryptoError(f"SEAL refuses the parameters: {context.parameters_error_message()}")
@@ -147,8 +153,12 @@ class CkksParameters:
 
     def pack(self, words: UInt64[np.ndarray, "..."]) -> bytes:
         """Return residues as little-endian bytes, as many per residue as the prime has."""
-        split = np.ascontiguousarray(words, dtype="<u8").reshape(-1, 1).view(np.uint8)
-        return bytes(split[:, : self.word_bytes].tobytes())
+        return self.split(words).tobytes()
+
+    def split(self, words: UInt64[np.ndarray, "..."]) -> UInt8[np.ndarray, "n bytes"]:
+        """Return the bytes of residues, lowest first."""
+        whole = np.ascontiguousarray(words, dtype="<u8").reshape(-1, 1).view(np.uint8)
+        return whole[:, : self.word_bytes]
 
     def unpack(self, data: bytes) -> UInt64[np.ndarray, " n"]:
         """Return the residues of received bytes.
@@ -156,10 +166,9 @@ class CkksParameters:
         Raises:
             CryptoError: a residue that is not below the prime.
         """
-        split = np.frombuffer(data, dtype=np.uint8).reshape(-1, self.word_bytes)
-        padded = np.empty((len(split), 8), dtype=np.uint8)
-        padded[:, : self.word_bytes], padded[:, self.word_bytes :] = split, 0
-        words = padded.view("<u8")[:, 0]
+        count, rest = len(data) // self.word_bytes, 8 - self.word_bytes
+        overlapping = np.ndarray((count,), "<u8", data + bytes(rest), strides=(self.word_bytes,))
+        words = overlapping & np.uint64(2**self.prime_bits - 1)
         if (words >= self.prime).any():
             raise CryptoError("a ciphertext or key has a residue that is not below its prime")
         return words
@@ -181,23 +190,21 @@ class CkksKey:
         self._parameters, self._file = parameters, MemoryFile()
         context = parameters.context
         if secret is None:
-            self._secret = seal.KeyGenerator(context).secret_key()
+            key = seal.KeyGenerator(context).secret_key()
+            self._transformed = parse_plaintext(self._file.save(key))
         else:
             expected = parameters.degree * parameters.word_bytes
             if len(secret) != expected:
                 raise CryptoError(f"a CKKS key has {expected} bytes here, this one has {len(secret)}")
-            self._secret = seal.SecretKey()
-            words = parameters.unpack(secret)
-            identifier = tuple(context.key_parms_id())
-            self._file.load(self._secret, context, plaintext_bytes(words, identifier))
-        self._encoder = seal.CKKSEncoder(context)
-        self._encryptor = seal.Encryptor(context, self._secret)
-        self._decryptor = seal.Decryptor(context, self._secret)
-        self._identifier = tuple(context.first_parms_id())
+            key = seal.SecretKey()
+            self._transformed = parameters.unpack(secret)
+            self._file.load(key, context, plaintext_bytes(self._transformed, tuple(context.key_parms_id())))
+        self._encryptor = seal.Encryptor(context, key)
+        self._values = values(self._coefficients())
 
     def private_bytes(self) -> bytes:
         """Return the secret key (to give to other holders under encryption; never to store or to log)."""
-        return self._parameters.pack(parse_plaintext(self._file.save(self._secret)))
+        return self._parameters.pack(self._transformed)
 
     def encrypt(self, units: Int64[np.ndarray, " n"], workers: Executor | None = None) -> bytes:
         """Return fresh ciphertexts of whole numbers, N in each, one after another.
@@ -212,10 +219,10 @@ class CkksKey:
         limit = self._parameters.limit
         if units.size and (units.max() > limit or units.min() < -limit):
             raise CryptoError(f"a number to encrypt is above the limit of {limit} units")
-        if workers is None:
-            return b"".join(self._encrypted(units))
         size = _PART * self._parameters.degree
         parts = [units[first : first + size] for first in range(0, len(units), size)]
+        if workers is None:
+            return b"".join(map(self._encrypted, parts))
         secret = self.private_bytes()
         count = len(parts)
         return b"".join(workers.map(_encrypt_part, [self._parameters] * count, [secret] * count, parts))
@@ -231,32 +238,74 @@ class CkksKey:
             CryptoError: other parameters, a truncated sum, or values that no sum within the limits has, as under
                 another key.
         """
-        parameters, seal = self._parameters, _seal()
-        ciphertext, plain = seal.Ciphertext(), seal.Plaintext()
-        half = parameters.degree // 2
-        units = np.empty((parameters.blocks(length), parameters.degree), dtype=np.int64)
-        for row, words in zip(units, _sums(parameters, data, length), strict=True):
-            form = ciphertext_bytes(self._identifier, words, ntt=True, scale=float(parameters.scale))
-            self._file.load(ciphertext, parameters.context, form)
-            self._decryptor.decrypt(ciphertext, plain)
-            slots = np.fromiter(self._encoder.decode_complex(plain), dtype=np.complex128, count=half)
-            row[:half], row[half:] = np.rint(slots.real), np.rint(slots.imag)
+        parameters = self._parameters
+        blocks, size = parameters.blocks(length), parameters.sum_bytes
+        if len(data) != blocks * size:
+            raise CryptoError(
+                f"a sum of {length} numbers has {blocks * size} bytes here, this one has {len(data)}"
+            )
+        units = np.empty((blocks, 2, parameters.degree // 2), dtype=np.int64)
+        for first in range(0, blocks, _PART):
+            words = parameters.unpack(data[first * size : (first + _PART) * size])
+            slots = values(self._opened(words.reshape(-1, 2, parameters.degree)))
+            slots /= parameters.scale
+            part = units[first : first + _PART]
+            part[:, 0], part[:, 1] = np.rint(slots.real), np.rint(slots.imag)
         sums = units.reshape(-1)
         largest = parameters.silos * parameters.limit
         if np.abs(sums).max(initial=0) > largest or sums[length:].any():
             raise CryptoError("a decrypted sum is out of range: it was encrypted under another key")
         return sums[:length]
 
-    def _encrypted(self, units: Int64[np.ndarray, " n"]) -> Iterator[bytes]:
-        parameters, plain = self._parameters, _seal().Plaintext()
-        half, scale = parameters.degree // 2, float(parameters.scale)
-        padded = np.zeros((parameters.blocks(len(units)), 2, half))
+    def _encrypted(self, units: Int64[np.ndarray, " n"]) -> bytes:
+        """Return encryptions of zero by SEAL, to whose first polynomials the encoded numbers are added."""
+        parameters = self._parameters
+        blocks, degree, prime = parameters.blocks(len(units)), parameters.degree, np.int64(parameters.prime)
+        padded = np.zeros((blocks, 2, degree // 2))
         padded.reshape(-1)[: len(units)] = units
-        for real, imaginary in padded:
-            self._encoder.encode((real + 1j * imaginary).tolist(), scale, plain)
-            words, seed = parse_seeded_ciphertext(self._file.save(self._encryptor.encrypt_symmetric(plain)))
-            yield seed
-            yield parameters.pack(words)
+        padded *= parameters.scale
+        sums = np.rint(coefficients(padded[:, 0] + 1j * padded[:, 1])).astype(np.int64)
+        sent = np.empty((blocks, parameters.fresh_bytes), dtype=np.uint8)
+        for row, encoded in zip(sent, sums, strict=True):
+            words, seed = parse_seeded_ciphertext(self._file.save(self._encryptor.encrypt_zero_symmetric()))
+            row[:SEED_BYTES] = np.frombuffer(seed, dtype=np.uint8)
+            encoded += words.view(np.int64)
+        sums += (sums < 0) * prime
+        sums -= (sums >= prime) * prime
+        sent[:, SEED_BYTES:] = parameters.split(sums.view(np.uint64)).reshape(blocks, -1)
+        return sent.tobytes()
+
+    def _opened(self, words: UInt64[np.ndarray, "b 2 n"]) -> Float64[np.ndarray, "b n"]:
+        """Return c_0 + c_1 s modulo q, between -q/2 and q/2: what is encoded, and its error.
+
+        c_1 is cut into two numbers of 28 bits. A coefficient of their products with s is a sum of N of them, below
+        2^40 for N = 4096; the FFT is right to far less than 1/2, so rounding gives it exactly.
+        """
+        prime = self._parameters.prime
+        limbs = np.stack([words[:, 1] >> _LIMB_BITS, words[:, 1] & (2**_LIMB_BITS - 1)], axis=1)
+        products = np.rint(coefficients(values(limbs.astype(np.float64)) * self._values)).astype(np.int64)
+        total = times_small(products[:, 0], 2**_LIMB_BITS, prime)
+        total += products[:, 1]
+        total += words[:, 0].view(np.int64)
+        total -= np.rint(total / prime).astype(np.int64) * prime
+        return total.astype(np.float64)
+
+    def _coefficients(self) -> Float64[np.ndarray, " n"]:
+        """Return the key as a polynomial; SEAL keeps its number-theoretic transform."""
+        parameters, seal = self._parameters, _seal()
+        words = np.ones(
+            (2, 1, parameters.degree), dtype=np.uint64
+        )  # SEAL refuses a second polynomial of zeros
+        words[0] = self._transformed
+        ciphertext = seal.Ciphertext()
+        form = ciphertext_bytes(tuple(parameters.context.first_parms_id()), words, ntt=True)
+        self._file.load(ciphertext, parameters.context, form)
+        seal.Evaluator(parameters.context).transform_from_ntt_inplace(ciphertext)
+        found = parse_ciphertext(self._file.save(ciphertext))[0, 0].astype(np.int64)
+        found -= (found > parameters.prime // 2) * np.int64(parameters.prime)
+        if np.abs(found).max() != 1:
+            raise CryptoError("a CKKS key's coefficients are -1, 0 and 1; these bytes are no key")
+        return np.asarray(found, dtype=np.float64)
 
 
 class CkksSum:
@@ -294,8 +343,7 @@ class CkksSum:
         words = [parameters.unpack(bytes(block[SEED_BYTES:])) for block in blocks]
         for index, (block, residues) in enumerate(zip(blocks, words, strict=True)):
             fresh = seal.Ciphertext()
-            seed, scale = bytes(block[:SEED_BYTES]), float(parameters.scale)
-            form = seeded_ciphertext_bytes(self._identifier, residues, seed, scale=scale)
+            form = seeded_ciphertext_bytes(self._identifier, residues, bytes(block[:SEED_BYTES]))
             self._file.load(fresh, parameters.context, form)
             if self._added:
                 self._evaluator.add_inplace(self._totals[index], fresh)
@@ -307,17 +355,6 @@ class CkksSum:
         """Return the sum's ciphertexts, one after another."""
         pack = self._parameters.pack
         return b"".join(pack(parse_ciphertext(self._file.save(total))) for total in self._totals)
-
-
-def _sums(parameters: CkksParameters, data: bytes, length: int) -> Iterator[UInt64[np.ndarray, "2 1 n"]]:
-    """Yield the ciphertexts of a sum."""
-    size = parameters.sum_bytes
-    expected = parameters.blocks(length) * size
-    if len(data) != expected:
-        raise CryptoError(f"a sum of {length} numbers has {expected} bytes here, this one has {len(data)}")
-    view = memoryview(data)
-    for first in range(0, expected, size):
-        yield parameters.unpack(bytes(view[first : first + size])).reshape(2, 1, parameters.degree)
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ Residues = Int64[np.ndarray, "..."]
 
 
 def times_small(values: Residues, factor: Residues | int, modulus: int) -> Residues:
-    """Return values · factor mod q for values in 0 .. q - 1 and factors in 0 .. 2^30 - 1."""
+    """Return values · factor mod q for values between -q and q and factors in 0 .. 2^30 - 1."""
     quotient = np.rint(values.astype(np.float64) * (np.asarray(factor) / modulus)).astype(np.int64)
     result = values * np.asarray(factor, dtype=np.int64) - quotient * np.int64(modulus)
     return np.asarray(result + (result < 0) * np.int64(modulus))

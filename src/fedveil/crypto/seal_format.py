@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,19 +80,17 @@ class MemoryFile:
 
 
 def ciphertext_bytes(
-    identifier: ParametersId, words: UInt64[np.ndarray, "2 primes n"], *, ntt: bool, scale: float = 1.0
+    identifier: ParametersId, words: UInt64[np.ndarray, "2 primes n"], *, ntt: bool
 ) -> bytes:
     """Return SEAL's uncompressed form of a ciphertext of two polynomials."""
     polynomials, primes, degree = words.shape
-    prefix = _CIPHERTEXT.pack(*identifier, int(ntt), polynomials, degree, primes, scale, 1)
+    prefix = _CIPHERTEXT.pack(*identifier, int(ntt), polynomials, degree, primes, 1.0, 1)
     return _framed(prefix, words)
 
 
-def seeded_ciphertext_bytes(
-    identifier: ParametersId, words: UInt64[np.ndarray, " n"], seed: bytes, *, scale: float
-) -> bytes:
-    """Return SEAL's uncompressed form of a transformed ciphertext modulo one prime, its second polynomial a seed."""
-    prefix = _CIPHERTEXT.pack(*identifier, 1, 2, words.size, 1, scale, 1)
+def seeded_ciphertext_bytes(identifier: ParametersId, words: UInt64[np.ndarray, " n"], seed: bytes) -> bytes:
+    """Return SEAL's uncompressed form of a ciphertext modulo one prime, its second polynomial a seed."""
+    prefix = _CIPHERTEXT.pack(*identifier, 0, 2, words.size, 1, 1.0, 1)
     total = _HEADER.size + _GENERATOR.size
     return _framed(prefix, words, _header(total) + _GENERATOR.pack(_BLAKE2XB, seed))
 
@@ -166,7 +165,7 @@ def _framed(prefix: bytes, words: UInt64[np.ndarray, "..."], suffix: bytes = b""
 
 
 def _body(data: bytes) -> bytes:
-    from zstandard import ZstdDecompressor, ZstdError
+    from zstandard import ZstdError
 
     if len(data) < _HEADER.size:
         raise CryptoError("SEAL wrote fewer bytes than a header")
@@ -181,9 +180,16 @@ def _body(data: bytes) -> bytes:
     if compression != _ZSTD:
         raise CryptoError(f"SEAL wrote with compression mode {compression}; zstd is expected")
     try:
-        return ZstdDecompressor().decompressobj().decompress(data[_HEADER.size :])
+        return bytes(_decompressor().decompressobj().decompress(data[_HEADER.size :]))
     except ZstdError as error:
         raise CryptoError("SEAL's compressed object cannot be read") from error
+
+
+@cache
+def _decompressor() -> Any:
+    from zstandard import ZstdDecompressor
+
+    return ZstdDecompressor()
 
 
 def _words(body: bytes, offset: int) -> UInt64[np.ndarray, " n"]:
