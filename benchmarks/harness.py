@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from benchmarks.curves import Place
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -37,6 +39,7 @@ class Row:
         target: what the figure is held to, of the ratio where there is one and of ``ours`` otherwise; None
         without one.
         met: whether the target is met; None without a target.
+        place: where the figure stands on a curve; None if it is not on one.
     """
 
     case: str
@@ -46,6 +49,7 @@ class Row:
     ratio: float | None = None
     target: float | None = None
     met: bool | None = None
+    place: Place | None = None
 
 
 def compared(case: str, unit: str, ours: float, peer: float, target: float | None) -> Row:

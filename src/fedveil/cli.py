@@ -409,17 +409,21 @@ def schema_command(
 def bench_command(
     name: Annotated[str, typer.Argument(help="a module of benchmarks/")],
     quick: Annotated[bool, typer.Option("--quick", help="at most a minute")] = False,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="draw the measured curves to this HTML file")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure, against peers, in one run (from a checkout: benchmarks/ is not installed)."""
-    document = _bench(name, quick)
+    document = _bench(name, quick, page)
     if as_json:
         print_json(document)
         return
-    _out.print(rows_table(document["rows"], title=f"{name}: {document['machine']['processor']}"))
+    rows = [{key: value for key, value in row.items() if key != "place"} for row in document["rows"]]
+    _out.print(rows_table(rows, title=f"{name}: {document['machine']['processor']}"))
 
 
-def _bench(name: str, quick: bool) -> dict[str, Any]:
+def _bench(name: str, quick: bool, page: Path | None) -> dict[str, Any]:
     folder, name = Path.cwd() / "benchmarks", name.replace("-", "_")
     known = sorted(p.stem for p in folder.glob("*.py") if "\ndef rows(" in p.read_text(encoding="utf-8"))
     if name not in known:
@@ -434,6 +438,11 @@ def _bench(name: str, quick: bool) -> dict[str, Any]:
 
     harness = import_module("benchmarks.harness")
     document: dict[str, Any] = harness.report(name, harness.load(name)(quick))
+    if page is not None:
+        try:
+            import_module("benchmarks.curves").write_page(document, page)
+        except ValueError as error:
+            raise ConfigError(f"--page: {error}") from None
     return document
 
 

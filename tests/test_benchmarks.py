@@ -1,0 +1,38 @@
+"""What benchmarks print and draw: the page of a benchmark with curves."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.curves import Place, Point, fit, write_page
+from benchmarks.harness import Row, report
+
+
+def test_a_line_is_fitted_to_relative_errors() -> None:
+    line = fit([Point(x=x, y=0.5 + 0.002 * x) for x in (16, 160, 1600)])
+    assert line.slope == pytest.approx(0.002)
+    assert line.intercept == pytest.approx(0.5)
+
+
+def test_the_page_of_a_benchmark_has_its_curves_and_every_figure(tmp_path: Path) -> None:
+    rows = [
+        Row(
+            case=f"{users} users",
+            unit="CPU s",
+            ours=0.1 + 0.02 * users,
+            place=Place(plot="users (16 parameters)", curve="Paillier", x=users),
+        )
+        for users in (10, 100, 1000)
+    ]
+    result = report("weighting", [*rows, Row(case="fitted slope", unit="ms per user", ours=20.0)])
+    assert json.loads(json.dumps(result))["rows"][0]["place"]["x"] == 10
+    page = write_page(result, tmp_path / "page.html").read_text()
+    assert "Paillier: 0.1 s + 20 ms for each" in page
+    assert "fitted slope" in page
+
+
+def test_a_benchmark_without_curves_has_no_page(tmp_path: Path) -> None:
+    result = report("plain", [Row(case="one", unit="s", ours=1.0)])
+    with pytest.raises(ValueError, match="plain measured no curve"):
+        write_page(result, tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
