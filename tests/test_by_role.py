@@ -13,7 +13,7 @@ from fedveil.errors import ConfigError, DataError, ModelError
 from fedveil.local.choice import choose_trainer
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
-from fedveil.local.models import build_model
+from fedveil.local.models import ChannelNorm, build_model
 from fedveil.local.pretrained import take_parameters
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
@@ -99,7 +99,11 @@ def test_the_subset_of_svhn_says_that_it_is_one(data_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape", "outputs", "parameters"),
-    [("svhn_cnn", (3, 32, 32), 10, 3_431_754), ("lstm", (80,), 82, 820_450)],
+    [
+        ("svhn_cnn", (3, 32, 32), 10, 3_431_754),
+        ("lstm", (80,), 82, 820_450),
+        ("lstm_10", (80,), 82, 820_450),
+    ],
 )
 def test_networks_have_the_published_size(
     name: str, shape: tuple[int, ...], outputs: int, parameters: int
@@ -129,6 +133,24 @@ def test_the_loop_trains_an_lstm_as_torch_does() -> None:
     moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start
     torch.testing.assert_close(sums.total[0].float(), moved, rtol=1e-4, atol=1e-6)
     assert float(moved.abs().max()) > 0
+
+
+def test_the_short_lstm_is_the_lstm_on_the_last_ten_characters() -> None:
+    short = build_model("lstm_10", input_shape=(80,), n_outputs=82, randomness=ExperimentRandomness(0))
+    whole = build_model("lstm", input_shape=(80,), n_outputs=82, randomness=ExperimentRandomness(0))
+    whole.load_state_dict(short.state_dict())
+    codes = torch.randint(0, 82, (5, 80), generator=torch.Generator().manual_seed(0)).float()
+    assert torch.equal(short(codes), whole(codes[:, -10:]))
+    assert not torch.allclose(short(codes), whole(codes[:, -9:]))
+
+
+def test_channel_norm_is_local_response_normalisation_over_four_channels() -> None:
+    images = torch.randn(3, 7, 5, 4, generator=torch.Generator().manual_seed(0)).mul_(60).requires_grad_()
+    ours, theirs = ChannelNorm()(images), torch.nn.LocalResponseNorm(4)(images)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(theirs, images, rtol=1e-2)  # the law has a visible effect at this scale
+    slopes = [torch.autograd.grad(out.square().sum(), images)[0] for out in (ours, theirs)]
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-3)
 
 
 def test_the_svhn_network_is_trained_many_at_a_time() -> None:

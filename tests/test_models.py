@@ -43,7 +43,9 @@ def test_published_models_have_their_published_number_of_parameters(name, input_
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_initial_state_depends_on_the_seed_and_leaves_torchs_stream_alone(name):
     image = (3, 32, 32)
-    shapes = {"svhn_cnn": image, "lstm": (80,)} | {one: image for one in MODELS if "resnet" in one}
+    shapes = {"svhn_cnn": image, "lstm": (80,), "lstm_10": (80,)} | {
+        one: image for one in MODELS if "resnet" in one
+    }
     shape = shapes.get(name, (16, 16))
     before = torch.random.get_rng_state()
     first, again = (torch.cat([p.reshape(-1) for p in build(name, shape).parameters()]) for _ in range(2))
