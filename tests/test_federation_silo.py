@@ -19,6 +19,7 @@ from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.parts import (
     PARTS,
     Agreement,
+    Drawn,
     Joined,
     Lost,
     Part,
@@ -53,6 +54,7 @@ EXAMPLES: list[Part] = [
     Relay(message=b"a message"),
     Agreement(public=bytes(range(32))),
     Sealed(sealed=b"key and message"),
+    Drawn(commitment=bytes(32)),
 ]
 
 

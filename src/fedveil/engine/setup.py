@@ -217,9 +217,13 @@ def _agreed(
             raise ConfigError(
                 "trainer.processes: private weighting takes contributions one by one and runs in one process"
             )
-        return WeightingRange.of(
+        weighting = WeightingRange.of(
             method, groups, n_silos=n_silos, n_users=n_users, length=dimension, rounds=experiment.rounds
         )
+        assert weighting is not None
+        if population.complete:
+            weighting.check_counts()
+        return weighting
     if isinstance(method.protection, PartialEncryption):
         return PartialRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
     return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)

@@ -24,7 +24,7 @@ from fedveil.methods.stages import GaussianShares
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Clip
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
-from fedveil.protection.private_weighting import Evaluator, KeyHolder
+from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
 from fedveil.protection.session import NOBODY, Absent, WeightingSession
 from fedveil.protection.transcript import Transcript
@@ -34,6 +34,25 @@ SiloInput = tuple[Float64[np.ndarray, "m d"], Float64[np.ndarray, " d"]]
 """One silo's clipped contributions of weight 1, users ascending, and its share of the noise; unit of the update."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CipherSizes:
+    """Bytes of what travels under a cipher.
+
+    Attributes:
+        key: the public key.
+        number: a number modulo the plaintext modulus.
+        weight: an encrypted weight.
+        ciphertext: one ciphertext of a silo's sum.
+        ciphertexts: how many a sum has.
+    """
+
+    key: int
+    number: int
+    weight: int
+    ciphertext: int
+    ciphertexts: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WeightingRange:
     """What the parties of a run under private weighting agree on, and what each silo alone knows: its counts.
@@ -41,7 +60,8 @@ class WeightingRange:
     Attributes:
         plan: the public numbers; every session gives it a run of its own.
         grid: the step of the integers, a power of two, in the unit of the update.
-        counts: (|S|, |U|) n_{s,u}; row s is silo s's own.
+        counts: (|S|, |U|) n_{s,u}; row s is silo s's own. In a federation a silo has its own row, and the coordinator
+            none: what it has means nothing.
         protection: cipher and key size.
     """
 
@@ -57,7 +77,7 @@ class WeightingRange:
         """Return the range of a method; None if it runs without private weighting.
 
         Raises:
-            ProtocolError: a count above N_max / |S|, naming the silo, or sums that the cipher does not hold.
+            ProtocolError: sums that the cipher does not hold.
         """
         protection = method.protection
         if not isinstance(protection, PrivateWeighting):
@@ -82,26 +102,64 @@ class WeightingRange:
         )
         counts = np.zeros((n_silos, n_users), dtype=np.int64)
         counts[groups.silo, groups.user] = groups.size
-        for silo, row in enumerate(counts):
-            plan.check_counts(row, silo)
-        plan.check_users(counts.sum(0) > 0)
         if protection.cipher == "paillier":
             choose_layout(plan, protection.key_bits)
         else:
             choose_parameters(plan)
         return cls(plan=plan, grid=grid, counts=counts, protection=protection)
 
+    def check_counts(self) -> None:
+        """Return if no total exceeds N_max and somebody has a record; asked where one process has all silos' records.
+
+        Raises:
+            ProtocolError: a count above N_max / |S|, naming the silo, or no record at all.
+        """
+        for silo, row in enumerate(self.counts):
+            self.plan.check_counts(row, silo)
+        self.plan.check_users(self.counts.sum(0) > 0)
+
+    def units(
+        self, contributions: Float64[np.ndarray, "m d"], share: Float64[np.ndarray, " d"]
+    ) -> tuple[Contributions, Int64[np.ndarray, " d"]]:
+        """Return contributions and noise as whole numbers of grid steps; exact, because they are multiples of it."""
+        dtype = np.int32 if self.plan.norm_limit < 2**31 else np.int64
+        return (contributions / self.grid).astype(dtype), (share / self.grid).astype(np.int64)
+
+    def key_holder(self, plan: WeightingPlan) -> KeyHolder:
+        """Return a server's side of the cipher, with new keys."""
+        if self.protection.cipher == "paillier":
+            return PaillierKeyHolder(plan, PaillierPrivateKey.generate(self.protection.key_bits))
+        return RlweKeyHolder(plan)
+
+    def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
+        """Return a silo's side of the cipher for the server's public key."""
+        if self.protection.cipher == "paillier":
+            return PaillierEvaluator(plan, public)
+        return RlweEvaluator(plan, public)
+
+    def sizes(self) -> CipherSizes:
+        """Return how many bytes the cipher's messages have."""
+        plan = self.plan
+        if self.protection.cipher == "paillier":
+            number = self.protection.key_bits // 8
+            blocks = math.ceil(plan.coordinates / choose_layout(plan, self.protection.key_bits).slots)
+            return CipherSizes(
+                key=number, number=number, weight=2 * number, ciphertext=2 * number, ciphertexts=blocks
+            )
+        parameters = choose_parameters(plan)
+        size, primes = parameters.ring.ciphertext_bytes, parameters.plain_count
+        return CipherSizes(
+            key=size * primes,
+            number=(parameters.plain_bits * primes + 7) // 8,
+            weight=size * primes,
+            ciphertext=size,
+            ciphertexts=math.ceil(plan.coordinates / parameters.ring.degree) * primes,
+        )
+
     def session(self) -> WeightingSession:
         """Return new parties that have gone through the setup, with keys that serve no other session."""
         plan = replace(self.plan, run=os.urandom(RUN_BYTES))
-        holder: KeyHolder
-        evaluator: Callable[[WeightingPlan, bytes], Evaluator]
-        if self.protection.cipher == "paillier":
-            holder = PaillierKeyHolder(plan, PaillierPrivateKey.generate(self.protection.key_bits))
-            evaluator = PaillierEvaluator
-        else:
-            holder, evaluator = RlweKeyHolder(plan), RlweEvaluator
-        return WeightingSession(plan, self.counts, holder=holder, evaluator=evaluator)
+        return WeightingSession(plan, self.counts, holder=self.key_holder(plan), evaluator=self.evaluator)
 
 
 class WeightedSum:
@@ -114,7 +172,7 @@ class WeightedSum:
     """
 
     def __init__(self, agreed: WeightingRange) -> None:
-        self._grid = agreed.grid
+        self._agreed = agreed
         self._session = agreed.session()
 
     @property
@@ -147,9 +205,8 @@ class WeightedSum:
             SiloVanished: the attempt is over.
             ProtocolError: a value beyond the range, naming the silo, or a sum that fails its check.
         """
-        plan, grid = self._session.plan, self._grid
-        dtype = np.int32 if plan.norm_limit < 2**31 else np.int64
-        inputs = (((units / grid).astype(dtype), (share / grid).astype(np.int64)) for units, share in silos)
+        plan = self._session.plan
+        inputs = (self._agreed.units(units, share) for units, share in silos)
         by_server = plan.renewed and not plan.places
         sums = self._session.aggregate(
             round_number,
@@ -159,4 +216,4 @@ class WeightedSum:
             absent=absent,
             dither=dither,
         )
-        return np.asarray(sums * grid)
+        return np.asarray(sums * self._agreed.grid)

@@ -8,7 +8,7 @@ serves all of them, and a method only says how records group.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
@@ -179,6 +179,8 @@ class Population:
     n_classes: int | None = None
     scale: Affine = field(default_factory=Affine)
     notes: tuple[str, ...] = ()
+    complete: ClassVar[bool] = True
+    """Whether the records of all silos are here, and not those of one party of a federation."""
 
     def __post_init__(self) -> None:
         self._check_users()

@@ -63,6 +63,11 @@ class WeightingServer:
         self._own_masks: list[bytes] = []
 
     @property
+    def ready(self) -> bool:
+        """Whether the setup is complete, so that a round may begin."""
+        return self._phase not in (Phase.SETUP, Phase.HISTOGRAM)
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Silos whose message for the present step has not arrived."""
         if self._phase is Phase.DONE:

@@ -10,6 +10,7 @@ with the round that was not released, for the same users and from the same model
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -33,6 +34,7 @@ from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.federation.parts import (
     Agreement,
+    Drawn,
     Joined,
     Lost,
     Part,
@@ -43,7 +45,8 @@ from fedveil.engine.federation.parts import (
     Totals,
     only,
 )
-from fedveil.engine.federation.travel import check_travels
+from fedveil.engine.federation.travel import check_travels, discloses_counts
+from fedveil.engine.federation.weighted_sums import BlindSum
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.round import coordinate, draw_users
 from fedveil.engine.run import (
@@ -57,8 +60,9 @@ from fedveil.engine.run import (
 )
 from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import RunFolderError
-from fedveil.methods.stages import Weights
+from fedveil.methods.protections import PrivateWeighting
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
@@ -67,6 +71,7 @@ STATE: Final = "federation.json"
 """In the run folder: the 16 bytes of the run and its last session."""
 
 _DRAWN: Final = "checkpoint/participants.json"
+_SALT_BYTES: Final = 32
 _Answers = dict[int, tuple[Part, ...]]
 
 
@@ -215,6 +220,8 @@ class CoordinatorParty:
         agreed = self._prepared.agreed
         if isinstance(agreed, MaskedRange):
             self._hidden = MaskedSum(agreed, run=self._run, session=self._session)
+        elif isinstance(agreed, WeightingRange):
+            self._hidden = BlindSum(agreed, run=self._run, session=self._session)
         self._totals = None
         self._number = -1
         offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
@@ -235,7 +242,7 @@ class CoordinatorParty:
         return experiment.model_copy(update={"model": model, "data": data})
 
     def _joined(self, answers: _Answers) -> None:
-        if self._prepared.method.weights is Weights.BY_RECORDS:
+        if discloses_counts(self._prepared.method):
             counts = [only(parts, Joined, silo).counts for silo, parts in answers.items()]
             if any(len(one) != self._prepared.population.n_users for one in counts):
                 raise ProtocolError("a silo counts records of another number of users")
@@ -260,39 +267,53 @@ class CoordinatorParty:
         if number > prepared.experiment.rounds:
             self.stop("")
             return
-        stopped = over_budget(prepared, number)
+        charged = sum(entry.round == number for entry in self._ledger.entries)
+        due = not charged or (self._hidden is not None and not self._hidden.repeats)
+        stopped = over_budget(prepared, number, len(self._ledger.entries) + due)
         if stopped is not None:
             self.stop(stopped)
             return
         self._began = time.perf_counter()
-        if len(self._ledger.entries) < number:
+        if due:
             self._ledger.charge(
-                run=prepared.experiment.name, round=number, attempt=0, event=prepared.guarantee.event
+                run=prepared.experiment.name, round=number, attempt=charged, event=prepared.guarantee.event
             )
-        drawn = self._drawn(number)
-        task = Task(round=number, model=self._checkpoint.model.cpu().numpy(), drawn=drawn)
+        drawn, commitment = self._drawn(number)
+        secret = drawn is not None and isinstance(self._hidden, BlindSum)
+        told: list[Part] = [Drawn(commitment=commitment)] if secret else []
+        task = Task(round=number, model=self._checkpoint.model.cpu().numpy(), drawn=None if secret else drawn)
         begin = [] if self._hidden is None else self._hidden.begin(number, drawn)
         relays = _by_silo([*before, *begin])
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
         self._ask(
-            {silo: [*totals, *relays.get(silo, []), task] for silo in range(len(self._membership.silos))},
+            {
+                silo: [*totals, *relays.get(silo, []), *told, task]
+                for silo in range(len(self._membership.silos))
+            },
             self._collect,
         )
 
-    def _drawn(self, number: int) -> Bool[np.ndarray, " users"] | None:
-        """Return who takes part, drawn once and kept: a round that is asked for again is the same round."""
-        path, users = self._folder / _DRAWN, self._prepared.population.n_users
-        if path.exists():
-            document = json.loads(path.read_bytes())
-            if document["round"] == number:
-                bits = np.frombuffer(bytes.fromhex(document["drawn"]), dtype=np.uint8)
-                return np.unpackbits(bits, count=users).astype(np.bool_)
-        drawn = draw_users(self._prepared.method, users, self._privacy, number)
-        if drawn is None or drawn.all():
-            return None
-        self._folder.write_json(_DRAWN, {"round": number, "drawn": np.packbits(drawn).tobytes().hex()})
-        return drawn
+    def _drawn(self, number: int) -> tuple[Bool[np.ndarray, " users"] | None, bytes]:
+        """Return who takes part, drawn once and kept, and a commitment: a round that is asked for again is the same.
+
+        None where everybody does, or where nobody knows: the users are drawn by oblivious transfer.
+        """
+        path, method, users = self._folder / _DRAWN, self._prepared.method, self._prepared.population.n_users
+        hidden = isinstance(method.protection, PrivateWeighting) and method.protection.private_sampling
+        if hidden or method.sampler.rate == 1:
+            return None, b""
+        document = json.loads(path.read_bytes()) if path.exists() else None
+        if document is None or document["round"] != number:
+            drawn = draw_users(method, users, self._privacy, number)
+            if drawn is None:
+                return None, b""
+            bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
+            document = {"round": number, "drawn": bits, "salt": salt}
+            self._folder.write_json(_DRAWN, document)
+        packed = bytes.fromhex(document["drawn"])
+        drawn = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=users).astype(np.bool_)
+        return drawn, hashlib.sha256(bytes.fromhex(document["salt"]) + packed).digest()
 
     def _collect(self, answers: _Answers) -> None:
         if self._hidden is None:
@@ -328,7 +349,8 @@ class CoordinatorParty:
             privacy=self._privacy,
         )
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
-        row = row_of(prepared, number, evaluate(prepared, model) if due else None, None)
+        test = evaluate(prepared, model) if due else None
+        row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
         seconds = time.perf_counter() - self._began
         row |= {"seconds": seconds, "elapsed": self._checkpoint.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, row=row, ledger=self._ledger.head)
@@ -369,7 +391,7 @@ class CoordinatorParty:
     def _largest_answer(self) -> int:
         """Return how long an answer may be: a vector, a count per user, and messages of a protocol."""
         needed = 8 * self._prepared.task.dimension + 4 * self._prepared.population.n_users + (1 << 16)
-        return min(LARGEST_LETTER, needed)
+        return min(LARGEST_LETTER, needed if self._hidden is None else max(needed, self._hidden.largest))
 
 
 def _by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:

@@ -32,6 +32,16 @@ class HiddenSum(Protocol):
         """Whether the setup is complete, so that a round may begin."""
         ...
 
+    @property
+    def largest(self) -> int:
+        """How long a silo's letter may be."""
+        ...
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a round that is asked for in another session has the same sum, and so costs nothing."""
+        ...
+
     def begin(self, round_number: int, drawn: Bool[np.ndarray, " users"] | None) -> Outgoing:
         """Begin a round; each round of a session once."""
         ...
@@ -59,6 +69,16 @@ class MaskedSum:
         self._grid = agreed.grid
         self._server = AggregationServer(self._plan)
         self._announced: set[int] = set()
+
+    @property
+    def largest(self) -> int:
+        """How long a silo's letter may be: its vector, or its keys."""
+        return 8 * self._plan.length + (1 << 16)
+
+    @property
+    def repeats(self) -> bool:
+        """A silo's vector of a round is always the same."""
+        return True
 
     @property
     def ready(self) -> bool:
@@ -126,6 +146,11 @@ class MaskedShare:
                 f"a sum over {len(content.cohort)} of {self._plan.silos} silos is asked for; all must be in",
             )
         return self._silo.receive(message)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a round has begun, so that its task can be read."""
+        return self._silo.awaits_input
 
     @property
     def awaits_input(self) -> bool:

@@ -215,6 +215,31 @@ class Task:
         return cls(round=number, model=model, drawn=np.unpackbits(bits, count=users).astype(np.bool_))
 
 
+@_part(9)
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Who takes part in the round whose task follows, where the silos are not told: the same users, the same bytes.
+
+    Attributes:
+        commitment: SHA-256 of the users and of a random number that the coordinator keeps with them.
+    """
+
+    kind: ClassVar[int]
+    commitment: bytes
+
+    def encode(self) -> bytes:
+        """Return the commitment."""
+        return Writer().fixed(self.commitment, DIGEST_BYTES).bytes()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Drawn:
+        """Return the part of a body."""
+        reader = Reader(body)
+        commitment = reader.fixed(DIGEST_BYTES)
+        reader.finish()
+        return cls(commitment=commitment)
+
+
 @_part(7)
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:

@@ -11,11 +11,11 @@ from fedveil.engine.experiment import Experiment, read_toml
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import problems
+from fedveil.engine.federation.travel import discloses_counts
 from fedveil.errors import ConfigError
 from fedveil.local.losses import LOSSES
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
-from fedveil.methods.stages import Weights
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.bounds import Clip, ClipL1
 from fedveil.privacy.events import Event, NoGuarantee, atoms
@@ -110,11 +110,11 @@ class Policy(BaseModel):
                 )
         elif not self.without_guarantee:
             raise RefusalError("policy", f"{method.name} does not bound what one user changes")
-        if method.weights is Weights.BY_RECORDS and not self.disclose_counts:
+        if discloses_counts(method) and not self.disclose_counts:
             raise RefusalError(
                 "policy",
                 f"{method.name}: the coordinator would learn how many records each user has here; "
-                "use uldp-avg, or allow it by disclose_counts",
+                "use uldp-avg or private weighting, or allow it by disclose_counts",
             )
 
     def event(self, guarantee: Guarantee) -> Event:

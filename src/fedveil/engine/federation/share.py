@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ class Share(Population):
 
     All else (|U|, the silos' names, task, classes) is that of the whole federation.
     """
+
+    complete: ClassVar[bool] = False
 
     def _check_silos(self) -> None:
         """The other silos' records are where they belong: not here."""

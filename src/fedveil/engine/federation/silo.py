@@ -31,6 +31,7 @@ from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.federation.parts import (
     Agreement,
+    Drawn,
     Joined,
     Lost,
     Part,
@@ -45,13 +46,14 @@ from fedveil.engine.federation.parts import (
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.store import Answered, AnswerStore
-from fedveil.engine.federation.travel import check_own_client, check_travels
+from fedveil.engine.federation.travel import check_own_client, check_travels, discloses_counts
+from fedveil.engine.federation.weighted_sums import BlindShare, WeightedInput, weighted_input
 from fedveil.engine.round import SiloMessage, client_message, local_sums, members_of, silo_message
 from fedveil.engine.sections import ModelSection, ServerSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
+from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.stages import Weights
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Ledger
@@ -71,9 +73,11 @@ class _Session:
     exchange: int
     prepared: Prepared
     event: Event
-    hidden: MaskedShare | None
+    hidden: MaskedShare | BlindShare | None
     post: CodedPost | None
     weighted: bool
+    drawn: bytes = b""
+    task: Task | None = None
     request: bytes = b""
     reply: bytes = b""
 
@@ -184,18 +188,34 @@ class SiloParty:
         if isinstance(part, Totals):
             self._weigh(session, part)
             return []
+        if isinstance(part, Drawn) and isinstance(session.hidden, BlindShare):
+            session.drawn = part.commitment
+            return []
         if isinstance(part, Relay) and session.hidden is not None:
-            return [Relay(message=reply) for reply in session.hidden.receive(part.message)]
+            replies = [Relay(message=reply) for reply in session.hidden.receive(part.message)]
+            return [*replies, *self._contribute(session)]
         if isinstance(part, Task):
-            if session.hidden is not None and not session.hidden.awaits_input:
+            if session.hidden is not None and not session.hidden.begun:
                 raise RefusalError("request", f"round {part.round} comes before its masks")
-            answered = self._sum(session, part)
-            if session.post is not None:
-                return [session.post.seal(self._number, part.round, answered.coded)]
-            if session.hidden is None:
-                return [Vector(values=answered.vector)]
-            return [Relay(message=session.hidden.contribute(answered.vector))]
+            session.task = part
+            return self._contribute(session)
         raise RefusalError("request", f"a silo does not read {type(part).__name__} now")
+
+    def _contribute(self, session: _Session) -> list[Part]:
+        """Return the silo's part of the round, as soon as its task is there and the protocol has come to it."""
+        task, hidden = session.task, session.hidden
+        if task is None or (hidden is not None and not hidden.awaits_input):
+            return []
+        session.task = None
+        answered = self._sum(session, task)
+        session.drawn = b""
+        if session.post is not None:
+            return [session.post.seal(self._number, task.round, answered.coded)]
+        if hidden is None:
+            return [Vector(values=answered.vector)]
+        if isinstance(hidden, BlindShare):
+            return [Relay(message=hidden.contribute(WeightedInput.decode(answered.coded)))]
+        return [Relay(message=hidden.contribute(answered.vector))]
 
     # --- joining a run ---------------------------------------------------------------------------------------
 
@@ -216,7 +236,7 @@ class SiloParty:
         event = self._policy.event(prepared.guarantee)
         self._reopen_ledger()
         self._check_budget(letter.run, experiment, event)
-        by_records = prepared.method.weights is Weights.BY_RECORDS
+        by_records = discloses_counts(prepared.method)
         hidden = self._hide(prepared, letter)
         post = CodedPost(run=letter.run, session=letter.session) if codes(prepared.method) else None
         if post is not None:
@@ -256,18 +276,18 @@ class SiloParty:
                 f"{budget.delta:g} over all runs; fewer rounds, or more noise",
             )
 
-    def _hide(self, prepared: Prepared, letter: Letter) -> MaskedShare | None:
-        agreed = prepared.agreed
-        if not isinstance(agreed, MaskedRange):
-            return None
-        return MaskedShare(
-            agreed,
-            run=letter.run,
-            session=letter.session,
-            number=self._number,
-            identity=self._identity,
-            roster=self._membership.roster,
-        )
+    def _hide(self, prepared: Prepared, letter: Letter) -> MaskedShare | BlindShare | None:
+        agreed, run, session = prepared.agreed, letter.run, letter.session
+        number, identity, roster = self._number, self._identity, self._membership.roster
+        if isinstance(agreed, MaskedRange):
+            return MaskedShare(
+                agreed, run=run, session=session, number=number, identity=identity, roster=roster
+            )
+        if isinstance(agreed, WeightingRange):
+            return BlindShare(
+                agreed, run=run, session=session, number=number, identity=identity, roster=roster
+            )
+        return None
 
     def _counts(self) -> np.ndarray:
         return np.bincount(self._share.train.user, minlength=self._share.n_users).astype(np.int64)
@@ -287,10 +307,13 @@ class SiloParty:
         """Return the noisy sum of a round: the one that was stored before, or a new one that is charged first.
 
         A round that was charged and not stored (a crash between the two) is charged again: new noise is never free.
+        So is one whose users are drawn anew in every session.
         """
-        prepared, name = session.prepared, _run_name(session.run)
+        prepared, name, hidden = session.prepared, _run_name(session.run), session.hidden
         self._check_task(session, task)
-        request = hashlib.sha256(task.encode()).digest()
+        blind = hidden if isinstance(hidden, BlindShare) else None
+        asked = task.encode() if blind is None else task.encode() + session.drawn + blind.binding
+        request = hashlib.sha256(asked).digest()
         last = self._store.read(session.run)
         charged = {entry.round for entry in self._ledger.entries if entry.run == name}
         done = 0 if last is None else last.round
@@ -298,11 +321,13 @@ class SiloParty:
             raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
         if last is not None and task.round == last.round:
             if request != last.request:
+                counted = "" if blind is None else ", or for other records of its users"
                 raise RefusalError(
-                    "replay", f"round {task.round} was answered for another model or other users"
+                    "replay", f"round {task.round} was answered for another model or other users{counted}"
                 )
-            return last
-        if task.round != done + 1 or task.round > prepared.experiment.rounds:
+            if blind is None or blind.repeats:
+                return last
+        elif task.round != done + 1 or task.round > prepared.experiment.rounds:
             raise RefusalError(
                 "replay", f"round {task.round} does not follow round {done}, the last answered"
             )
@@ -310,11 +335,7 @@ class SiloParty:
         self._ledger.charge(
             run=name, round=task.round, attempt=again, event=session.event, budget=self._policy.budget
         )
-        message = self._train(session, task)
-        coded = None if message.sent is None else message.sent.coded
-        answered = Answered(round=task.round, request=request, vector=message.vector)
-        if coded is not None:
-            answered = Answered(round=task.round, request=request, coded=to_bytes(coded))
+        answered = self._new_answer(session, task, request)
         self._store.write(session.run, answered)
         return answered
 
@@ -328,8 +349,24 @@ class SiloParty:
             raise RefusalError(
                 "request", f"{len(task.drawn)} users were drawn from instead of {self._share.n_users}"
             )
+        blind = session.hidden if isinstance(session.hidden, BlindShare) else None
+        if blind is not None and (task.drawn is not None or bool(session.drawn) != blind.draws):
+            raise RefusalError("request", "who is drawn, silos are not told; the coordinator commits itself")
         if not session.weighted:
             raise RefusalError("request", "a round begins before the users' totals are known")
+
+    def _new_answer(self, session: _Session, task: Task, request: bytes) -> Answered:
+        """Train and draw noise."""
+        prepared, number = session.prepared, task.round
+        if isinstance(session.hidden, BlindShare):
+            start = torch.from_numpy(task.model)
+            content = weighted_input(prepared, start, silo=self._number, round_number=number)
+            return Answered(round=number, request=request, coded=content.encode())
+        message = self._train(session, task)
+        coded = None if message.sent is None else message.sent.coded
+        if coded is not None:
+            return Answered(round=number, request=request, coded=to_bytes(coded))
+        return Answered(round=number, request=request, vector=message.vector)
 
     def _train(self, session: _Session, task: Task) -> SiloMessage:
         prepared, number = session.prepared, task.round

@@ -7,7 +7,7 @@ from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
-from fedveil.methods.protections import NoProtection, SecureAggregation
+from fedveil.methods.protections import NoProtection, PrivateWeighting, SecureAggregation
 from fedveil.methods.stages import (
     ClientContribution,
     GaussianShares,
@@ -15,6 +15,7 @@ from fedveil.methods.stages import (
     LayeredShares,
     SiloContribution,
     SiloUserContribution,
+    Weights,
 )
 from fedveil.privacy.sampling import UniformClients
 
@@ -41,10 +42,16 @@ def check_travels(prepared: Prepared) -> None:
         )
     if method.noise_decay != 1:
         raise CompositionError(f"{method.name}: between institutions the noise of a run stays as it is")
-    if not isinstance(method.protection, NoProtection | SecureAggregation):
+    if not isinstance(method.protection, NoProtection | SecureAggregation | PrivateWeighting):
         raise CompositionError(
-            f'{method.name}: between institutions protection.name is "none" or "secure-aggregation"'
+            f'{method.name}: between institutions protection.name is "none", "secure-aggregation" or '
+            '"private-weighting"'
         )
+
+
+def discloses_counts(method: Method) -> bool:
+    """Return whether silos tell the coordinator how many records each user has."""
+    return method.weights is Weights.BY_RECORDS and not isinstance(method.protection, PrivateWeighting)
 
 
 def _check_clients(prepared: Prepared) -> None:

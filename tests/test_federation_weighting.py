@@ -1,0 +1,406 @@
+"""Private weighting over letters: the model of the run in one process, one noisy sum a round, and no counts."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.engine import weighting
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.federation import weighted_sums
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.engine.federation.parts import Drawn, Joined, Task, Totals
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.share import Held
+from fedveil.engine.federation.silo import LEDGER, SiloParty
+from fedveil.engine.federation.weighted_sums import BlindShare, BlindSum, WeightedInput
+from fedveil.engine.folder import Checkpoint, RunFolder
+from fedveil.engine.setup import prepare
+from fedveil.population.records import Population, Records
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
+from fedveil.protection.paillier_weights import PaillierEvaluator
+from tests.federation_world import TESTING, Chaos, Killed, Moments, World, asked, in_one_process, population
+from tests.test_run import files, same_model
+
+BITS = 512
+POLICY = TESTING.model_copy(update={"protections": ("private-weighting",), "disclose_counts": False})
+SAMPLED = {"user_sampling_rate": 0.5}
+TRANSFER = {"private_sampling": True}
+
+
+@pytest.fixture(autouse=True)
+def _small_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that protect nobody, so that a test may make many of them."""
+    monkeypatch.setattr(PaillierPrivateKey, "generate", lambda _: PaillierPrivateKey.generate_insecure(BITS))
+    monkeypatch.setattr(weighting, "PaillierEvaluator", partial(PaillierEvaluator, smallest_bits=BITS))
+
+
+def weighted(
+    method: dict[str, Any] | None = None, protection: dict[str, Any] | None = None, **more: Any
+) -> Experiment:
+    return asked(
+        method={"name": "uldp-avg-w", **(method or {})},
+        protection={"name": "private-weighting", "n_max": 30, **(protection or {})},
+        **more,
+    )
+
+
+def secret(experiment: Experiment) -> Experiment:
+    """The same with noise of the operating system."""
+    return experiment.model_copy(
+        update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
+    )
+
+
+def rounds(path: Path) -> list[int]:
+    return [entry.round for entry in read_entries(path)]
+
+
+def complete(world: World) -> None:
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert world.coordinator.outcome.stopped is None
+
+
+def stopped(world: World) -> str:
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    return world.coordinator.outcome.stopped or ""
+
+
+class Record:
+    """What went into every encrypted sum, and what the coordinator decrypted, by round.
+
+    Attributes:
+        given: per silo and round every input in turn.
+        learned: per round every sum in turn.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: dict[tuple[int, int], list[WeightedInput]] = {}
+        self.learned: dict[int, list[bytes]] = {}
+        contribute, result = BlindShare.contribute, BlindSum.result
+
+        def giving(share: BlindShare, content: WeightedInput) -> bytes:
+            self.given.setdefault((share._silo.index, share._silo._moment.round), []).append(content)
+            return contribute(share, content)
+
+        def learning(sums: BlindSum) -> np.ndarray:
+            found = result(sums)
+            self.learned.setdefault(sums._server._moment.round, []).append(found.tobytes())
+            return found
+
+        monkeypatch.setattr(BlindShare, "contribute", giving)
+        monkeypatch.setattr(BlindSum, "result", learning)
+
+
+@pytest.mark.parametrize(
+    ("method", "protection"),
+    [
+        ({}, {}),
+        (SAMPLED, {}),
+        pytest.param(
+            SAMPLED,
+            {"cipher": "rlwe"},
+            marks=pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
+        ),
+    ],
+    ids=["all", "sampled", "rlwe"],
+)
+def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
+    method: dict[str, Any], protection: dict[str, Any], tmp_path: Path
+) -> None:
+    experiment, held = weighted(method, protection), population()
+    world = World(tmp_path, experiment, held, POLICY)
+    world.play()
+    complete(world)
+    here = files(in_one_process(experiment, held, tmp_path / "here"))
+    there = files(world.run_folder.path)
+    assert same_model(here[1], there[1])
+    assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
+    assert here[0] == there[0]
+    for number in range(3):
+        assert rounds(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
+    world.close()
+
+
+# --- whatever goes wrong ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "seed"), [({}, 4), (SAMPLED, 5)], ids=["all", "sampled"])
+def test_a_hundred_mishaps_change_nothing(
+    method: dict[str, Any], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, held = weighted(method, rounds=10), population()
+    undisturbed = files(in_one_process(experiment, held, tmp_path / "here"))
+    world, moments, record = (
+        World(tmp_path, experiment, held, POLICY),
+        Moments(monkeypatch),
+        Record(monkeypatch),
+    )
+    chaos = Chaos(world, moments, seed, rate=0.4)
+    chaos.play()
+    complete(world)
+    assert moments.kills + chaos.cuts >= 100
+    assert moments.kills >= 20
+    assert same_model(undisturbed[1], files(world.run_folder.path)[1])
+    assert rounds(world.run_folder / "ledger.jsonl") == list(range(1, 11))
+    for number in range(3):
+        charged = rounds(tmp_path / f"state-{number}" / LEDGER)
+        assert sorted(set(charged)) == list(range(1, 11))
+        assert len(charged) - 10 <= moments.kills  # a crash may waste a charge
+    assert max(len(inputs) for inputs in record.given.values()) > 1
+    assert {len({one.encode() for one in inputs}) for inputs in record.given.values()} == {1}
+    world.close()
+
+
+@pytest.mark.parametrize("method", [{}, SAMPLED], ids=["all", "sampled"])
+def test_a_round_that_is_asked_for_in_two_sessions_shows_one_number(
+    method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, record = World(tmp_path, secret(weighted(method)), population(), POLICY), Record(monkeypatch)
+    write, dead = RunFolder.write_checkpoint, {0}
+
+    def deadly(folder: RunFolder, checkpoint: Checkpoint) -> None:
+        if checkpoint.round not in dead:
+            dead.add(checkpoint.round)
+            raise Killed
+        write(folder, checkpoint)
+
+    monkeypatch.setattr(RunFolder, "write_checkpoint", deadly)
+    for _ in range(4):
+        with pytest.raises(Killed):
+            world.play()
+        assert world.coordinator is not None
+        world.coordinator.close()
+    world.play()
+    complete(world)
+    assert {number: len(sums) for number, sums in record.learned.items()} == dict.fromkeys((1, 2, 3, 4), 2)
+    assert {len(set(sums)) for sums in record.learned.values()} == {1}
+    assert {len({one.encode() for one in inputs}) for inputs in record.given.values()} == {1}
+    for path in (
+        *(tmp_path / f"state-{number}" / LEDGER for number in range(3)),
+        world.run_folder / "ledger.jsonl",
+    ):
+        assert rounds(path) == [1, 2, 3, 4]
+    world.close()
+
+
+def test_under_oblivious_transfer_every_session_draws_and_pays_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = secret(weighted(SAMPLED, TRANSFER, rounds=5))
+    world, moments, record = (
+        World(tmp_path, experiment, population(), POLICY),
+        Moments(monkeypatch),
+        Record(monkeypatch),
+    )
+    Chaos(world, moments, 7, rate=0.15).play()
+    complete(world)
+    assert moments.kills >= 5
+    assert max(len(inputs) for inputs in record.given.values()) > 1
+    for (silo, number), inputs in record.given.items():
+        assert len({one.noise.tobytes() for one in inputs}) == len(inputs)
+        assert len({one.dither for one in inputs}) == len(inputs)
+        charged = rounds(tmp_path / f"state-{silo}" / LEDGER)
+        assert charged.count(number) >= len(inputs)
+    for number, sums in record.learned.items():
+        assert rounds(world.run_folder / "ledger.jsonl").count(number) >= len(sums)
+    charges = len(rounds(world.run_folder / "ledger.jsonl"))
+    last = files(world.run_folder.path)[2][-1]
+    assert last["epsilon"] == prepare(experiment, Held(population())).epsilon_after(charges)
+    world.close()
+
+
+def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows(tmp_path: Path) -> None:
+    experiment = weighted({**SAMPLED, "noise_multiplier": 0.0, "learning_rate": 1.0}, TRANSFER, rounds=1)
+    held = population()
+    world = World(tmp_path, experiment, held, POLICY)
+    world.play()
+    complete(world)
+    prepared = prepare(experiment, Held(held))
+    moved = _vector(files(world.run_folder.path)[1]) - prepared.task.initial().numpy()
+    moved *= prepared.method.divisor(3, held.n_users)
+    training = weighted_sums.WeightedTraining(
+        prepared.seat,
+        prepared.task.initial(),
+        1,
+        weighted_sums.ExperimentRandomness(experiment.seed),
+        weighted_sums.privacy_randomness(experiment),
+    )
+    groups, alone = prepared.seat.cohort.groups, np.zeros((held.n_users, len(moved)))
+    totals = np.bincount(groups.user, weights=groups.size)
+    for silo in range(3):
+        users = groups.user[groups.silo == silo]
+        alone[users] += (
+            training.contributions(silo) * (groups.size[groups.silo == silo] / totals[users])[:, None]
+        )
+    coins = np.array(
+        [[(bits >> user) & 1 for user in range(held.n_users)] for bits in range(2**held.n_users)]
+    )
+    assert np.abs(coins @ alone - moved).max(axis=1).min() < 1e-3
+    world.close()
+
+
+def _vector(state: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([state["1.weight"].ravel(), state["1.bias"].ravel()])
+
+
+# --- what nobody is told, and what is refused ---------------------------------------------------------------------
+
+
+def test_no_letter_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
+    world = World(tmp_path, weighted(SAMPLED), population(), POLICY)
+    told: list[Any] = []
+    receive = SiloParty.receive
+
+    def overheard(party: SiloParty, data: bytes) -> bytes:
+        reply = receive(party, data)
+        number = party._number
+        for letter, sender, recipient in ((data, SERVER, number), (reply, number, SERVER)):
+            key = world.membership.coordinator if sender == SERVER else world.membership.roster[number]
+            told.extend(
+                Letter.open(
+                    letter, sender=sender, identity=key, recipient=recipient, largest=LARGEST_LETTER
+                ).parts
+            )
+        return reply
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SiloParty, "receive", overheard)
+        world.play()
+    complete(world)
+    assert all(len(part.counts) == 0 for part in told if isinstance(part, Joined))
+    assert not any(isinstance(part, Totals) for part in told)
+    assert all(part.drawn is None for part in told if isinstance(part, Task))
+    assert len({part.commitment for part in told if isinstance(part, Drawn)}) == 4
+    world.close()
+
+
+def interrupted(tmp_path: Path, experiment: Experiment) -> World:
+    """A federation whose coordinator dies after round 1 was answered by all silos and before it was released."""
+    world = World(tmp_path, experiment, population(), POLICY)
+    coordinator = world.coordinator = world.coordinate()
+    for _ in range(20):
+        for number, data in coordinator.letters():
+            party = world.silos[number]
+            assert party is not None
+            coordinator.receive(number, party.receive(data))
+        if all((tmp_path / f"state-{number}" / "answers").exists() for number in range(3)):
+            coordinator.close()
+            return world
+    raise AssertionError("no round was answered")
+
+
+def test_a_restarted_coordinator_gets_the_same_round(tmp_path: Path) -> None:
+    experiment = weighted(SAMPLED)
+    world = interrupted(tmp_path, experiment)
+    world.play()
+    complete(world)
+    here = files(in_one_process(experiment, population(), tmp_path / "here"))
+    assert same_model(here[1], files(world.run_folder.path)[1])
+    world.close()
+
+
+def test_the_same_round_for_other_users_is_refused(tmp_path: Path) -> None:
+    world = interrupted(tmp_path, weighted(SAMPLED))
+    (world.run_folder / "checkpoint/participants.json").unlink()
+    world.play()
+    assert "silo0 refuses (replay): round 1 was answered for another model or other users" in stopped(world)
+    world.close()
+
+
+def test_the_same_round_after_a_silo_counts_other_records_is_refused(tmp_path: Path) -> None:
+    world = interrupted(tmp_path, weighted())
+    train = world.held.train
+    silo = 1
+    first = int(np.flatnonzero(train.silo == silo)[0])
+    rest = np.delete(np.arange(len(train.user)), first)
+    held = world.held
+    world.held = _with(held, train.select(rest))
+    party = world.silos[silo]
+    assert party is not None
+    party.close()
+    world.silos[silo] = world.silo(silo)
+    world.play()
+    assert "silo1 refuses (replay): round 1 was answered" in stopped(world)
+    assert "other records of its users" in stopped(world)
+    world.close()
+
+
+def _with(held: Population, records: Records) -> Population:
+    from dataclasses import replace
+
+    return replace(held, train=records)
+
+
+@pytest.mark.parametrize("parts", ["told", "uncommitted"])
+def test_a_task_that_tells_who_is_drawn_or_commits_to_nobody_is_refused(parts: str, tmp_path: Path) -> None:
+    world = World(tmp_path, weighted(SAMPLED), population(), POLICY)
+    with pytest.MonkeyPatch.context() as patched:
+        drawn = np.ones(6, dtype=np.bool_)
+        if parts == "told":
+            encode = Task.encode
+            patched.setattr(
+                Task, "encode", lambda task: encode(Task(round=task.round, model=task.model, drawn=drawn))
+            )
+        else:
+            patched.setattr(BlindShare, "draws", False)
+        world.play()
+    assert "refuses (request): who is drawn, silos are not told" in stopped(world)
+    assert not (tmp_path / "state-0" / "answers").exists()
+    world.close()
+
+
+def test_more_records_than_n_max_are_refused_by_the_silo_that_has_them(tmp_path: Path) -> None:
+    world = World(tmp_path, weighted(protection={"n_max": 9}), population(), POLICY)
+    world.play()
+    assert "refuses (request)" in stopped(world)
+    assert "more records here than N_max / |S| = 3" in stopped(world)
+    world.close()
+
+
+def test_a_silo_takes_part_only_if_its_policy_names_private_weighting(tmp_path: Path) -> None:
+    cautious = Policy(epsilon=1e6, clip=1.0)
+    world = World(tmp_path, secret(weighted()), population(), cautious)
+    world.play()
+    assert "protection.name = 'private-weighting'; this silo allows: secure-aggregation" in stopped(world)
+    world.close()
+    allowed = cautious.model_copy(update={"protections": ("private-weighting",)})
+    again = World(tmp_path / "again", secret(weighted()), population(), allowed)
+    again.play()
+    complete(again)
+    again.close()
+
+
+def test_letters_that_nobody_would_read_are_refused_before_a_run(tmp_path: Path) -> None:
+    world = World(tmp_path, weighted(), population(), POLICY)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(weighted_sums, "LARGEST_LETTER", 1 << 11)
+        with pytest.raises(ProtocolError, match="above the limit of 2048: fewer users or parameters"):
+            world.coordinate()
+    world.close()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_what_is_stored_is_what_is_given(dtype: Any) -> None:
+    rng = np.random.default_rng(3)
+    content = WeightedInput(
+        contributions=rng.integers(-(2**30), 2**30, (3, 5)).astype(dtype),
+        noise=rng.integers(-(2**60), 2**60, 5),
+        dither=rng.bytes(32),
+    )
+    again = WeightedInput.decode(content.encode())
+    np.testing.assert_array_equal(again.contributions, content.contributions)
+    assert again.contributions.dtype == dtype
+    np.testing.assert_array_equal(again.noise, content.noise)
+    assert again.dither == content.dither
