@@ -147,7 +147,7 @@ def test_nothing_to_add_up_is_an_encryption_of_nothing(keys):
 
 
 def test_the_flood_has_the_size_and_law_that_are_claimed(keys):
-    """On an encryption of zero made of zeros, what the flood added can be read off: uniform, centred, of its width."""
+    """On an encryption of zero made of zeros, what the flood added can be read off: three uniform numbers, centred."""
     bits = 40
     zero = np.zeros((2, RING.primes, RING.degree), dtype=np.uint64)
     flooded = RING.flood(zero, bits)
@@ -155,14 +155,36 @@ def test_the_flood_has_the_size_and_law_that_are_claimed(keys):
     modulus = RING.moduli[0]
     noise = flooded[0, 0].astype(np.int64)
     noise = np.where(noise > modulus // 2, noise - modulus, noise)
-    assert noise.min() >= -(2 ** (bits - 1))
-    assert noise.max() < 2 ** (bits - 1)
-    assert (
-        stats.chisquare(np.bincount((noise + 2 ** (bits - 1)) >> (bits - 4), minlength=16)).pvalue
-        > FALSE_ALARM
-    )
+    assert noise.min() > -3 * 2 ** (bits - 1)
+    assert noise.max() < 3 * 2 ** (bits - 1) - 1
+    standard = noise / 2**bits + 1.5
+
+    def law(scale):  # the distribution function of a sum of three uniform numbers (Irwin and Hall)
+        def at(x):
+            y = np.clip(1.5 + (x - 1.5) / scale, 0, 3)
+            return sum(c * np.maximum(y - k, 0) ** 3 for k, c in enumerate((1, -3, 3))) / 6
+
+        return at
+
+    assert stats.kstest(standard, law(1.0)).pvalue > FALSE_ALARM
+    assert stats.kstest(standard, law(1.25)).pvalue < FALSE_ALARM
+    assert stats.kstest(standard, law(0.8)).pvalue < FALSE_ALARM
     for index, prime in enumerate(RING.moduli):
         np.testing.assert_array_equal(noise % prime, flooded[0, index].astype(np.int64))
+
+
+@pytest.mark.parametrize("bits", [4, 6, 9, 12])
+def test_the_flood_hides_a_shift_as_well_as_is_claimed(bits):
+    """The exact law of three uniform numbers: both the bound on its square roots and the distance that follows."""
+    size = 2**bits
+    law = np.convolve(np.convolve(np.ones(size), np.ones(size)), np.ones(size)) / size**3
+    padded = np.concatenate([np.zeros(size), law, np.zeros(size)])
+    assert np.square(np.diff(np.sqrt(padded))).sum() < 1.21 / size**2
+    for shift in (1, size // 4, size):
+        distance = np.abs(padded - np.roll(padded, shift)).sum() / 2
+        assert distance <= 1.1 * shift / size
+    one = np.concatenate([np.zeros(size), np.ones(size), np.zeros(size)]) / size
+    assert np.square(np.diff(np.sqrt(one))).sum() == pytest.approx(2 / size)
 
 
 def test_a_silos_ciphertext_is_uniform_to_the_key_holder(keys):

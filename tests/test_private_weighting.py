@@ -290,9 +290,29 @@ def test_ring_parameters_leave_room_for_the_flood(largest_count, users):
     plan = plan_of(largest_count=largest_count, users=users, length=10**6, silos=5, noise_limit=2**26)
     chosen = choose_parameters(plan)
     assert chosen.spare_bits >= 0
-    assert chosen.flood_bits >= chosen.noise_bits + 40 + 20
+    assert chosen.flood_bits >= chosen.norm_bits + 40 + math.log2(1.1)
+    largest = plan.silos * (1.5 * 2**chosen.flood_bits + 2**chosen.noise_bits)
+    modulus = math.prod(chosen.ring.moduli)
+    assert largest < modulus / (2 * max(chosen.plain_primes))
     assert chosen.modulus > 2 * plan.largest_sum
     assert all(prime > 2 * plan.norm_limit * plan.count_limit for prime in chosen.plain_primes)
+
+
+@needs_seal
+def test_the_noise_of_a_weighted_sum_stays_below_what_the_flood_is_sized_for():
+    """The largest contributions, weights and counts that a plan allows, against the bound B of one coefficient."""
+    plan = plan_of(largest_count=30, users=20, length=8191)
+    holder = RlweKeyHolder(plan)
+    chosen, key = holder.parameters, holder._keys[0]
+    silo = RlweEvaluator(plan, holder.public)
+    modulus = holder.modulus
+    weights = [holder.encrypt(modulus - 1 - user) for user in range(plan.users)]
+    silo.load(weights, [chosen.plain_primes[0] // 2] * plan.users)  # the factor by which noise grows most
+    rows = np.full((plan.users, 8192), (plan.norm_limit * plan.count_limit) // math.isqrt(8192))
+    sums = silo._engine.weighted_sums(silo._bases, rows * np.sign(np.sin(np.arange(8192) + 1)).astype(int))
+    limit = math.log2(math.prod(chosen.ring.moduli) / (2 * chosen.plain_primes[0]))
+    found = limit - key.noise_budget(sums[0])
+    assert chosen.noise_bits - 12 < found <= chosen.noise_bits
 
 
 def test_inputs_outside_the_plan_are_refused_with_their_silo():

@@ -133,15 +133,20 @@ class Ring:
         return np.array(scaled).astype(np.uint64)
 
     def flood(self, ciphertext: Ciphertext, bits: int) -> Ciphertext:
-        """Return the ciphertext with noise uniform on -2^(bits-1) .. 2^(bits-1) - 1 added to every coefficient.
+        """Return the ciphertext with the sum of three uniform numbers of 2^bits values added to every coefficient.
 
-        Statistical distance to noise that does not depend on the ciphertext: at most B / 2^bits per coefficient, if
-        the ciphertext's own noise is at most B (the uniform law shifted by B).
+        The sum is centred: it lies in -3·2^(bits-1) + 1 .. 3·2^(bits-1) - 2. Statistical distance, over all
+        ciphertexts of a message together, to noise that does not depend on them: at most 1.1 ||e||_2 / 2^bits, if
+        e has the ciphertexts' own noise in all coefficients. For the probabilities p of the sum satisfy
+        sum_x (sqrt p(x+1) - sqrt p(x))^2 < 1.21 / 4^bits (from 4 bits on; one uniform number has 2 / 2^bits), so the
+        square roots of the law and of the law shifted by e_j differ by at most 1.1 |e_j| / 2^bits in l2, Hellinger
+        distances of independent coefficients add up in squares, and they bound the statistical distance.
         """
-        limbs = random_limbs(bits, self.degree)
+        parts = [random_limbs(bits, self.degree) for _ in range(3)]
+        limbs = [a + b + c for a, b, c in zip(*parts, strict=True)]
+        centre = 3 * 2 ** (bits - 1) - 1
         first = [
-            (row.astype(np.int64) + from_limbs(limbs, modulus) + (modulus - pow(2, bits - 1, modulus)))
-            % modulus
+            (row.astype(np.int64) + from_limbs(limbs, modulus) + (modulus - centre % modulus)) % modulus
             for row, modulus in zip(ciphertext[0], self.moduli, strict=True)
         ]
         return np.stack([np.array(first).astype(np.uint64), ciphertext[1]])

@@ -65,8 +65,10 @@ class MemoryFile:
         Raises:
             CryptoError: SEAL refuses them.
         """
-        os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, data, 0)
+        os.ftruncate(
+            self._descriptor, len(data)
+        )  # memory of objects of one size is written again, not given back
         try:
             target.load(context, self.path)
         except (RuntimeError, ValueError) as error:

@@ -7,17 +7,18 @@ n_{s,u} y_{s,u,j}. One transformed polynomial serves all primes.
 What a silo sends is independent of how it was computed, towards the key holder too:
 
 * c_1 hides behind a fresh public-key encryption (of noise and masks), an RLWE sample whose secret the key
-holder
-  lacks;
-* the noise that decryption shows hides behind a uniform flood, large enough for a statistical distance of
-2^-40 over
+  holder lacks;
+* the noise that decryption shows hides behind a flood, large enough for a statistical distance of 2^-40 over
   all coefficients of a message together.
 
 Noise of a weighted sum: fresh noise of deviation 3.2 per coefficient times a constant up to t/2, times
-polynomials n y of l2 norm at most L (the largest contribution times the largest count), summed over |U|
-users. Nine deviations of that random sum (2^-57), and the rounding of the constant, make B = t/2 · L · (29
-sqrt(|U|) + |U|). With F = 2^40 B N k (blocks) values of flood, decryption is right iff |S| (F/2 + B) < q /
-2t. :func:`choose_parameters` takes the cheapest ring for which that holds.
+polynomials n y, summed over |U| users. All blocks of a user's n y together have an l2 norm of at most L (the
+largest contribution times the largest count). Nine deviations of that random sum (2^-57), and the rounding of
+the constant, make at most B = t/2 · L · (29 sqrt(|U|) + |U|) in a coefficient, and at most
+E = t/2 · L · sqrt(k) · (29 sqrt(|U| N) + |U|) in l2 over all coefficients, primes and blocks: the number of
+blocks does not matter, because L is shared among them. The flood is the sum of three uniform numbers of
+F >= 1.1 · 2^40 E values each (:meth:`fedveil.crypto.rlwe.Ring.flood`). Decryption is right iff
+|S| (3F/2 + B) < q / 2t. :func:`choose_parameters` takes the cheapest ring for which that holds.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class RlweParameters:
         ring: the ring.
         plain_bits: bits of each plaintext prime.
         plain_count: k, how many there are.
-        noise_bits: log2 of B, the noise of one silo's weighted sum.
-        flood_bits: log2 of the number of values of the flood.
+        noise_bits: log2 of B, the noise of one silo's weighted sum in a coefficient.
+        norm_bits: log2 of E, its l2 norm over a whole message.
+        flood_bits: log2 of F, the values of each of the flood's three parts.
         spare_bits: how far the sum of all silos stays below the limit of right decryption.
         milliseconds: estimated cost per user and 8192 coordinates.
     """
@@ -73,6 +75,7 @@ class RlweParameters:
     plain_bits: int
     plain_count: int
     noise_bits: float
+    norm_bits: float
     flood_bits: int
     spare_bits: float
     milliseconds: float
@@ -97,7 +100,7 @@ def choose_parameters(plan: WeightingPlan) -> RlweParameters:
     found = []
     for degree, primes in _RINGS:
         for count in range(1, _MOST_PRIMES + 1):
-            bits = max(_PLAIN_BITS[0], plan.exponent_bits + 2, math.ceil((plan.slot_bits + 1) / count) + 1)
+            bits = max(_PLAIN_BITS[0], plan.exponent_bits + 2, math.ceil(plan.slot_bits / count) + 1)
             if bits in _PLAIN_BITS:
                 found.append(_parameters(plan, Ring(degree=degree, primes=primes), bits, count))
     fitting = [parameters for parameters in found if parameters.spare_bits >= 0]
@@ -112,16 +115,19 @@ def choose_parameters(plan: WeightingPlan) -> RlweParameters:
 
 def _parameters(plan: WeightingPlan, ring: Ring, bits: int, count: int) -> RlweParameters:
     longest = (plan.norm_limit + 1) * plan.count_limit  # one more for the check coordinate
-    noise = bits - 1 + math.log2(longest) + math.log2(29.0 * math.sqrt(plan.users) + plan.users)
-    coefficients = math.ceil(plan.coordinates / ring.degree) * ring.degree * count
-    flood = math.ceil(noise + STATISTICAL_BITS + math.log2(coefficients))
+    scale = bits - 1 + math.log2(longest)
+    noise = scale + math.log2(29.0 * math.sqrt(plan.users) + plan.users)
+    norm = scale + math.log2(math.sqrt(count) * (29.0 * math.sqrt(plan.users * ring.degree) + plan.users))
+    flood = math.ceil(norm + STATISTICAL_BITS + math.log2(1.1))
+    shown = math.log2(plan.silos) + flood + math.log2(1.5 + 2.0 ** (noise - flood))
     return RlweParameters(
         ring=ring,
         plain_bits=bits,
         plain_count=count,
         noise_bits=noise,
         flood_bits=flood,
-        spare_bits=ring.bits - 1 - bits - (flood + math.log2(plan.silos)),
+        norm_bits=norm,
+        spare_bits=ring.bits - 1 - bits - shown,
         milliseconds=(_TRANSFORM + _MULTIPLY * count) * ring.primes / 3,
     )
 
