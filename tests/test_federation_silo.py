@@ -21,6 +21,7 @@ from fedveil.engine.federation.parts import (
     Agreement,
     Drawn,
     Joined,
+    Learned,
     Lost,
     Part,
     Refused,
@@ -53,6 +54,7 @@ EXAMPLES: list[Part] = [
     Vector(values=np.linspace(0, 1, 5)),
     Relay(message=b"a message"),
     Agreement(public=bytes(range(32))),
+    Learned(tag=bytes(range(32))),
     Sealed(sealed=b"key and message"),
     Drawn(commitment=bytes(32)),
 ]

@@ -146,6 +146,61 @@ class PartialRange:
             plan = replace(plan, ballot_limit=most)
         return cls(plan=plan, protection=protection, clear=clear, hidden=hidden, vote_noise=vote_noise)
 
+    def proposal(
+        self,
+        message: Float64[np.ndarray, " d"],
+        model: Float64[np.ndarray, " d"],
+        initial: Float64[np.ndarray, " d"],
+    ) -> Float64[np.ndarray, " d"]:
+        """Return what a silo proposes the partition by: its message, or what every silo has where nobody votes.
+
+        Args:
+            message: (d,) the silo's bounded sum, or its update where parts are bounded by themselves.
+            model: (d,) the global model.
+            initial: (d,) the model before the first round.
+        """
+        if self.protection.asks:
+            return message
+        return model - initial if self.protection.partition == "released" else np.zeros(len(message))
+
+    def noisy_votes(self, round_number: int) -> bool:
+        """Return whether the counts of votes of a round carry noise."""
+        return self.plan.ballot_limit > 0 and self.plan.votes(round_number)
+
+    def noise_on_votes(
+        self, privacy: PrivacyRandomness, *, round_number: int, silo: int
+    ) -> Int64[np.ndarray, " d"]:
+        """Return one silo's share of the noise on the counts of votes."""
+        law = DiscreteGaussian(std=_vote_std(self.vote_noise, self.plan.hidden(round_number)), grid=1.0)
+        source = privacy.stream("vote noise", round_number, silo)
+        noise: np.ndarray = np.rint(law.sample((self.plan.length,), source)).astype(np.int64)
+        return noise
+
+    def split(
+        self,
+        message: Float64[np.ndarray, " d"],
+        partition: Bool[np.ndarray, " d"],
+        privacy: PrivacyRandomness,
+        *,
+        round_number: int,
+        silo: int,
+    ) -> Parts:
+        """Return a silo's message outside and inside the partition in grid units, each bounded and with its noise."""
+        clear = self.clear.units(message[~partition], privacy, "noise", round_number, silo)
+        return clear, self.hidden.units(message[partition], privacy, "encrypted noise", round_number, silo)
+
+    def join(
+        self,
+        partition: Bool[np.ndarray, " d"],
+        clear: Int64[np.ndarray, " c"],
+        hidden: Int64[np.ndarray, " h"],
+    ) -> Float64[np.ndarray, " d"]:
+        """Return the vector of two parts, in the unit of the update."""
+        total = np.empty(len(partition))
+        total[~partition] = clear * self.clear.grid
+        total[partition] = hidden * self.hidden.grid
+        return total
+
 
 class PartlyEncryptedSum:
     """The parties of a run under partial encryption, played in this process; all that passes between them is bytes.
@@ -184,35 +239,24 @@ class PartlyEncryptedSum:
         Raises:
             ProtocolError: a message beyond the range, naming the silo, or a round that was played before.
         """
-        agreed, protection = self._agreed, self._agreed.protection
+        agreed = self._agreed
 
         def split(silo: int, partition: Bool[np.ndarray, " d"]) -> Parts:
-            message = messages[silo]
-            clear = agreed.clear.units(message[~partition], privacy, "noise", round_number, silo)
-            return clear, agreed.hidden.units(
-                message[partition], privacy, "encrypted noise", round_number, silo
-            )
+            return agreed.split(messages[silo], partition, privacy, round_number=round_number, silo=silo)
 
         def vote_noise(silo: int) -> Int64[np.ndarray, " d"]:
-            std = _vote_std(agreed.vote_noise, agreed.plan.hidden(round_number))
-            law = DiscreteGaussian(std=std, grid=1.0)
-            source = privacy.stream("vote noise", round_number, silo)
-            noise: np.ndarray = np.rint(law.sample((agreed.plan.length,), source)).astype(np.int64)
-            return noise
+            return agreed.noise_on_votes(privacy, round_number=round_number, silo=silo)
 
+        now = model.cpu().double().numpy()
         values = dict(messages)
-        if not protection.asks:
-            moved = model.cpu().double().numpy() - self._initial
-            common = moved if protection.partition == "released" else np.zeros(len(moved))
-            values = dict.fromkeys(messages, common)
-        noisy = agreed.plan.ballot_limit > 0 and agreed.plan.votes(round_number)
+        if not agreed.protection.asks:
+            values = dict.fromkeys(
+                messages, agreed.proposal(next(iter(messages.values())), now, self._initial)
+            )
         result = self._session.aggregate(
-            round_number, values, split, vote_noise=vote_noise if noisy else None
+            round_number, values, split, vote_noise=vote_noise if agreed.noisy_votes(round_number) else None
         )
-        total = np.empty(len(result.partition))
-        total[~result.partition] = result.clear * agreed.clear.grid
-        total[result.partition] = result.hidden * agreed.hidden.grid
-        return total
+        return agreed.join(result.partition, result.clear, result.hidden)
 
 
 def _vote_std(vote_noise: float, votes: int) -> float:

@@ -142,13 +142,20 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
 
 
 def conclude(
-    prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint, ledger: Ledger, stopped: str | None
+    prepared: Prepared,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    ledger: Ledger,
+    stopped: str | None,
+    *,
+    has_model: bool = True,
 ) -> Outcome:
-    """Write what a run leaves behind at its end: model, spectrum and statement."""
+    """Write what a run leaves behind at its end: the statement, model and spectrum unless the silos alone have them."""
     charges, spent = len(ledger.entries), ledger.spent()
-    folder.write_model(prepared.task.state(checkpoint.model))
-    moved = checkpoint.model.cpu() - prepared.task.initial().cpu()
-    folder.write_json("spectrum.json", asdict(spectrum(moved)))
+    if has_model:
+        folder.write_model(prepared.task.state(checkpoint.model))
+        moved = checkpoint.model.cpu() - prepared.task.initial().cpu()
+        folder.write_json("spectrum.json", asdict(spectrum(moved)))
     statement = state(prepared, checkpoint.round, charges, spent)
     folder.write_json("privacy.json", statement.to_json())
     return Outcome(

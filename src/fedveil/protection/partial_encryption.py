@@ -7,21 +7,24 @@
             every silo sends the other coordinates in clear, ascending, and these encrypted
             the server adds both up and sends the sums to every silo, which decrypts
 
-The server never learns a coordinate: orders are fresh for every round and attempt. It sees how ballots overlap
-(``ballots = "plain"``) or how many coordinates have how many votes ("secagg"). Every silo can decrypt every silo's
-part, so it must not see another's message: channels between silo and server are the transport's to protect.
+The server never learns a coordinate: orders are fresh for every round and attempt. (Where the secret of the orders is
+kept for another session, a round has its order again, and a silo must give its ballot again.) It sees how ballots
+overlap (``ballots = "plain"``) or how many coordinates have how many votes ("secagg"). Every silo can decrypt every
+silo's part, so it must not see another's message: channels between silo and server are the transport's to protect.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+from dataclasses import replace
 from enum import Enum, auto
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.agreement import Moment, derive
+from fedveil.crypto.agreement import RUN_BYTES, Moment, derive
 from fedveil.crypto.ckks import CkksKey
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
@@ -45,6 +48,7 @@ from fedveil.protection.peers import Peers, Roster, check_cohort
 KEY_PURPOSE = "partial encryption"
 _SEAL, _MASK = "partial encryption: common keys", "partial encryption: ballot mask"
 _ORDER, _TAG = "partial encryption: order", "partial encryption: key check"
+_RESULT = "partial encryption: result check"
 _SECRET_BYTES = 32
 
 
@@ -68,9 +72,19 @@ class PartialSilo:
         index: the silo's number.
         identity: its long-term key.
         roster: all silos' public identities.
+        order_secret: for silo 0 alone, the secret of the orders of an earlier session of the same run, so that a round
+            that is played again has the same orders; None makes a new one.
     """
 
-    def __init__(self, plan: PartialPlan, *, index: int, identity: IdentityKey, roster: Roster) -> None:
+    def __init__(
+        self,
+        plan: PartialPlan,
+        *,
+        index: int,
+        identity: IdentityKey,
+        roster: Roster,
+        order_secret: bytes | None = None,
+    ) -> None:
         if len(roster) != plan.silos:
             raise ProtocolError(f"the roster names {len(roster)} silos, the plan {plan.silos}")
         self.index = index
@@ -83,6 +97,7 @@ class PartialSilo:
         self._directory_known = False
         self._key: CkksKey | None = None
         self._secret = b""
+        self._kept_orders = order_secret
         self._cohort: tuple[int, ...] = ()
         self._order: Order = np.zeros(0, dtype=np.int64)
         self._partition = np.zeros(0, dtype=np.bool_)
@@ -91,6 +106,30 @@ class PartialSilo:
     def announce(self) -> bytes:
         """Return the silo's first message: its signed public key."""
         return self._envelope(Announcement(key=self._peers.sign(self._moment)))
+
+    @property
+    def order_secret(self) -> bytes:
+        """The secret of the orders, from when the common keys are known; empty before."""
+        return self._secret[:_SECRET_BYTES]
+
+    @property
+    def proposes(self) -> bool:
+        """Whether a round has begun and :meth:`propose` is due."""
+        return self._phase is Phase.VOTES
+
+    @property
+    def divided(self) -> bool:
+        """Whether the partition is known and :meth:`contribute` is due."""
+        return self._phase is Phase.INPUTS
+
+    @property
+    def summed(self) -> bool:
+        """Whether the sum has arrived."""
+        return self._phase is Phase.DONE
+
+    def vouch(self, content: bytes) -> bytes:
+        """Return 32 bytes that are the same for all silos if what they have is; to others they tell nothing of it."""
+        return derive(self._secret, _RESULT, self._moment, salt=hashlib.sha256(content).digest())
 
     @property
     def partition(self) -> Bool[np.ndarray, " d"]:
@@ -146,7 +185,10 @@ class PartialSilo:
         if values.shape != (plan.length,) or not np.isfinite(values).all():
             raise ProtocolError(f"its update is not {plan.length} finite numbers", silo=self.index)
         count = plan.hidden(self._moment.round)
-        self._order = secret_order(derive(self._secret, _ORDER, self._moment), plan.length)
+        moment = replace(
+            self._moment, run=bytes(RUN_BYTES)
+        )  # the secret is the run's own, whatever the session
+        self._order = secret_order(derive(self.order_secret, _ORDER, moment), plan.length)
         if count in (0, plan.length):
             self._divide(np.full(plan.length, count > 0))
             return []
@@ -209,7 +251,7 @@ class PartialSilo:
         if self.index:
             return []
         key = CkksKey(self._plan.ckks)
-        common = os.urandom(_SECRET_BYTES) + key.private_bytes()
+        common = (self._kept_orders or os.urandom(_SECRET_BYTES)) + key.private_bytes()
         self._take(common)
         return [
             Envelope(

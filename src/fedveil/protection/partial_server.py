@@ -49,6 +49,11 @@ class PartialServer:
         self._tag = (0, b"")
 
     @property
+    def ready(self) -> bool:
+        """Whether the common keys have been relayed, so that a round may begin."""
+        return self._phase is not Phase.SETUP
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Silos of the cohort whose message for the present step has not arrived."""
         if self._phase is Phase.DONE:

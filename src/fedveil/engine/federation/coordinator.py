@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coded_sums import CodedPost, codes, open_sums
+from fedveil.engine.federation.encrypted_sums import EncryptedSum, check_learned
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenSum, MaskedSum, Outgoing
 from fedveil.engine.federation.letters import Letter
@@ -48,6 +50,7 @@ from fedveil.engine.federation.parts import (
 from fedveil.engine.federation.travel import check_travels, discloses_counts
 from fedveil.engine.federation.weighted_sums import BlindSum
 from fedveil.engine.folder import Checkpoint, RunFolder
+from fedveil.engine.partial import PartialRange
 from fedveil.engine.round import coordinate, draw_users
 from fedveil.engine.run import (
     Observer,
@@ -198,7 +201,14 @@ class CoordinatorParty:
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
-        self.outcome = conclude(self._prepared, self._folder, self._checkpoint, self._ledger, reason or None)
+        self.outcome = conclude(
+            self._prepared,
+            self._folder,
+            self._checkpoint,
+            self._ledger,
+            reason or None,
+            has_model=not isinstance(self._prepared.agreed, PartialRange),
+        )
         self._ledger.close()
 
     # --- sessions --------------------------------------------------------------------------------------------
@@ -222,6 +232,8 @@ class CoordinatorParty:
             self._hidden = MaskedSum(agreed, run=self._run, session=self._session)
         elif isinstance(agreed, WeightingRange):
             self._hidden = BlindSum(agreed, run=self._run, session=self._session)
+        elif isinstance(agreed, PartialRange):
+            self._hidden = EncryptedSum(agreed, run=self._run, session=self._session)
         self._totals = None
         self._number = -1
         offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
@@ -281,7 +293,10 @@ class CoordinatorParty:
         drawn, commitment = self._drawn(number)
         secret = drawn is not None and isinstance(self._hidden, BlindSum)
         told: list[Part] = [Drawn(commitment=commitment)] if secret else []
-        task = Task(round=number, model=self._checkpoint.model.cpu().numpy(), drawn=None if secret else drawn)
+        model = self._checkpoint.model.cpu().numpy()
+        if isinstance(self._hidden, EncryptedSum):
+            model = model[:0]
+        task = Task(round=number, model=model, drawn=None if secret else drawn)
         begin = [] if self._hidden is None else self._hidden.begin(number, drawn)
         relays = _by_silo([*before, *begin])
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
@@ -330,6 +345,9 @@ class CoordinatorParty:
         outgoing = self._route(answers)
         if outgoing:
             self._ask(_by_silo(outgoing), self._collect)
+        elif isinstance(self._hidden, EncryptedSum):
+            check_learned(answers)
+            self._complete(self._checkpoint.model, None)
         else:
             self._release(self._hidden.result())
 
@@ -349,7 +367,11 @@ class CoordinatorParty:
             privacy=self._privacy,
         )
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
-        test = evaluate(prepared, model) if due else None
+        self._complete(model, evaluate(prepared, model) if due else None)
+
+    def _complete(self, model: Float32[Tensor, " d"], test: dict[str, float | None] | None) -> None:
+        """Put a round on the disk; where the silos keep the models, ``model`` is the initial one."""
+        prepared, number = self._prepared, self._checkpoint.round + 1
         row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
         seconds = time.perf_counter() - self._began
         row |= {"seconds": seconds, "elapsed": self._checkpoint.row["elapsed"] + seconds}

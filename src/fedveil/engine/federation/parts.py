@@ -323,6 +323,31 @@ class Sealed:
         return cls(sealed=body)
 
 
+@_part(22)
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A silo has the next model, on its disk; the coordinator has none.
+
+    Attributes:
+        tag: 32 bytes that silos with the same model have in common, and that tell nothing of it.
+    """
+
+    kind: ClassVar[int]
+    tag: bytes
+
+    def encode(self) -> bytes:
+        """Return the tag."""
+        return Writer().fixed(self.tag, KEY_BYTES).bytes()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Learned:
+        """Return the part of a body."""
+        reader = Reader(body)
+        tag = reader.fixed(KEY_BYTES)
+        reader.finish()
+        return cls(tag=tag)
+
+
 def only(parts: Sequence[Part], kind: type[_Only], silo: int) -> _Only:
     """Return the one part of a kind that an answer must have.
 

@@ -36,6 +36,8 @@ class Policy(BaseModel):
         models: models that may be trained; a ``package.module:factory`` is code, and is loaded only if it is here.
         losses: losses that may be minimised; the same holds.
         protections: what must hide the silo's message from the coordinator; any one of them.
+        trust_silos: take part where another silo, or a reader of the models, is guaranteed nothing (partial encryption
+            whose encrypted part has no noise).
         trust_coordinator: count what readers of the models learn, instead of what the coordinator sees.
         disclose_counts: tell the coordinator how many records each user has, where weights need it.
         without_guarantee: take part in runs that guarantee nothing (tests, public data).
@@ -53,6 +55,7 @@ class Policy(BaseModel):
     models: tuple[str, ...] = ("linear",)
     losses: tuple[str, ...] = tuple(LOSSES)
     protections: Annotated[tuple[str, ...], Field(min_length=1)] = ("secure-aggregation",)
+    trust_silos: bool = False
     trust_coordinator: bool = False
     disclose_counts: bool = False
     without_guarantee: bool = False
@@ -123,6 +126,13 @@ class Policy(BaseModel):
         Raises:
             RefusalError: the method guarantees nothing against the party that counts.
         """
+        bare = [view for view in guarantee.views if view.party.endswith("which holds the key")]
+        if any(_nothing(view.event) for view in bare) and not (self.trust_silos or self.without_guarantee):
+            raise RefusalError(
+                "policy",
+                "the other silos hold the key and would see the encrypted part without noise; ask for he_noise, or "
+                "allow it by trust_silos",
+            )
         party = "the server"
         event = guarantee.event
         if not self.trust_coordinator:
@@ -132,3 +142,7 @@ class Policy(BaseModel):
             against = "readers of the models" if self.trust_coordinator else "the coordinator"
             raise RefusalError("policy", f"nothing is guaranteed against {against}: {reasons[0]}")
         return event
+
+
+def _nothing(event: Event) -> bool:
+    return any(isinstance(one, NoGuarantee) for one in atoms(event))

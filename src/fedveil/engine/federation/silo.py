@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.coded_sums import CodedPost, codes, to_bytes
+from fedveil.engine.federation.encrypted_sums import EncryptedShare
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import MaskedShare
 from fedveil.engine.federation.letters import Letter
@@ -45,11 +47,12 @@ from fedveil.engine.federation.parts import (
 )
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held
-from fedveil.engine.federation.store import Answered, AnswerStore
+from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
 from fedveil.engine.federation.travel import check_own_client, check_travels, discloses_counts
 from fedveil.engine.federation.weighted_sums import BlindShare, WeightedInput, weighted_input
+from fedveil.engine.partial import PartialRange
 from fedveil.engine.round import SiloMessage, client_message, local_sums, members_of, silo_message
-from fedveil.engine.sections import ModelSection, ServerSection, TrainerSection
+from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import FedveilError, RunFolderError
@@ -63,6 +66,9 @@ from fedveil.randomness import ExperimentRandomness
 LEDGER: Final = "ledger.jsonl"
 """A silo's ledger over all runs, in its state folder."""
 
+MODELS: Final = "models"
+"""In its state folder: the last model of each run whose models the coordinator does not have."""
+
 
 @dataclass
 class _Session:
@@ -73,7 +79,7 @@ class _Session:
     exchange: int
     prepared: Prepared
     event: Event
-    hidden: MaskedShare | BlindShare | None
+    hidden: MaskedShare | BlindShare | EncryptedShare | None
     post: CodedPost | None
     weighted: bool
     drawn: bytes = b""
@@ -193,7 +199,8 @@ class SiloParty:
             return []
         if isinstance(part, Relay) and session.hidden is not None:
             replies = [Relay(message=reply) for reply in session.hidden.receive(part.message)]
-            return [*replies, *self._contribute(session)]
+            learned = session.hidden.learn() if isinstance(session.hidden, EncryptedShare) else []
+            return [*replies, *learned, *self._contribute(session)]
         if isinstance(part, Task):
             if session.hidden is not None and not session.hidden.begun:
                 raise RefusalError("request", f"round {part.round} comes before its masks")
@@ -213,6 +220,8 @@ class SiloParty:
             return [session.post.seal(self._number, task.round, answered.coded)]
         if hidden is None:
             return [Vector(values=answered.vector)]
+        if isinstance(hidden, EncryptedShare):
+            return [Relay(message=message) for message in hidden.begin(answered)]
         if isinstance(hidden, BlindShare):
             return [Relay(message=hidden.contribute(WeightedInput.decode(answered.coded)))]
         return [Relay(message=hidden.contribute(answered.vector))]
@@ -276,7 +285,7 @@ class SiloParty:
                 f"{budget.delta:g} over all runs; fewer rounds, or more noise",
             )
 
-    def _hide(self, prepared: Prepared, letter: Letter) -> MaskedShare | BlindShare | None:
+    def _hide(self, prepared: Prepared, letter: Letter) -> MaskedShare | BlindShare | EncryptedShare | None:
         agreed, run, session = prepared.agreed, letter.run, letter.session
         number, identity, roster = self._number, self._identity, self._membership.roster
         if isinstance(agreed, MaskedRange):
@@ -286,6 +295,18 @@ class SiloParty:
         if isinstance(agreed, WeightingRange):
             return BlindShare(
                 agreed, run=run, session=session, number=number, identity=identity, roster=roster
+            )
+        if isinstance(agreed, PartialRange):
+            return EncryptedShare(
+                prepared,
+                run=run,
+                session=session,
+                number=number,
+                identity=identity,
+                roster=roster,
+                orders=None if number else self._store.secret(run),
+                keep=lambda answered: self._store.write(run, answered),
+                publish=ModelShelf(self._state / MODELS, run).put,
             )
         return None
 
@@ -332,6 +353,8 @@ class SiloParty:
                 "replay", f"round {task.round} does not follow round {done}, the last answered"
             )
         again = sum(entry.run == name and entry.round == task.round for entry in self._ledger.entries)
+        if isinstance(hidden, EncryptedShare):
+            hidden.follow(last)
         self._ledger.charge(
             run=name, round=task.round, attempt=again, event=session.event, budget=self._policy.budget
         )
@@ -340,7 +363,8 @@ class SiloParty:
         return answered
 
     def _check_task(self, session: _Session, task: Task) -> None:
-        dimension = session.prepared.task.dimension
+        encrypted = isinstance(session.hidden, EncryptedShare)
+        dimension = 0 if encrypted else session.prepared.task.dimension
         if len(task.model) != dimension:
             raise RefusalError(
                 "request", f"the model has {len(task.model)} parameters instead of {dimension}"
@@ -362,6 +386,9 @@ class SiloParty:
             start = torch.from_numpy(task.model)
             content = weighted_input(prepared, start, silo=self._number, round_number=number)
             return Answered(round=number, request=request, coded=content.encode())
+        if isinstance(session.hidden, EncryptedShare):
+            total = self._own_sum(session, replace(task, model=session.hidden.before))
+            return Answered(round=number, request=request, coded=session.hidden.first(number, total))
         message = self._train(session, task)
         coded = None if message.sent is None else message.sent.coded
         if coded is not None:
@@ -380,20 +407,25 @@ class SiloParty:
                 experiment=ExperimentRandomness(prepared.experiment.seed),
                 privacy=privacy_randomness(prepared.experiment),
             )
-        own = seat.cohort.groups.silo == self._number
-        members = members_of(seat.cohort.groups, task.drawn)
-        members = members[torch.from_numpy(own)[members]]
-        model = torch.from_numpy(task.model)
-        experiment = ExperimentRandomness(prepared.experiment.seed)
-        sums = local_sums(seat, model, members, number, experiment)
         return silo_message(
             seat.method,
-            sums.total[self._number].cpu().numpy(),
+            self._own_sum(session, task),
             n_silos=seat.cohort.n_silos,
             silo=self._number,
             round_number=number,
             privacy=privacy_randomness(prepared.experiment),
         )
+
+    def _own_sum(self, session: _Session, task: Task) -> Float64[np.ndarray, " d"]:
+        """Train, and return the silo's bounded, weighted sum; it carries no noise."""
+        seat = session.prepared.seat
+        own = seat.cohort.groups.silo == self._number
+        members = members_of(seat.cohort.groups, task.drawn)
+        members = members[torch.from_numpy(own)[members]]
+        experiment = ExperimentRandomness(session.prepared.experiment.seed)
+        sums = local_sums(seat, torch.from_numpy(task.model), members, task.round, experiment)
+        total: np.ndarray = sums.total[self._number].cpu().numpy()
+        return total
 
     # --- its own files -----------------------------------------------------------------------------------------
 
@@ -415,11 +447,13 @@ def _run_name(run: bytes) -> str:
 
 
 def _own(experiment: Experiment) -> Experiment:
-    """Return the experiment without what concerns the coordinator alone, or names files: none is read here."""
+    """Return the experiment without what concerns the coordinator alone, or names files: none is read here.
+
+    The server's step stays: under partial encryption the silos make it.
+    """
     return experiment.model_copy(
         update={
             "model": ModelSection(name=experiment.model.name, loss=experiment.model.loss),
             "trainer": TrainerSection(name=experiment.trainer.name),
-            "server": ServerSection(),
         }
     )

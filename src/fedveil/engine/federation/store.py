@@ -7,6 +7,7 @@ same sum, under new masks where there are masks: the coordinator learns nothing 
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
+from safetensors.torch import save
+from torch import Tensor
 
 from fedveil.errors import RunFolderError
 from fedveil.files import replace_file, sync_folder
@@ -22,6 +25,34 @@ _NUMBERS: Final = b"FVS1"
 _BYTES: Final = b"FVB1"
 _HEADER: Final = struct.Struct(">4sI32s")
 _DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True)
+class ModelShelf:
+    """Where a silo keeps the last model of one run, for the run's owners to fetch.
+
+    Attributes:
+        folder: of all runs.
+        run: 16 bytes, the run.
+    """
+
+    folder: Path
+    run: bytes
+
+    def put(self, tensors: dict[str, Tensor]) -> None:
+        """Replace the model, atomically and durably.
+
+        Raises:
+            RunFolderError: the disk is full, say.
+        """
+        path = self.folder / f"{self.run.hex()}.safetensors"
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            replace_file(
+                path, save({name: value.contiguous() for name, value in tensors.items()}), mode=0o600
+            )
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _nothing() -> Float64[np.ndarray, " d"]:
@@ -87,12 +118,33 @@ class AnswerStore:
         body = _HEADER.pack(magic, answered.round, answered.request) + content
         path = self._path(run)
         try:
-            if not self.folder.is_dir():
-                self.folder.mkdir(mode=0o700)
-                sync_folder(self.folder.parent)
-            replace_file(path, body + hashlib.sha256(body).digest(), mode=0o600)
+            self._replace(path, body + hashlib.sha256(body).digest())
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}; nothing was sent") from None
+
+    def secret(self, run: bytes) -> bytes:
+        """Return 32 random bytes that stay the same for a run, made and kept when they are first asked for.
+
+        Raises:
+            RunFolderError: the file is damaged, or cannot be written.
+        """
+        path = self.folder / f"{run.hex()}.secret"
+        try:
+            content = path.read_bytes() if path.exists() else b""
+            if not content:
+                content = os.urandom(_DIGEST_BYTES)
+                self._replace(path, content)
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be kept: {error.strerror}") from None
+        if len(content) != _DIGEST_BYTES:
+            raise RunFolderError(f"{path}: damaged; this run cannot go on here")
+        return content
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        if not self.folder.is_dir():
+            self.folder.mkdir(mode=0o700)
+            sync_folder(self.folder.parent)
+        replace_file(path, content, mode=0o600)
 
     def _path(self, run: bytes) -> Path:
         return self.folder / f"{run.hex()}.answer"

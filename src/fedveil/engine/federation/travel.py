@@ -7,7 +7,7 @@ from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
-from fedveil.methods.protections import NoProtection, PrivateWeighting, SecureAggregation
+from fedveil.methods.protections import PartialEncryption, PrivateWeighting
 from fedveil.methods.stages import (
     ClientContribution,
     GaussianShares,
@@ -25,7 +25,7 @@ def check_travels(prepared: Prepared) -> None:
 
     Raises:
         CompositionError: DP-SGD inside the silos, a trusted server's noise, messages whose scale or number is private,
-            clients that are no silos, or a protection that is played in one process only.
+            or clients that are no silos.
     """
     method = prepared.method
     if isinstance(method.contribution, ClientContribution):
@@ -42,10 +42,10 @@ def check_travels(prepared: Prepared) -> None:
         )
     if method.noise_decay != 1:
         raise CompositionError(f"{method.name}: between institutions the noise of a run stays as it is")
-    if not isinstance(method.protection, NoProtection | SecureAggregation | PrivateWeighting):
+    if isinstance(method.protection, PartialEncryption) and prepared.experiment.model.initial is not None:
         raise CompositionError(
-            f'{method.name}: between institutions protection.name is "none", "secure-aggregation" or '
-            '"private-weighting"'
+            f"{method.name}: model.initial: under partial encryption the coordinator gives no model; silos begin with "
+            "the one that the seed draws"
         )
 
 

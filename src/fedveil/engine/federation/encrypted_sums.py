@@ -1,0 +1,336 @@
+"""Partial encryption between institutions: the silos have the models, and the coordinator, which has no key, none.
+
+What a silo does of a round is on its disk before it leaves, in three steps: its message and the noise on its votes; the
+partition and both parts with their noise; the next model. Asked for the round again, in whatever session, it repeats
+ballot and parts, and refuses another partition. Ballots are in the same order again, because silo 0 keeps the secret of
+the orders for the run; the encryption's key is new in every session. A round counts as released once every silo has the
+next model, and the coordinator sees that all have the same by a tag that tells nothing of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.crypto.agreement import Moment
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.hidden_sums import Outgoing, session_run
+from fedveil.engine.federation.parts import Learned, Part, only
+from fedveil.engine.federation.store import Answered
+from fedveil.engine.partial import PartialRange
+from fedveil.engine.round import coordinate
+from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import Envelope, RoundStart
+from fedveil.protection.partial_encryption import PartialSilo
+from fedveil.protection.partial_plan import PartialPlan
+from fedveil.protection.partial_server import PartialServer
+from fedveil.protection.peers import Roster
+from fedveil.protection.wire import Reader, Writer
+
+_ENVELOPE_BYTES = 1 << 13
+"""More than a message has around what it carries, and than the key that it seals."""
+
+
+def _plan(agreed: PartialRange, run: bytes, session: int) -> PartialPlan:
+    return replace(agreed.plan, run=session_run(run, session))
+
+
+class EncryptedSum:
+    """The coordinator's side, for one session.
+
+    Args:
+        agreed: the range of the messages.
+        run: 16 bytes, the federation's run.
+        session: the session of the run.
+    """
+
+    def __init__(self, agreed: PartialRange, *, run: bytes, session: int) -> None:
+        self._plan = _plan(agreed, run, session)
+        self._server = PartialServer(self._plan)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the silos' common keys have passed, so that a round may begin."""
+        return self._server.ready
+
+    @property
+    def repeats(self) -> bool:
+        """A silo's ballot and parts of a round are always the same."""
+        return True
+
+    @property
+    def largest(self) -> int:
+        """How long a silo's letter may be: numbers, ciphertexts, or the sealed keys for all others."""
+        plan = self._plan
+        ciphertexts = (-(-plan.length // plan.ckks.degree) + 1) * 8 * plan.ckks.degree
+        return 8 * plan.length + ciphertexts + (plan.silos + 8) * _ENVELOPE_BYTES
+
+    def begin(self, round_number: int, drawn: Bool[np.ndarray, " users"] | None) -> Outgoing:
+        """Begin a round with all silos; who is drawn, the silos are told by the coordinator."""
+        moment = Moment(run=self._plan.run, round=round_number, attempt=0)
+        return self._server.begin(moment, tuple(range(self._plan.silos)))
+
+    def receive(self, silo: int, message: bytes) -> Outgoing:
+        """Read a silo's message; return those that follow."""
+        return self._server.receive(silo, message)
+
+    def result(self) -> Float64[np.ndarray, " d"]:
+        """Refuse: the sum is the silos' alone."""
+        raise ProtocolError("the coordinator learns no sum under partial encryption")
+
+
+def check_learned(answers: Mapping[int, Sequence[Part]]) -> None:
+    """Return if every silo has the same next model.
+
+    Raises:
+        ProtocolError: names the first silo that has another than silo 0, or says nothing of it.
+    """
+    tags = {silo: only(parts, Learned, silo).tag for silo, parts in answers.items()}
+    for silo, tag in tags.items():
+        if tag != tags[min(tags)]:
+            raise ProtocolError("ends the round with another model than silo 0", silo=silo)
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kept:
+    """What a silo keeps of a round, so that it can repeat it.
+
+    Attributes:
+        orders: the secret of the orders of the run's ballots.
+        before: (d,) the model before the round.
+        message: (d,) the silo's bounded sum, without noise.
+        votes: (d,) its share of the noise on the counts of votes; empty where they have none.
+        partition: (d,) which coordinates are encrypted; None until it is known.
+        clear: (d - k,) the others with their noise, ascending, in grid units.
+        hidden: (k,) those, with theirs.
+        after: (d,) the model after the round; None until the sum has arrived.
+    """
+
+    orders: bytes
+    before: Float32[np.ndarray, " d"]
+    message: Float64[np.ndarray, " d"]
+    votes: Int64[np.ndarray, " n"] = field(default_factory=_none)
+    partition: Bool[np.ndarray, " d"] | None = None
+    clear: Int64[np.ndarray, " c"] = field(default_factory=_none)
+    hidden: Int64[np.ndarray, " h"] = field(default_factory=_none)
+    after: Float32[np.ndarray, " d"] | None = None
+
+    def encode(self) -> bytes:
+        """Return the bytes to keep."""
+        writer = Writer().block(self.orders)
+        bits = b"" if self.partition is None else np.packbits(self.partition).tobytes()
+        after = b"" if self.after is None else self.after.astype("<f4").tobytes()
+        writer.block(self.before.astype("<f4").tobytes()).block(self.message.astype("<f8").tobytes())
+        for whole in (self.votes, self.clear, self.hidden):
+            writer.block(whole.astype("<i8").tobytes())
+        return writer.block(bits).block(after).bytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Kept:
+        """Return what was kept; the store has checked that the bytes are whole."""
+        reader = Reader(data)
+        orders = reader.block()
+        before = np.frombuffer(reader.block(), dtype="<f4").astype(np.float32)
+        message = np.frombuffer(reader.block(), dtype="<f8").astype(np.float64)
+        votes, clear, hidden = (np.frombuffer(reader.block(), dtype="<i8").astype(np.int64) for _ in range(3))
+        bits, after = reader.block(), reader.block()
+        partition = None
+        if bits:
+            partition = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(before)).view(np.bool_)
+        return cls(
+            orders=orders,
+            before=before,
+            message=message,
+            votes=votes,
+            partition=partition,
+            clear=clear,
+            hidden=hidden,
+            after=np.frombuffer(after, dtype="<f4").astype(np.float32) if after else None,
+        )
+
+
+class EncryptedShare:
+    """A silo's side, for one session.
+
+    Args:
+        prepared: the run as the silo knows it.
+        run: 16 bytes, the federation's run.
+        session: the session of the run.
+        number: the silo's own.
+        identity: its long-term key.
+        roster: all silos' public identities.
+        orders: at silo 0, the secret of the orders of this run's ballots; None at the others, which are told it.
+        keep: puts an answer on the disk, durably.
+        publish: puts a released model on the disk.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        run: bytes,
+        session: int,
+        number: int,
+        identity: IdentityKey,
+        roster: Roster,
+        orders: bytes | None,
+        keep: Callable[[Answered], None],
+        publish: Callable[[dict[str, Tensor]], None],
+    ) -> None:
+        assert isinstance(prepared.agreed, PartialRange)
+        self._prepared, self._agreed, self._number = prepared, prepared.agreed, number
+        self._privacy = privacy_randomness(prepared.experiment)
+        self._initial: Float32[np.ndarray, " d"] = prepared.task.initial().cpu().numpy()
+        self._silo = PartialSilo(
+            _plan(self._agreed, run, session),
+            index=number,
+            identity=identity,
+            roster=roster,
+            order_secret=orders,
+        )
+        self._keep_answer, self._publish = keep, publish
+        self._answered: Answered | None = None
+        self._before = self._initial
+        self._told = True
+
+    def announce(self) -> bytes:
+        """Return the first message."""
+        return self._silo.announce()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a round has begun, so that its task can be read."""
+        return self._silo.proposes
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether :meth:`begin` is due."""
+        return self._silo.proposes
+
+    @property
+    def before(self) -> Float32[np.ndarray, " d"]:
+        """The model that the round begins with: the initial one, or where the last round has ended."""
+        return self._before
+
+    def follow(self, last: Answered | None) -> None:
+        """Take the model from the last round that was answered.
+
+        Raises:
+            RefusalError: its sum has not arrived here, so it is still the round to play.
+        """
+        if last is None:
+            return
+        after = Kept.decode(last.coded).after
+        if after is None:
+            raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
+        self._before = after
+
+    def first(self, round_number: int, message: Float64[np.ndarray, " d"]) -> bytes:
+        """Return what is kept of a round before anything of it leaves."""
+        votes = _none()
+        if self._agreed.noisy_votes(round_number):
+            votes = self._agreed.noise_on_votes(self._privacy, round_number=round_number, silo=self._number)
+        orders = self._silo.order_secret
+        return Kept(orders=orders, before=self._before, message=message, votes=votes).encode()
+
+    def begin(self, answered: Answered) -> list[bytes]:
+        """Play a round from what is kept of it; return what is to be sent.
+
+        Raises:
+            RefusalError: silo 0 lost what it kept of this run.
+            ProtocolError: the round has not begun in this session, or has been played in it.
+        """
+        kept = Kept.decode(answered.coded)
+        if kept.orders != self._silo.order_secret:
+            raise RefusalError("state", "silo 0 lost the secret of this run's orders; begin another run")
+        self._answered, self._told = answered, False
+        values = self._agreed.proposal(kept.message, kept.before.astype(np.float64), self._initial)
+        noise = kept.votes if len(kept.votes) else None
+        return self._silo.propose(values, noise) + self._contribute()
+
+    def receive(self, message: bytes) -> list[bytes]:
+        """Read a message of the protocol; return what is to be sent.
+
+        Raises:
+            RefusalError: a round with fewer silos, or with another partition than before: two partitions of one message
+                would show in the open what the first one hid.
+            ProtocolError: a message that must not be accepted.
+        """
+        content = Envelope.decode(message).message
+        silos = self._agreed.plan.silos
+        if isinstance(content, RoundStart) and len(content.cohort) != silos:
+            raise RefusalError(
+                "request", f"a sum over {len(content.cohort)} of {silos} silos is asked for; all must be in"
+            )
+        return self._silo.receive(message) + self._contribute()
+
+    def _contribute(self) -> list[bytes]:
+        if not self._silo.divided:
+            return []
+        answered, kept = self._current()
+        partition = self._silo.partition
+        if kept.partition is None:
+            clear, hidden = self._agreed.split(
+                kept.message, partition, self._privacy, round_number=answered.round, silo=self._number
+            )
+            kept = replace(kept, partition=partition, clear=clear, hidden=hidden)
+            self._keep(kept)
+        elif not np.array_equal(kept.partition, partition):
+            raise RefusalError("replay", f"round {answered.round} was answered for another partition")
+        return [self._silo.contribute(kept.clear, kept.hidden)]
+
+    def learn(self) -> list[Part]:
+        """Compute the next model from the sum, once it has arrived, keep it, and say so."""
+        if self._told or not self._silo.summed:
+            return []
+        answered, kept = self._current()
+        assert kept.partition is not None
+        clear, hidden = self._silo.result()
+        seat, n_silos = self._prepared.seat, self._agreed.plan.silos
+        after = (
+            coordinate(
+                seat.method,
+                torch.from_numpy(kept.before),
+                self._agreed.join(kept.partition, clear, hidden),
+                n_silos=n_silos,
+                n_users=seat.n_users,
+                drawn=seat.n_users,
+                shapes=seat.shapes,
+                round_number=answered.round,
+                privacy=self._privacy,
+                summed=n_silos,
+            )
+            .cpu()
+            .numpy()
+        )
+        if kept.after is None:
+            self._keep(replace(kept, after=after))
+        elif not np.array_equal(kept.after, after):
+            raise RefusalError("state", f"round {answered.round} ended here with another sum before")
+        self._publish(self._prepared.task.state(torch.from_numpy(after)))
+        self._told = True
+        round_bytes = struct.pack(">I", answered.round)
+        return [Learned(tag=self._silo.vouch(round_bytes + after.astype("<f4").tobytes()))]
+
+    def _current(self) -> tuple[Answered, Kept]:
+        if self._answered is None:
+            raise ProtocolError("a round goes on that this silo has not begun")
+        return self._answered, Kept.decode(self._answered.coded)
+
+    def _keep(self, kept: Kept) -> None:
+        assert self._answered is not None
+        answered = replace(self._answered, coded=kept.encode())
+        self._keep_answer(answered)
+        self._answered = answered

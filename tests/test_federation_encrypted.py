@@ -1,0 +1,390 @@
+"""Partial encryption between institutions: silos end with the model of one process, the coordinator with none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tenseal")
+
+from safetensors.numpy import load_file
+
+from fedveil.crypto.agreement import Moment
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.federation.coordinator import CoordinatorParty
+from fedveil.engine.federation.encrypted_sums import EncryptedShare, EncryptedSum, Kept
+from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.share import Held
+from fedveil.engine.federation.silo import LEDGER, MODELS
+from fedveil.engine.federation.store import Answered
+from fedveil.engine.federation.travel import check_travels
+from fedveil.engine.setup import prepare
+from fedveil.errors import CompositionError
+from fedveil.population.records import Population
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection import partial_encryption, partial_server
+from fedveil.protection.ballots import largest
+from fedveil.protection.messages import SERVER, Envelope, RoundStart
+from fedveil.protection.partial_messages import Ballot, PartialUpdate
+from tests.federation_world import (
+    OPEN,
+    TESTING,
+    Chaos,
+    Moments,
+    World,
+    asked,
+    clients,
+    in_one_process,
+    population,
+)
+
+ENCRYPTED = {"name": "partial-encryption"}
+WILLING = TESTING.model_copy(update={"protections": (*TESTING.protections, "partial-encryption")})
+THREE = {"data": {"n_users": 3}}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("pairs", {"protection": ENCRYPTED | {"ratio": 0.5}}),
+    ("pairs", {"protection": ENCRYPTED | {"ratio": 0.5, "votes": "secagg"}}),
+    (
+        "pairs",
+        {
+            "protection": ENCRYPTED
+            | {
+                "ratio": 0.5,
+                "votes": "secagg",
+                "partition": "noisy-votes",
+                "vote_noise": 2.0,
+                "he_noise": 1.0,
+            },
+            "method": {"name": "uldp-avg-w", "user_sampling_rate": 0.5},
+        },
+    ),
+    ("pairs", {"protection": ENCRYPTED | {"ratio": 0.5, "partition": "released", "he_noise": 1.0}}),
+    ("pairs", {"protection": ENCRYPTED | {"ratio": 1.0}, "method": {"name": "uldp-naive"}}),
+    (
+        "clients",
+        {"method": {"name": "paraaegis"}, "protection": ENCRYPTED | {"ratio": 0.5, "he_clip": 0.3}, **THREE},
+    ),
+    ("pairs", {"protection": ENCRYPTED | {"ratio": 1.0}, "method": {"name": "fedavg"}}),
+    ("clients", {"method": {"name": "serial"}, **THREE}),
+    (
+        "clients",
+        {
+            "method": {"name": "dp-fed-ls", "smoothing": 1.0},
+            "protection": ENCRYPTED | {"strategy": "random"},
+            **THREE,
+        },
+    ),
+]
+
+
+@pytest.fixture
+def same_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders that are the same in every run: places break ties of votes, so the partition follows the order."""
+
+    def order(key: bytes, length: int) -> np.ndarray:
+        return np.random.default_rng(length).permutation(length)
+
+    monkeypatch.setattr(partial_encryption, "secret_order", order)
+
+
+def held_by(who: str) -> Population:
+    return clients() if who == "clients" else population()
+
+
+def models(folder: Path, silos: int = 3) -> list[dict[str, np.ndarray]]:
+    """The model that each silo has."""
+    found = [list((folder / f"state-{number}" / MODELS).iterdir()) for number in range(silos)]
+    assert all(len(names) == 1 for names in found)
+    return [load_file(names[0]) for names in found]
+
+
+def here(experiment: Experiment, held: Population, folder: Path) -> dict[str, np.ndarray]:
+    """The model of the run in one process."""
+    return load_file(in_one_process(experiment, held, folder / "here") / "model.safetensors")
+
+
+def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(one[key].tobytes() == other[key].tobytes() for key in one)
+
+
+def charged(path: Path) -> list[int]:
+    return [entry.round for entry in read_entries(path)]
+
+
+@pytest.mark.usefixtures("same_orders")
+@pytest.mark.parametrize(("who", "changes"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
+    who: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    experiment, held = asked(**changes), held_by(who)
+    world = World(tmp_path, experiment, held, WILLING)
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert world.coordinator.outcome.stopped is None
+    expected = here(experiment, held, tmp_path)
+    assert all(equal(model, expected) for model in models(tmp_path))
+    for number in range(3):
+        assert charged(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
+    assert charged(world.run_folder / "ledger.jsonl") == [1, 2, 3, 4]
+    assert not (world.run_folder / "model.safetensors").exists()
+    world.close()
+
+
+@pytest.mark.usefixtures("same_orders")
+def test_mishaps_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = asked(rounds=8, protection=ENCRYPTED | {"ratio": 0.5, "votes": "secagg"})
+    held = population()
+    world, moments = World(tmp_path, experiment, held, WILLING), Moments(monkeypatch)
+    chaos = Chaos(world, moments, 6)
+    chaos.play()
+    assert moments.kills + chaos.cuts >= 60
+    assert moments.kills >= 10
+    expected = here(experiment, held, tmp_path)
+    assert all(equal(model, expected) for model in models(tmp_path))
+    for number in range(3):
+        assert sorted(set(charged(tmp_path / f"state-{number}" / LEDGER))) == list(range(1, 9))
+    assert len((world.run_folder / "metrics.jsonl").read_bytes().splitlines()) == 9
+    world.close()
+
+
+VOTED = {"protection": ENCRYPTED | {"ratio": 0.5}}
+
+
+class Seen:
+    """What the coordinator reads of each silo's rounds: ballots, parts in clear, and every byte of it.
+
+    Args:
+        monkeypatch: of the test.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ballots: dict[tuple[int, int], set[bytes]] = {}
+        self.clear: dict[tuple[int, int], set[bytes]] = {}
+        self.all: list[bytes] = []
+        receive = EncryptedSum.receive
+
+        def noted(party: EncryptedSum, silo: int, message: bytes) -> Any:
+            self.all.append(message)
+            envelope = Envelope.decode(message)
+            key = (silo, envelope.moment.round)
+            if isinstance(envelope.message, Ballot):
+                self.ballots.setdefault(key, set()).add(envelope.message.bitmap)
+            elif isinstance(envelope.message, PartialUpdate):
+                self.clear.setdefault(key, set()).add(envelope.message.clear.tobytes())
+            return receive(party, silo, message)
+
+        monkeypatch.setattr(EncryptedSum, "receive", noted)
+
+
+def secretly(experiment: Experiment) -> Experiment:
+    """The same with noise from the operating system."""
+    privacy = experiment.privacy.model_copy(update={"insecure_seed": None})
+    return experiment.model_copy(update={"privacy": privacy})
+
+
+def carry(world: World, coordinator: CoordinatorParty, until: Callable[[], bool]) -> None:
+    """Carry letters in order until something holds, or the run ends."""
+    while not coordinator.finished:
+        for number, data in coordinator.letters():
+            if until():
+                return
+            party = world.silos[number]
+            assert party is not None
+            coordinator.receive(number, party.receive(data))
+
+
+def begun_again(world: World, seen: Seen, parts: int) -> CoordinatorParty:
+    """Play until the coordinator has so many parts in clear of round 1; return it as it begins another session."""
+    first = world.coordinate()
+    carry(world, first, lambda: sum(number == 1 for _, number in seen.clear) >= parts)
+    first.close()
+    return world.coordinate()
+
+
+def stopped(coordinator: CoordinatorParty) -> str:
+    assert coordinator.outcome is not None
+    return coordinator.outcome.stopped or ""
+
+
+def test_two_attempts_at_a_round_show_what_one_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise and orders from the operating system, in any disorder: one ballot and one part in clear a round."""
+    experiment = secretly(asked(rounds=8, **VOTED))
+    seen, moments = Seen(monkeypatch), Moments(monkeypatch)
+    world = World(tmp_path, experiment, population(), WILLING)
+    chaos = Chaos(world, moments, 7)
+    chaos.play()
+    assert moments.kills >= 5
+    every = {(silo, number) for silo in range(3) for number in range(1, 9)}
+    assert set(seen.clear) == every
+    assert {len(parts) for parts in seen.clear.values()} == {1}
+    assert set(seen.ballots) == every
+    assert {len(ballots) for ballots in seen.ballots.values()} == {1}
+    first, *others = models(tmp_path)
+    assert all(equal(first, other) for other in others)
+    world.close()
+
+
+def test_the_coordinator_has_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+    world = World(tmp_path, secretly(asked(**VOTED)), population(), WILLING)
+    world.play()
+    (model, *_) = models(tmp_path)
+    content = b"".join(tensor.tobytes() for tensor in model.values())
+    kept = [path.read_bytes() for path in world.run_folder.path.rglob("*") if path.is_file()]
+    assert not any(content in data for data in (*kept, *seen.all))
+    assert world.coordinator is not None
+    assert equal_arrays(
+        world.coordinator._checkpoint.model.numpy(), world.coordinator._prepared.task.initial().numpy()
+    )
+    world.close()
+
+
+def equal_arrays(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.tobytes() == other.tobytes()
+
+
+def test_another_partition_of_the_same_round_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first partition hid would show in the open under a second one."""
+    seen = Seen(monkeypatch)
+    world = World(tmp_path, secretly(asked(**VOTED)), population(), WILLING)
+    again = begun_again(world, seen, 2)
+    monkeypatch.setattr(
+        partial_server, "largest", lambda counts, count: largest(-counts - np.arange(len(counts)), count)
+    )
+    carry(world, again, lambda: False)
+    assert "another partition" in stopped(again)
+    assert {len(parts) for parts in seen.clear.values()} == {1}
+    world.close()
+
+
+def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silo 0 has the next model and the others died before the sum: all play the round again, to the same sum."""
+    seen = Seen(monkeypatch)
+    world = World(tmp_path, secretly(asked(**VOTED)), population(), WILLING)
+    coordinator = world.coordinate()
+    party = world.silos[0]
+    assert party is not None
+    carry(world, coordinator, lambda: (tmp_path / "state-0" / MODELS).exists())
+    before = party._store.read(coordinator.run)
+    for number in (1, 2):
+        other = world.silos[number]
+        assert other is not None
+        other.close()
+        world.silos[number] = world.silo(number)
+    carry(world, coordinator, lambda: False)
+    assert not stopped(coordinator)
+    assert before is not None
+    assert Kept.decode(before.coded).after is not None
+    assert {len(parts) for parts in seen.clear.values()} == {1}
+    first, *others = models(tmp_path)
+    assert all(equal(first, other) for other in others)
+    world.close()
+
+
+def test_a_next_round_needs_the_last_sum() -> None:
+    share = EncryptedShare.__new__(EncryptedShare)
+    kept = Kept(orders=bytes(32), before=np.zeros(4, dtype=np.float32), message=np.zeros(4))
+    with pytest.raises(RefusalError, match="has not ended here"):
+        share.follow(Answered(round=3, request=bytes(32), coded=kept.encode()))
+    ended = replace(kept, partition=np.arange(4) < 2, after=np.arange(4, dtype=np.float32))
+    share.follow(Answered(round=3, request=bytes(32), coded=ended.encode()))
+    assert share.before.tolist() == [0, 1, 2, 3]
+    again = Kept.decode(ended.encode())
+    assert again.encode() == ended.encode()
+    assert again.partition is not None
+    assert again.partition.tolist() == [True, True, False, False]
+
+
+def test_silos_with_different_models_are_noticed(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(**VOTED), population(), WILLING)
+    coordinator = world.coordinate()
+    carry(world, coordinator, lambda: coordinator._checkpoint.round == 1)
+    party = world.silos[1]
+    assert party is not None
+    last = party._store.read(coordinator.run)
+    assert last is not None
+    kept = Kept.decode(last.coded)
+    assert kept.after is not None
+    party._store.write(coordinator.run, replace(last, coded=replace(kept, after=kept.after + 1).encode()))
+    carry(world, coordinator, lambda: False)
+    assert "another model than silo 0" in stopped(coordinator)
+    assert coordinator._checkpoint.round == 1
+    world.close()
+
+
+def test_a_first_silo_without_its_memory_cannot_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new secret would put the others' ballots of the same round in another order."""
+    seen = Seen(monkeypatch)
+    world = World(tmp_path, asked(**VOTED), population(), WILLING)
+    again = begun_again(world, seen, 1)
+    party = world.silos[0]
+    assert party is not None
+    party.close()
+    rmtree(tmp_path / "state-0")
+    world.silos[0] = world.silo(0)
+    carry(world, again, lambda: False)
+    assert "silo 0 lost the secret" in stopped(again)
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("protection", "policy", "expected"),
+    [
+        ({"ratio": 0.5}, {}, "the other silos hold the key"),
+        ({"ratio": 0.5}, {"trust_silos": True}, None),
+        ({"ratio": 0.5, "partition": "released", "he_noise": 1.0}, {}, None),
+        ({"ratio": 0.5}, {"trust_silos": True, "trust_coordinator": True}, "against readers of the models"),
+        ({"ratio": 0.5}, {"protections": ("secure-aggregation",)}, "protection.name = 'partial-encryption'"),
+    ],
+)
+def test_a_silo_is_told_to_trust_the_others(
+    protection: dict[str, Any], policy: dict[str, Any], expected: str | None, tmp_path: Path
+) -> None:
+    experiment = secretly(asked(rounds=1, protection=ENCRYPTED | protection))
+    limits = Policy(**(OPEN | {"protections": ("partial-encryption",)} | policy))
+    world = World(tmp_path, experiment, population(), limits)
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    reason = stopped(world.coordinator)
+    assert expected in reason if expected else not reason
+    world.close()
+
+
+def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(**VOTED), population(), WILLING)
+    coordinator = world.coordinate()
+    carry(world, coordinator, lambda: coordinator._hidden is not None and coordinator._hidden.ready)
+    party = world.silos[0]
+    assert party is not None
+    assert party._session is not None
+    share = party._session.hidden
+    assert isinstance(share, EncryptedShare)
+    moment = Moment(run=share._silo._plan.run, round=1, attempt=0)
+    start = Envelope(moment=moment, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
+    with pytest.raises(RefusalError, match="2 of 3 silos"):
+        share.receive(start.encode())
+    coordinator.close()
+    world.close()
+
+
+def test_a_model_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    experiment = asked(**VOTED)
+    prepared = prepare(experiment, Held(population()))
+    asked_for = experiment.model_copy(
+        update={"model": experiment.model.model_copy(update={"initial": tmp_path / "model.safetensors"})}
+    )
+    with pytest.raises(CompositionError, match="gives no model"):
+        check_travels(replace(prepared, experiment=asked_for))
