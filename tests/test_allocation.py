@@ -22,7 +22,7 @@ from fedveil.population.allocation import (
     spread_over_silos,
     zipf_law,
 )
-from fedveil.population.splits import holdout, local_tests, stratified_holdout
+from fedveil.population.splits import holdout_by_user, local_tests, stratified_holdout
 from fedveil.randomness import ExperimentRandomness
 
 FALSE_ALARM = 1e-6
@@ -335,8 +335,18 @@ def test_every_record_is_held_out_alike_often() -> None:
     labels = np.array([0] * 5 + [1] * 10, dtype=np.int64)
     stratified = sum(stratified_holdout(labels, 3, generator(seed)).astype(int) for seed in range(1000))
     assert chi_square_fits(np.asarray(stratified), np.full(15, 1 / 15))
-    plain = sum(holdout(15, 3, generator(seed)).astype(int) for seed in range(1000))
-    assert chi_square_fits(np.asarray(plain), np.full(15, 1 / 15))
+
+
+def test_a_record_is_held_out_with_its_probability_whoever_else_is_there() -> None:
+    user = np.repeat(np.arange(5, dtype=np.int32), 200)
+    key = user.astype(np.int64) * 10**12 + 7
+    held = sum(holdout_by_user(user, key, 0.2, seed).astype(int) for seed in range(500))
+    assert chi_square_fits(np.asarray(held), np.full(1000, 1 / 1000))
+    assert abs(int(np.sum(held)) - 100_000) < 6 * np.sqrt(500_000 * 0.2 * 0.8)
+    rest = user != 2
+    for seed in range(5):
+        alone = holdout_by_user(user[rest], key[rest], 0.2, seed)
+        np.testing.assert_array_equal(alone, holdout_by_user(user, key, 0.2, seed)[rest])
 
 
 def test_only_silos_above_five_hundred_set_records_aside() -> None:

@@ -8,13 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import ConfigError, DataError
+from fedveil.local.loop import LoopTrainer
+from fedveil.local.steps import LocalSgd
+from fedveil.local.trainer import Cohort
 from fedveil.population.records import Population
 from fedveil.population.schema import Schema
 from fedveil.population.tables import read_tables
+from fedveil.privacy.bounds import Clip
+from fedveil.randomness import ExperimentRandomness, key_of
+from tests.training import task_of
 
 SECRET = "s3cret"
 COLUMNS = ("patient", "hospital", "age", "sex", "sick")
@@ -207,12 +214,70 @@ def test_a_seeded_share_of_the_records_is_held_out_where_no_test_table_is(tmp_pa
     path = write(tmp_path / "t.csv", [(f"u{i}", "h", str(i), "f", "no") for i in range(100)])
     how = schema(n_users=100)
     one, same, other = (read_tables(how, [path], test_share=0.3, seed=seed) for seed in (0, 0, 1))
-    assert (len(one.train), len(one.test_targets)) == (70, 30)
+    assert len(one.train) + len(one.test_targets) == 100
+    assert 10 < len(one.test_targets) < 55
     assert one.test_features.tolist() == same.test_features.tolist()
     assert one.test_features.tolist() != other.test_features.tolist()
     ages = np.concatenate((one.train.features[:, 0], one.test_features[:, 0]))
     assert len(np.unique(ages)) == 100
     assert any("held out" in note for note in one.notes)
+
+
+def test_a_share_that_holds_out_nothing_or_everything_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv")
+    for share in (1e-12, 1 - 1e-12):
+        with pytest.raises(DataError, match="another share"):
+            read_tables(schema(), [path], test_share=share)
+
+
+def test_silos_that_are_read_off_the_records_are_named_as_uncovered(tmp_path: Path) -> None:
+    assert any("Declare silos" in note for note in read(tmp_path).notes)
+    declared = read(tmp_path, how=schema(silos=["north", "south"]))
+    assert not any("Declare silos" in note for note in declared.notes)
+
+
+@pytest.mark.parametrize("tested", [False, True])
+@pytest.mark.parametrize("removed", ["u00", "u07", "u19"])
+def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: str, tested: bool) -> None:
+    """Neither which of her records are held out, nor her batches: the sum moves by the bound at most."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"u{who:02}", silo, str(int(age)), "fm"[int(age) % 2], ("no", "yes")[int(rng.integers(2))])
+        for who in range(20)
+        for silo in ("north", "south")
+        for age in rng.integers(0, 120, 6)
+    ]
+    test = write(tmp_path / "test.csv") if tested else None
+    how = schema(n_users=20, silos=["north", "south"])
+
+    def held_and_sum(name: str, kept: list[tuple[str, ...]]) -> tuple[dict[bytes, int], torch.Tensor]:
+        population = read_tables(how, [write(tmp_path / name, kept)], test=test)
+        groups = population.train.by_silo_user()
+        cohort = Cohort.of(
+            population.train, groups=groups, n_silos=2, scale=population.scale, device=torch.device("cpu")
+        )
+        local = LocalSgd(learning_rate=2.0, epochs=2, batch_size=1)
+        trainer = LoopTrainer(task=task_of("linear", population.feature_shape, 2), local=local)
+        start = trainer.task.initial()
+        ones = torch.ones(len(groups), dtype=torch.float64)
+        found = trainer.sums(
+            start,
+            cohort,
+            torch.arange(len(groups)),
+            ones,
+            Clip(norm=1.0),
+            ExperimentRandomness(0),
+            ("round", 1),
+        )
+        keys, counts = np.unique(groups.key, return_counts=True)
+        return dict(zip(keys.tolist(), counts.tolist(), strict=True)), found.total
+
+    of_all, sum_of_all = held_and_sum("all.csv", rows)
+    of_rest, sum_of_rest = held_and_sum("rest.csv", [row for row in rows if row[0] != removed])
+    assert of_rest.keys() == of_all.keys() - {key_of(removed)}
+    moved = (sum_of_all - sum_of_rest).norm(dim=1)
+    assert (moved > 0).all()
+    assert (moved <= 1.0).all()
 
 
 def test_more_users_than_declared_are_refused(tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ def _digest(*path: str | int) -> bytes:
     return state.digest()
 
 
+def key_of(name: str) -> int:
+    """Return 63 bits that depend on a name alone, and that no two names share but by chance."""
+    return int.from_bytes(_digest("name", name)[:8], "big") >> 1
+
+
 class ExperimentRandomness:
     """Seeded randomness for everything that is not secret; sub-streams are named, so their order does not matter.
 

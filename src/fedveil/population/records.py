@@ -46,7 +46,7 @@ class Groups:
 
     Contribution i holds the records ``order[start[i] : start[i] + size[i]]``. Contributions are sorted by
     (silo, user) and do not overlap; within one, records keep their order in the table. ``user[i]`` is -1
-    where the contribution is a whole silo.
+    where the contribution is a whole silo. ``key[i]`` names the user for seeds; None: her number does.
     """
 
     order: Int64[np.ndarray, "n"]
@@ -54,6 +54,7 @@ class Groups:
     size: Int64[np.ndarray, "m"]
     silo: Int32[np.ndarray, "m"]
     user: Int32[np.ndarray, "m"]
+    key: Int64[np.ndarray, "m"] | None = None
 
     def __len__(self) -> int:
         """Return m, the number of contributions."""
@@ -74,6 +75,8 @@ class Records:
         targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time) for survival.
         silo: (n,) int32, the silo that holds the record, from 0.
         user: (n,) int32, whose record it is, from 0; the same number is the same person in every silo.
+        key: (n,) int64, what the batches and dropout of the record's user are seeded by: a function of who she is and
+            of nothing else. None: her number, which must then be hers whoever else is there.
 
     Raises:
         DataError: no record at all; columns of different lengths; a dtype other than these; a feature or
@@ -84,6 +87,7 @@ class Records:
     targets: Targets
     silo: Int32[np.ndarray, "n"]
     user: Int32[np.ndarray, "n"]
+    key: Int64[np.ndarray, "n"] | None = None
 
     def __post_init__(self) -> None:
         check_columns("the training table", self.features, self.targets)
@@ -109,6 +113,7 @@ class Records:
             targets=self.targets[rows],
             silo=self.silo[rows],
             user=self.user[rows],
+            key=None if self.key is None else self.key[rows],
         )
 
     def by_silo_user(self) -> Groups:
@@ -116,12 +121,14 @@ class Records:
         key = self.silo.astype(np.int64) << 32 | self.user
         order = np.argsort(key, kind="stable").astype(np.int64)
         pairs, size = np.unique(key, return_counts=True)
+        start = _starts(size)
         return Groups(
             order=order,
-            start=_starts(size),
+            start=start,
             size=size.astype(np.int64),
             silo=(pairs >> 32).astype(np.int32),
             user=(pairs & 0xFFFFFFFF).astype(np.int32),
+            key=None if self.key is None else self.key[order[start]],
         )
 
     def by_silo(self, n_silos: int) -> Groups:

@@ -7,11 +7,35 @@ LOCAL_TEST_SHARE = 0.1
 LOCAL_TEST_ABOVE = 500
 
 
-def holdout(n: int, count: int, generator: np.random.Generator) -> Bool[np.ndarray, "n"]:
-    """Mark ``count`` of n records, all subsets alike likely."""
-    chosen = np.zeros(n, dtype=np.bool_)
-    chosen[generator.permutation(n)[:count]] = True
-    return chosen
+def holdout_by_user(
+    user: Int32[np.ndarray, "n"], key: Int64[np.ndarray, "n"], share: float, seed: int
+) -> Bool[np.ndarray, "n"]:
+    """Mark each record with probability ``share``, by a hash of seed, user and its place among her own records.
+
+    So no record's fate depends on whether another user is there: with a count of all records, removing one user
+    would move the others' records between the two sides.
+
+    Args:
+        user: (n,) whose record it is.
+        key: (n,) a word that names her, alike for all her records.
+        share: probability, between 0 and 1.
+        seed: of the choice.
+    """
+    order = np.argsort(user, kind="stable")
+    sorted_user = user[order]
+    place = np.empty(len(user), dtype=np.int64)
+    place[order] = np.arange(len(user)) - np.searchsorted(sorted_user, sorted_user)
+    words = _mixed(_mixed(_mixed(np.uint64(seed)) ^ key.astype(np.uint64)) ^ place.astype(np.uint64))
+    return words < np.uint64(share * 2.0**64)
+
+
+def _mixed(words: np.ndarray | np.uint64) -> np.ndarray:
+    """Hash 64-bit words one by one: the finaliser of SplitMix64, as in ``local/counters.py``."""
+    with np.errstate(over="ignore"):
+        words = np.asarray(words) + np.uint64(0x9E3779B97F4A7C15)
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(words ^ (words >> np.uint64(31)))
 
 
 def stratified_holdout(

@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float32, Float64, Int32, Int64
 from fedveil.errors import ConfigError, DataError
 from fedveil.population.records import Population, Records, Targets, Task
 from fedveil.population.schema import Category, Label, Number, Schema, Survival
-from fedveil.population.splits import holdout
-from fedveil.randomness import ExperimentRandomness
+from fedveil.population.splits import holdout_by_user
+from fedveil.randomness import ExperimentRandomness, key_of
 
 TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
 
@@ -52,7 +52,7 @@ def read_tables(
             the file's stem.
         test: a table for testing; its user and silo columns are not read. None holds records out of the
             training tables.
-        test_share: share of the records held out at random where there is no test table, between 0 and 1.
+        test_share: probability with which each record is held out where there is no test table, between 0 and 1.
         seed: of the hold-out.
         name: of the data set, in reports.
 
@@ -64,17 +64,18 @@ def read_tables(
         ConfigError: no file, two files of one name, a share outside (0, 1).
         DataError: a file that cannot be read or lacks a column (named, with those it has); a value that does
             not fit the schema, by file, record and column; more users than ``n_users``; a silo without a
-            record.
+            record; a share that holds out no record, or all.
 
     Guarantees:
-        Nothing about the private records enters the features of another record: scaling and categories are
-        the schema's.
+        Nothing about the private records enters another user's: scaling and categories are the schema's, and whether
+        a record is held out, and what its user's batches are seeded by, depends on her id and her own records alone.
     """
     _check_request(schema, files, test, test_share)
     parts = [_read_part(schema, path) for path in files]
     features = np.concatenate([part.features for part in parts])
     targets = np.concatenate([part.targets for part in parts])
     users, user = _numbered([who for part in parts for who in part.user])
+    key = _keys(users)[user]
     if len(users) > schema.n_users:
         raise DataError(
             f"n_users is {schema.n_users} in the schema, but {len(users)} users have records; it is the "
@@ -91,17 +92,29 @@ def read_tables(
         test_features, test_targets = test_part.features, test_part.targets
         notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
     else:
-        count = max(1, round(test_share * len(features)))
-        held_out = holdout(len(features), count, ExperimentRandomness(seed).numpy("tables", "test"))
+        held_out = holdout_by_user(
+            user, key, test_share, ExperimentRandomness(seed).integer("tables", "test")
+        )
         kept, test_features, test_targets = ~held_out, features[held_out], targets[held_out]
+        if not held_out.any() or held_out.all():
+            raise DataError(
+                f"a share of {test_share} of {len(features)} records holds out {int(held_out.sum())} of them; give "
+                "a test table, another share or another seed"
+            )
         notes.append(
-            f"{count} records, drawn at random, are held out for testing: a user may have records on both "
-            "sides, and no "
-            "guarantee covers the held-out ones."
+            f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
+            "records on both sides, and no guarantee covers the held-out ones."
+        )
+    if schema.silo is not None and schema.silos is None:
+        notes.append(
+            "The silos are those that have records: their names and their number are taken from the tables, and no "
+            "guarantee covers that. Declare silos in the schema."
         )
     return Population(
         name=name,
-        train=Records(features=features[kept], targets=targets[kept], silo=silo[kept], user=user[kept]),
+        train=Records(
+            features=features[kept], targets=targets[kept], silo=silo[kept], user=user[kept], key=key[kept]
+        ),
         test_features=test_features,
         test_targets=test_targets,
         n_users=schema.n_users,
@@ -141,6 +154,7 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
         targets=part.targets,
         silo=np.full(len(place), silo, dtype=np.int32),
         user=np.array(place, dtype=np.int32),
+        key=_keys(list(number))[place],
     )
 
 
@@ -383,6 +397,11 @@ def _numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
     """Sorted distinct names, and the place of each name among them."""
     distinct, place = np.unique(np.array(names, dtype=np.str_), return_inverse=True)
     return distinct.tolist(), place.astype(np.int32)
+
+
+def _keys(users: list[str]) -> Int64[np.ndarray, "users"]:
+    """What each user's batches are seeded by: her id, not her place among those present."""
+    return np.array([key_of(who) for who in users], dtype=np.int64)
 
 
 def _silos(schema: Schema, names: list[str]) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
