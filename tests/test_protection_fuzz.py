@@ -21,7 +21,14 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
-from fedveil.protection.recovery_messages import RelayedShares, RevealedShares, ShareBundle, Survivors
+from fedveil.protection.recovery_messages import (
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    Survivors,
+)
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
@@ -39,6 +46,7 @@ from fedveil.protection.wire import Reader, Writer
 CASES = 20_000
 MOMENT = Moment(run=bytes(range(16)), round=1, attempt=0)
 KEY = SignedKey(public=bytes(32), signature=bytes(64))
+OTHER_KEY = SignedKey(public=bytes(range(32)), signature=bytes(range(64)))
 EXAMPLES = [
     Announcement(key=KEY),
     Directory(keys=((0, KEY), (3, KEY))),
@@ -47,6 +55,10 @@ EXAMPLES = [
     MaskedVector(words=np.arange(9, dtype="<u8")),
     RevealRequest(),
     OwnMask(seed=bytes(32)),
+    RecoveryKeys(mask=KEY, seal=OTHER_KEY),
+    RecoveryDirectory(
+        keys=((0, RecoveryKeys(mask=KEY, seal=OTHER_KEY)), (3, RecoveryKeys(mask=OTHER_KEY, seal=KEY)))
+    ),
     ShareBundle(shares=((0, b"abc"), (2, b""))),
     RelayedShares(shares=((1, b"abc"),)),
     Survivors(silos=(0, 2)),

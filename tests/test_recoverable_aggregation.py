@@ -1,6 +1,8 @@
 """Secure aggregation with recovery: the sum over the survivors, and nothing about the vanished."""
 
+import contextlib
 import dataclasses
+import itertools
 import os
 
 import numpy as np
@@ -9,13 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.aead import unseal
+from fedveil.crypto.agreement import AgreementKey, Moment
+from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
+from fedveil.crypto.masks import add_mask_, subtract_mask_
+from fedveil.crypto.shamir import SHARE_BYTES, Share, combine
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo, check_threshold
-from fedveil.protection.recovery_messages import RelayedShares, RevealedShares, ShareBundle, Survivors
-from fedveil.protection.secure_aggregation import AggregationPlan
+from fedveil.protection.recoverable_aggregation import (
+    KEY_PURPOSE,
+    SEAL_PURPOSE,
+    SHARE_PURPOSE,
+    RecoverableServer,
+    RecoverableSilo,
+    check_threshold,
+)
+from fedveil.protection.recovery_messages import (
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    Survivors,
+)
+from fedveil.protection.secure_aggregation import MASK_PURPOSE, AggregationPlan
 
 FALSE_ALARM = 1e-6
 LIMIT = 10**6
@@ -33,6 +53,13 @@ class Run:
             for i, identity in enumerate(identities)
         ]
         self.server = RecoverableServer(self.plan, threshold=threshold)
+        self.threshold = threshold
+        self.received = []
+
+    def give(self, silo, data):
+        """Give the server a message that arrives."""
+        self.received.append((silo, data))
+        return self.server.receive(silo, data)
 
     def step(self, messages, vanished=()):
         """Let the silos answer; return the server's next messages and what the silos said."""
@@ -42,7 +69,7 @@ class Run:
                 said[recipient] = reply
         for silo, reply in said.items():
             if silo not in vanished:
-                replies = self.server.receive(silo, reply)
+                replies = self.give(silo, reply)
         return replies or self.server.proceed(), said
 
     def to_vectors(self, round_number=1, attempt=0, cohort=None, vanished=()):
@@ -60,12 +87,12 @@ class Run:
         replies = []
         for silo in members:
             if silo not in vanished:
-                replies = self.server.receive(silo, vectors[silo])
+                replies = self.give(silo, vectors[silo])
         messages = replies or self.server.proceed()
         self.said = {recipient: self.silos[recipient].receive(data)[0] for recipient, data in messages}
         for silo, reply in self.said.items():
             if silo not in silent:
-                self.server.receive(silo, reply)
+                self.give(silo, reply)
         if self.server.missing:
             self.server.proceed()
         return vectors
@@ -113,14 +140,57 @@ def test_too_few_survivors_end_the_attempt_and_reveal_nothing():
     np.testing.assert_array_equal(run.server.result(), 15)
 
 
-def test_a_vanished_silos_late_vector_stays_hidden():
-    run = Run(length=4096)
+def opened_by_the_server(run, received, late, gone):
+    """Return every reading of a vanished silo's late vector that the server can make from what it received.
+
+    It rebuilds the key whose shares it was given, as recovery does, agrees with every public key that was
+    announced, opens of the vanished silo's bundle what opens, and where that gives the seed of the silo's own mask
+    takes all masks off.
+    """
+    moment = Envelope.decode(late).moment
+    messages = [(sender, Envelope.decode(data).message) for sender, data in received]
+    announced = {sender: message for sender, message in messages if isinstance(message, RecoveryKeys)}
+    publics = {sender: (keys.mask.public, keys.seal.public) for sender, keys in announced.items()}
+    revealed = {sender: dict(m.shares)[gone] for sender, m in messages if isinstance(m, RevealedShares)}
+    key = AgreementKey.from_bytes(
+        combine([Share(point=s + 1, value=share) for s, share in revealed.items()], threshold=run.threshold)
+    )
+    assert key.public in publics[gone]
+    (bundle,) = [dict(m.shares) for sender, m in messages if sender == gone and isinstance(m, ShareBundle)]
+    shares = {}
+    for peer, sealed in bundle.items():
+        for public, purpose in itertools.product(publics[peer], (SHARE_PURPOSE, MASK_PURPOSE, KEY_PURPOSE)):
+            associated = moment.encode() + gone.to_bytes(2, "big") + peer.to_bytes(2, "big")
+            with contextlib.suppress(CryptoError):
+                content = unseal(key.agree(public).derive(purpose, moment), sealed, associated)
+                shares[peer] = Share(point=peer + 1, value=content[:SHARE_BYTES])
+    if len(shares) < run.threshold:
+        return
+    seed = combine(list(shares.values()), threshold=run.threshold)
+    for which in (0, 1):
+        words = Envelope.decode(late).message.words.copy()
+        subtract_mask_(words, seed)
+        for peer in bundle:
+            mask = key.agree(publics[peer][which]).derive(MASK_PURPOSE, moment)
+            (subtract_mask_ if gone < peer else add_mask_)(words, mask)
+        yield run.plan.decode(words)
+
+
+@pytest.mark.parametrize(("silos", "threshold"), [(4, 3), (5, 3)])
+def test_a_vanished_silos_late_vector_stays_hidden(silos, threshold):
+    gone, length = silos - 1, 4096
+    run = Run(silos, threshold, length)
     run.to_vectors()
-    vectors = run.finish({s: np.zeros(4096, dtype=np.int64) for s in range(4)}, vanished=(3,))
-    with pytest.raises(ProtocolError, match="silo 3"):
-        run.server.receive(3, vectors[3])
-    total = sum(Envelope.decode(data).message.words for data in vectors.values())
-    partly = total - sum(Envelope.decode(vectors[s]).message.words for s in range(3)) + run.server._sum
+    units = {s: np.full(length, 1000 * s) for s in range(silos)}
+    vectors = run.finish(units, vanished=(gone,))
+    np.testing.assert_array_equal(run.server.result(), sum(units[s] for s in range(gone)))
+    with pytest.raises(ProtocolError, match=f"silo {gone}"):
+        run.server.receive(gone, vectors[gone])
+    readings = opened_by_the_server(run, run.received, vectors[gone], gone)
+    assert not any(np.array_equal(reading, units[gone]) for reading in readings)
+    everything = sum(Envelope.decode(data).message.words for data in vectors.values())
+    partly = everything - sum(Envelope.decode(vectors[s]).message.words for s in range(gone))
+    partly = partly + run.server._sum
     counts = np.bincount(partly.view(np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
@@ -191,6 +261,29 @@ def test_a_bundle_must_serve_every_silo():
                 run.server.receive(recipient, reply)
         else:
             run.server.receive(recipient, reply)
+
+
+@pytest.mark.parametrize("which", ["exchanged", "the mask key for both", "of the last attempt"])
+def test_a_key_serves_the_use_it_was_signed_for(which):
+    """The server relays the keys: it must not make a silo seal shares under the key that recovery rebuilds."""
+    run = Run()
+    run.to_vectors()
+    earlier = {sender: Envelope.decode(data).message for sender, data in run.received[:4]}
+    moment = Moment(run=run.plan.run, round=1, attempt=1)
+    messages = run.server.begin(moment, (0, 1, 2, 3))
+    (recipient, data), *_ = run.step(messages)[0]
+    envelope = Envelope.decode(data)
+    keys = dict(envelope.message.keys)
+    mask, seal = keys[3].mask, keys[3].seal
+    keys[3] = {
+        "exchanged": RecoveryKeys(mask=seal, seal=mask),
+        "the mask key for both": RecoveryKeys(mask=mask, seal=mask),
+        "of the last attempt": RecoveryKeys(mask=mask, seal=earlier[3].seal),
+    }[which]
+    bad = RecoveryDirectory(keys=tuple(keys.items()))
+    with pytest.raises(ProtocolError, match="silo 3: its public key was refused"):
+        run.silos[recipient].receive(dataclasses.replace(envelope, message=bad).encode())
+    assert len({KEY_PURPOSE, SEAL_PURPOSE, SHARE_PURPOSE, MASK_PURPOSE}) == 4
 
 
 @pytest.mark.parametrize(("threshold", "silos"), [(2, 4), (5, 4), (0, 3)])

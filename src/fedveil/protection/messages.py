@@ -29,7 +29,7 @@ LARGEST_SILOS: Final = 1000
 _MAGIC: Final = b"FV"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct(f">2sBB{RUN_BYTES}sIHHHQ")
-_SIGNATURE_BYTES: Final = 64
+SIGNATURE_BYTES: Final = 64
 
 
 class Message(Protocol):
@@ -209,13 +209,13 @@ class Announcement:
 
     def encode(self) -> bytes:
         """Return key and signature."""
-        return Writer().fixed(self.key.public, KEY_BYTES).fixed(self.key.signature, _SIGNATURE_BYTES).bytes()
+        return Writer().fixed(self.key.public, KEY_BYTES).fixed(self.key.signature, SIGNATURE_BYTES).bytes()
 
     @classmethod
     def decode(cls, body: bytes) -> Announcement:
         """Return the announcement of a body."""
         reader = Reader(body)
-        key = SignedKey(public=reader.fixed(KEY_BYTES), signature=reader.fixed(_SIGNATURE_BYTES))
+        key = SignedKey(public=reader.fixed(KEY_BYTES), signature=reader.fixed(SIGNATURE_BYTES))
         reader.finish()
         return cls(key=key)
 
@@ -233,7 +233,7 @@ class Directory:
         """Return silo, key and signature of each."""
         writer = Writer().number(len(self.keys), 2)
         for silo, key in self.keys:
-            writer.number(silo, 2).fixed(key.public, KEY_BYTES).fixed(key.signature, _SIGNATURE_BYTES)
+            writer.number(silo, 2).fixed(key.public, KEY_BYTES).fixed(key.signature, SIGNATURE_BYTES)
         return writer.bytes()
 
     @classmethod
@@ -241,10 +241,10 @@ class Directory:
         """Return the directory of a body; the silos must ascend."""
         reader = Reader(body)
         keys = []
-        for _ in range(reader.count(2, 2 + KEY_BYTES + _SIGNATURE_BYTES)):
+        for _ in range(reader.count(2, 2 + KEY_BYTES + SIGNATURE_BYTES)):
             silo = reader.number(2)
             keys.append(
-                (silo, SignedKey(public=reader.fixed(KEY_BYTES), signature=reader.fixed(_SIGNATURE_BYTES)))
+                (silo, SignedKey(public=reader.fixed(KEY_BYTES), signature=reader.fixed(SIGNATURE_BYTES)))
             )
         reader.finish()
         check_ascending([silo for silo, _ in keys])

@@ -1,16 +1,19 @@
 """Secure aggregation that survives vanished silos (Bonawitz et al. 2017, the protocol for parties that follow it).
 
-Each silo makes a fresh agreement key and a fresh seed of its own mask for every attempt and gives each other silo one
-Shamir share of both. When the vectors are in, a silo answers with one share per silo: of the seed if that silo
-survived, of the key if it vanished, never both. From ``threshold`` answers the server rebuilds what it has to take
-off.
+For every attempt each silo makes two fresh agreement keys, one for its masks and one for sealing, and a fresh seed of
+its own mask. It gives each other silo one Shamir share of the seed and of the mask key, sealed under the sealing keys
+of the two. When the vectors are in, a silo answers with one share per silo: of the seed if that silo survived, of the
+mask key if it vanished, never both. From ``threshold`` answers the server rebuilds what it has to take off.
 
     start -> fresh signed keys -> directory -> sealed shares -> relayed shares -> masked vectors ->
     survivors -> shares
 
+The server relays all sealed shares, so the private half of a sealing key is never shared: with one key for both uses it
+could open the shares of a vanished silo's seed with the key that it rebuilds (Bonawitz et al. 2017, c_u and s_u).
+
 The sum is then over the survivors alone. Noise must be enough with ``threshold`` shares of it: a vanished silo's
-share is missing. A late vector of a silo that was declared vanished stays hidden by its own mask, of which no share
-was given.
+share is missing. A late vector of a silo that was declared vanished stays hidden by its own mask: no silo gives its
+share of the seed, and the server cannot open those that it relayed.
 """
 
 from __future__ import annotations
@@ -30,8 +33,6 @@ from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
     SERVER,
-    Announcement,
-    Directory,
     Envelope,
     Inbox,
     MaskedVector,
@@ -39,11 +40,19 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.peers import Peers, Roster, check_cohort
-from fedveil.protection.recovery_messages import RelayedShares, RevealedShares, ShareBundle, Survivors
+from fedveil.protection.recovery_messages import (
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    Survivors,
+)
 from fedveil.protection.secure_aggregation import MASK_PURPOSE, AggregationPlan
 
-KEY_PURPOSE = "recoverable aggregation"
-_SHARE_PURPOSE = "recoverable aggregation: shares"
+KEY_PURPOSE = "recoverable aggregation: mask key"
+SEAL_PURPOSE = "recoverable aggregation: sealing key"
+SHARE_PURPOSE = "recoverable aggregation: shares"
 
 
 class _Step(Enum):
@@ -109,14 +118,14 @@ class RecoverableSilo:
         if isinstance(content, RoundStart):
             return self._start(envelope, content)
         awaited: dict[_Step, type[Message]] = {
-            _Step.KEYS: Directory,
+            _Step.KEYS: RecoveryDirectory,
             _Step.SHARES: RelayedShares,
             _Step.REVEAL: Survivors,
         }
         if self._step not in awaited:
             raise ProtocolError("the server sent a message when none was awaited")
         self._inbox.accept(envelope, awaited[self._step])
-        if isinstance(content, Directory):
+        if isinstance(content, RecoveryDirectory):
             return self._share(content)
         if isinstance(content, RelayedShares):
             return self._hold(content)
@@ -129,14 +138,15 @@ class RecoverableSilo:
             raise ProtocolError("no round awaits this silo's vector", silo=self.index)
         words = self._plan.encode(units, self.index)
         add_mask_(words, self._seed)
-        for key, adds in self._peers.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._moment):
+        for key, adds in self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._moment):
             (add_mask_ if adds else subtract_mask_)(words, key)
         self._step = _Step.REVEAL
         return self._envelope(MaskedVector(words=words))
 
     def _new_peers(self) -> None:
-        self._peers = Peers(
-            index=self.index, identity=self._identity, roster=self._roster, purpose=KEY_PURPOSE
+        self._masking, self._sealing = (
+            Peers(index=self.index, identity=self._identity, roster=self._roster, purpose=purpose)
+            for purpose in (KEY_PURPOSE, SEAL_PURPOSE)
         )
 
     def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
@@ -149,21 +159,23 @@ class RecoverableSilo:
         self._new_peers()
         self._seed, self._held = os.urandom(32), {}
         self._step = _Step.KEYS
-        return [self._envelope(Announcement(key=self._peers.sign(self._moment)))]
+        mask, seal = self._masking.sign(self._moment), self._sealing.sign(self._moment)
+        return [self._envelope(RecoveryKeys(mask=mask, seal=seal))]
 
-    def _share(self, directory: Directory) -> list[bytes]:
+    def _share(self, directory: RecoveryDirectory) -> list[bytes]:
         members = tuple(silo for silo, _ in directory.keys)
         if not set(members) <= set(self._cohort) or len(members) < self._threshold:
             raise ProtocolError(f"the directory names {len(members)} silos; {self._threshold} are needed")
-        self._peers.meet(directory.keys, self._moment)
+        self._masking.meet(tuple((silo, keys.mask) for silo, keys in directory.keys), self._moment)
+        self._sealing.meet(tuple((silo, keys.seal) for silo, keys in directory.keys), self._moment)
         seeds = split(self._seed, holders=self._plan.silos, threshold=self._threshold)
-        private = self._peers.agreement_key.private_bytes()
+        private = self._masking.agreement_key.private_bytes()
         keys = split(private, holders=self._plan.silos, threshold=self._threshold)
         self._own = seeds[self.index].value, keys[self.index].value
         sealed = []
         for silo in members:
             if silo != self.index:
-                key = self._peers.key(silo, _SHARE_PURPOSE, self._moment)
+                key = self._sealing.key(silo, SHARE_PURPOSE, self._moment)
                 content = seeds[silo].value + keys[silo].value
                 sealed.append((silo, seal(key, content, self._associated(self.index, silo))))
         self._cohort, self._step = members, _Step.SHARES
@@ -176,7 +188,7 @@ class RecoverableSilo:
         for silo, sealed in relayed.shares:
             if silo not in self._cohort or silo == self.index:
                 raise ProtocolError("shares come from a silo that is not in the directory", silo=silo)
-            key = self._peers.key(silo, _SHARE_PURPOSE, self._moment)
+            key = self._sealing.key(silo, SHARE_PURPOSE, self._moment)
             try:
                 content = unseal(key, sealed, self._associated(silo, self.index))
             except CryptoError as error:
@@ -272,7 +284,7 @@ class RecoverableServer:
         try:
             envelope = Envelope.decode(data)
             awaited: dict[_Step, type[Message]] = {
-                _Step.KEYS: Announcement,
+                _Step.KEYS: RecoveryKeys,
                 _Step.SHARES: ShareBundle,
                 _Step.VECTORS: MaskedVector,
                 _Step.REVEAL: RevealedShares,
@@ -298,9 +310,9 @@ class RecoverableServer:
             self._cohort = tuple(sorted(answers))
         if self._step is _Step.KEYS:
             self._step = _Step.SHARES
-            keys = [(silo, m.key) for silo, m in sorted(answers.items()) if isinstance(m, Announcement)]
-            self._keys = {silo: key.public for silo, key in keys}
-            return self._to_all(Directory(keys=tuple(keys)))
+            keys = [(silo, m) for silo, m in sorted(answers.items()) if isinstance(m, RecoveryKeys)]
+            self._keys = {silo: pair.mask.public for silo, pair in keys}
+            return self._to_all(RecoveryDirectory(keys=tuple(keys)))
         if self._step is _Step.SHARES:
             self._step, self._sharers = _Step.VECTORS, self._cohort
             return self._relay(

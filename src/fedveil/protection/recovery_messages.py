@@ -3,11 +3,82 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
+from fedveil.crypto.agreement import KEY_BYTES, SignedKey
 from fedveil.crypto.shamir import SHARE_BYTES
-from fedveil.protection.messages import check_ascending, decode_silos, encode_silos, message
+from fedveil.protection.messages import (
+    SIGNATURE_BYTES,
+    check_ascending,
+    decode_silos,
+    encode_silos,
+    message,
+)
 from fedveil.protection.wire import Reader, Writer
+
+_PAIR_BYTES: Final = 2 * (KEY_BYTES + SIGNATURE_BYTES)
+
+
+@message(11)
+@dataclass(frozen=True, kw_only=True)
+class RecoveryKeys:
+    """A silo's two agreement keys of an attempt, signed: of its masks, and of the shares that are sealed to it."""
+
+    purpose: ClassVar[str] = "two signed public keys"
+    kind: ClassVar[int]
+    mask: SignedKey
+    seal: SignedKey
+
+    def encode(self) -> bytes:
+        """Return key and signature of each."""
+        writer = Writer()
+        for key in (self.mask, self.seal):
+            writer.fixed(key.public, KEY_BYTES).fixed(key.signature, SIGNATURE_BYTES)
+        return writer.bytes()
+
+    @classmethod
+    def decode(cls, body: bytes) -> RecoveryKeys:
+        """Return the keys of a body."""
+        reader = Reader(body)
+        keys = cls.read(reader)
+        reader.finish()
+        return keys
+
+    @classmethod
+    def read(cls, reader: Reader) -> RecoveryKeys:
+        """Take both keys off a body."""
+        mask, seal = (
+            SignedKey(public=reader.fixed(KEY_BYTES), signature=reader.fixed(SIGNATURE_BYTES))
+            for _ in range(2)
+        )
+        return cls(mask=mask, seal=seal)
+
+
+@message(12)
+@dataclass(frozen=True, kw_only=True)
+class RecoveryDirectory:
+    """Both signed keys of all silos of a cohort, relayed by the server."""
+
+    purpose: ClassVar[str] = "the silos' signed public keys, two each"
+    kind: ClassVar[int]
+    keys: tuple[tuple[int, RecoveryKeys], ...]
+
+    def encode(self) -> bytes:
+        """Return silo and both keys of each."""
+        writer = Writer().number(len(self.keys), 2)
+        for silo, keys in self.keys:
+            writer.number(silo, 2).fixed(keys.encode(), _PAIR_BYTES)
+        return writer.bytes()
+
+    @classmethod
+    def decode(cls, body: bytes) -> RecoveryDirectory:
+        """Return the directory of a body; the silos must ascend."""
+        reader = Reader(body)
+        count = reader.count(2, 2 + _PAIR_BYTES)
+        keys = tuple((reader.number(2), RecoveryKeys.read(reader)) for _ in range(count))
+        reader.finish()
+        check_ascending([silo for silo, _ in keys])
+        return cls(keys=keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +154,7 @@ class Survivors:
 @message(10)
 @dataclass(frozen=True, kw_only=True)
 class RevealedShares:
-    """For each silo one share: of its own mask's seed if it survived, of its agreement key if it vanished."""
+    """For each silo one share: of its own mask's seed if it survived, of its mask key if it vanished."""
 
     purpose: ClassVar[str] = "one share per silo"
     kind: ClassVar[int]
