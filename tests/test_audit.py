@@ -14,11 +14,12 @@ from scipy import stats
 
 from fedveil.engine.audit import audit
 from fedveil.engine.experiment import merge, parse
-from fedveil.engine.run import run
+from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, PrivacyError, RunFolderError
 from fedveil.privacy.audit import canary_bound, lowest_epsilon, membership, refutation
 from tests.test_dp_fed_ls import Silent
+from tests.test_report import rewrite
 
 
 def brute_auc(members: np.ndarray, others: np.ndarray) -> float:
@@ -166,3 +167,21 @@ def test_runs_that_cannot_be_audited_say_why(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(RunFolderError, match="fedveil resume"):
         audit(folder)
+
+
+def test_an_audit_of_a_run_whose_members_are_unknown_is_refused(tmp_path: Path) -> None:
+    folder = finished(tmp_path, rounds=1)
+    rewrite(folder / "diagnostics.json", records_sha256="0" * 64)  # a table that has changed since
+    with pytest.raises(RunFolderError, match="restore the data"):
+        audit(folder, canaries=0)
+    (folder / "diagnostics.json").unlink()  # what a run between institutions leaves
+    with pytest.raises(RunFolderError, match="which records were trained on is unknown"):
+        audit(folder, canaries=0)
+
+
+def test_a_run_does_not_go_on_with_other_records(tmp_path: Path) -> None:
+    folder = finished(tmp_path, rounds=1)
+    assert resume(folder, Silent()).rounds == 1
+    rewrite(folder / "diagnostics.json", records_sha256="0" * 64)
+    with pytest.raises(RunFolderError, match="restore the data"):
+        resume(folder, Silent())

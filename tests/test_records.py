@@ -80,6 +80,22 @@ def test_selected_records_keep_their_columns() -> None:
     assert chosen.features.tolist() == whole.features[[2, 0]].tolist()
 
 
+def test_the_digest_tells_every_change_of_a_table_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = records([(0, 0), (0, 1), (2, 1)])
+    whole = table.sha256
+    monkeypatch.setattr("fedveil.population.records._CHUNK", 1)
+    assert records([(0, 0), (0, 1), (2, 1)]).sha256 == whole  # however it is cut into chunks
+    changed = [
+        replace(table, features=table.features + np.eye(3, table.features.shape[1], dtype=np.float32)),
+        replace(table, targets=table.targets[::-1].copy()),
+        records([(0, 0), (0, 1), (1, 1)]),
+        records([(0, 0), (0, 0), (2, 1)]),
+        table.select(np.array([0, 1])),
+        table.select(np.array([1, 0, 2])),
+    ]
+    assert len({whole, *(one.sha256 for one in changed)}) == 1 + len(changed)
+
+
 def test_memory_mapped_features_are_taken_as_they_are(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((3, 4, 4), dtype=np.uint8))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")

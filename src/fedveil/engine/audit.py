@@ -25,6 +25,7 @@ from jaxtyping import Float32, Float64
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedveil.engine.diagnostics import require_same_records
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
@@ -73,9 +74,10 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
         watch: told (rounds done, rounds) of that training.
 
     Raises:
-        RunFolderError: no run folder, or a run that has no model or statement yet.
+        RunFolderError: no run folder, a run that has no model or statement yet, or one whose members are unknown: it
+            does not say which records it was trained on, or those at hand are others.
         ConfigError: more canaries than units, or too many for the memory.
-        DataError: the records that the run was trained on are not here, so its members are unknown.
+        DataError: the records that the run was trained on are not here.
     """
     folder, experiment = RunFolder.open(path)
     for name in ("model.safetensors", "privacy.json"):
@@ -85,6 +87,7 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
             )
     statement = Statement.from_json(json.loads((folder / "privacy.json").read_text(encoding="utf-8")))
     prepared = prepare(experiment)
+    require_same_records(folder, prepared)
     named = load_file(folder / "model.safetensors")
     if {name: value.shape for name, value in named.items()} != dict(
         zip(prepared.task.layout.names, prepared.task.layout.shapes, strict=True)

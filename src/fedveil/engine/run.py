@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange, PlainSum, SecureSum
 from fedveil.engine.attempts import Absences, OnMissing, Patience
+from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
@@ -86,7 +87,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     """
     folder = RunFolder.create(parent, prepared.experiment)
     folder.write_json("environment.json", _environment(prepared))
-    folder.write_json("diagnostics.json", _population_diagnostics(prepared))
+    folder.write_json("diagnostics.json", population_diagnostics(prepared))
     if transcript and prepared.agreed is not None:
         folder.write(_TRANSCRIPT, b"")
     with spread(prepared) as shared:
@@ -98,7 +99,10 @@ def resume(path: Path, observer: Observer) -> Outcome:
     folder, experiment = RunFolder.open(path)
     prepared = prepare(experiment)
     folder.write_json("environment.json", _environment(prepared))
-    folder.write_json("diagnostics.json", _population_diagnostics(prepared))
+    if (folder / "diagnostics.json").exists():
+        require_same_records(folder, prepared)
+    else:  # killed before its first line
+        folder.write_json("diagnostics.json", population_diagnostics(prepared))
     with spread(prepared) as shared:
         return _go_on(shared, folder, observer)
 
@@ -326,17 +330,4 @@ def _environment(prepared: Prepared) -> Row:
         "trainer": type(prepared.seat.trainer).__name__,
         "parameters": prepared.task.dimension,
         "packages": {name: version(name) for name in packages},
-    }
-
-
-def _population_diagnostics(prepared: Prepared) -> Row:
-    per_user = prepared.population.records_per_user()
-    return {
-        "records_per_user": {
-            "quantiles": np.quantile(per_user, np.linspace(0, 1, 11)).tolist(),
-            "users_with_records": int((per_user > 0).sum()),
-            "users": prepared.population.n_users,
-        },
-        "records_per_silo": prepared.population.records_per_silo().tolist(),
-        "silo_names": list(prepared.population.silo_names),
     }

@@ -6,8 +6,10 @@ federated averaging trains; a client of cross-device learning is a silo that hol
 serves all of them, and a method only says how records group.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -105,6 +107,17 @@ class Records:
     def __len__(self) -> int:
         """Return n, the number of records."""
         return len(self.features)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of types, shapes and contents of all columns, in hexadecimal; as private as the records."""
+        digest = hashlib.sha256()
+        for column in (self.features, self.targets, self.silo, self.user):
+            digest.update(f"{column.dtype.str}{column.shape}".encode())
+            rows = max(1, _CHUNK // max(1, int(np.prod(column.shape[1:]))))
+            for first in range(0, len(column), rows):
+                digest.update(column[first : first + rows].tobytes())
+        return digest.hexdigest()
 
     def select(self, rows: Int64[np.ndarray, "k"]) -> "Records":
         """Return the records at these rows, in this order (copied)."""
