@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedveil.engine.clients import ClientTraining, send_updates
 from fedveil.engine.experiment import merge, parse
-from fedveil.engine.run import resume, run
+from fedveil.engine.run import over_budget, resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.loop import LoopTrainer
@@ -390,6 +390,28 @@ def test_calibration_finds_the_noise_of_a_target() -> None:
     asked = document(method={"noise_multiplier": "calibrated"}, privacy={"epsilon": 2.0}, rounds=5)
     prepared = prepare(parse(asked, "test"))
     assert prepared.epsilon_after(5) == pytest.approx(2.0, rel=0.01)
+
+
+@pytest.mark.parametrize("rounds", [100, 200])
+def test_calibrated_noise_meets_its_target_as_the_run_states_it(rounds: int) -> None:
+    """The grid of the noise included: a budget of the same epsilon lets the last round be played."""
+    asked = document(
+        method={"name": "fl-laplace", "noise_multiplier": "calibrated"},
+        data={"n_users": 20},
+        local={"steps": None},
+        privacy={"epsilon": 8.0, "budget": 8.0},
+        rounds=rounds,
+    )
+    prepared = prepare(parse(asked, "test"))
+    assert 7.9 < prepared.epsilon_after(rounds) <= 8.0
+    assert over_budget(prepared, rounds) is None
+
+
+@pytest.mark.parametrize("make", [fl_laplace, cepam_laplace])
+def test_noise_that_falls_must_be_gaussian(make: Any) -> None:
+    method = make(local=LocalSgd(learning_rate=0.1, epochs=1), n_users=10, noise_multiplier=5.0, clip=1.0)
+    with pytest.raises(CompositionError, match="Gaussian noise"):
+        replace(method, noise_decay=0.8)
 
 
 def test_keys_of_other_methods_are_refused() -> None:

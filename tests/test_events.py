@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedveil.errors import PrivacyError
 from fedveil.privacy.events import (
     ComposedEvent,
+    ConcentratedEvent,
     Event,
     GaussianEvent,
     LaplaceEvent,
@@ -27,6 +28,7 @@ rates = st.floats(1e-6, 1.0)
 releases = st.one_of(
     multipliers.map(lambda s: {"type": "gaussian", "noise_multiplier": s}),
     multipliers.map(lambda s: {"type": "laplace", "noise_multiplier": s}),
+    multipliers.map(lambda s: {"type": "concentrated", "noise_multiplier": s}),
     st.text(min_size=1).filter(str.strip).map(lambda text: {"type": "no_guarantee", "reason": text}),
     st.tuples(multipliers, st.floats(0.01, 0.99)).map(
         lambda pair: {
@@ -77,7 +79,7 @@ def test_atoms_adds_up_equal_releases_and_opens_a_full_sample() -> None:
     assert atoms(ComposedEvent(events=())) == {}
 
 
-@pytest.mark.parametrize("kind", [GaussianEvent, LaplaceEvent])
+@pytest.mark.parametrize("kind", [GaussianEvent, LaplaceEvent, ConcentratedEvent])
 @pytest.mark.parametrize("multiplier", [0.0, -1.0, math.inf, math.nan])
 def test_noise_multiplier_must_be_positive_and_finite(kind: type[Event], multiplier: float) -> None:
     with pytest.raises(PrivacyError, match="NoGuarantee"):

@@ -63,6 +63,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
                 "he_noise": 1.0,
             },
             "method": {"name": "uldp-avg-w", "user_sampling_rate": 0.5},
+            "privacy": {"accountant": "rdp"},
         },
     ),
     ("pairs", {"protection": ENCRYPTED | {"ratio": 0.5, "partition": "released", "he_noise": 1.0}}),

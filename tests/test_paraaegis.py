@@ -18,12 +18,19 @@ from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
 from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.methods.guarantee import Federation, Guarantee, derive
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis, partly_encrypted
 from fedveil.methods.protections import PartialEncryption
-from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.events import Adjacency, ComposedEvent, GaussianEvent, NoGuarantee, SelfComposedEvent
+from fedveil.privacy.accounting import PldAccountant, RdpAccountant, make_accountant
+from fedveil.privacy.events import (
+    Adjacency,
+    ComposedEvent,
+    ConcentratedEvent,
+    GaussianEvent,
+    NoGuarantee,
+    SelfComposedEvent,
+)
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
 from tests.test_run import Silent
@@ -48,6 +55,8 @@ def asked(method: dict[str, Any], protection: dict[str, Any] | None = None, **ch
         "protection": protected,
         "privacy": {"insecure_seed": 1},
     }
+    if protected.get("partition") == "noisy-votes":
+        document["privacy"]["accountant"] = "rdp"
     return prepare(parse(document | changes, "test"), POPULATIONS)
 
 
@@ -257,7 +266,9 @@ def test_noisy_votes_are_paid_for() -> None:
         PartialEncryption(partition="noisy-votes", votes="secagg", vote_noise=10.0, **free)
     ).event
     assert isinstance(released, GaussianEvent)
-    assert isinstance(voted, GaussianEvent)
+    assert isinstance(
+        voted, ConcentratedEvent
+    )  # counts have whole steps: no accountant of loss distributions
     extra = voted.noise_multiplier**-2 - released.noise_multiplier**-2
     assert extra == pytest.approx(2 / 10.0**2)  # another ballot of k ones is sqrt(2 k) away
 
@@ -305,6 +316,34 @@ def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
     assert outcome.statement.epsilon == pytest.approx(accountant.epsilon(one_by_one, 1e-5), rel=1e-3)
     steady = SelfComposedEvent(event=GaussianEvent(noise_multiplier=first), count=3)
     assert outcome.statement.epsilon > accountant.epsilon(steady, 1e-5)
+
+
+def test_noise_on_whole_counts_costs_more_than_gaussian_loss_distributions_say() -> None:
+    """Two silos, a ballot of one vote, the least noise: the exact delta of the counts against both accountants."""
+    std = 4.0 * math.sqrt(2)
+    values = np.arange(-400, 401)
+    law = np.exp(-(values**2) / (2 * std**2))
+    law /= law.sum()
+    moved = np.convolve(
+        law, law
+    )  # one count goes up by 1 and another down: the loss is (2 (x + y) + 2) / (2 std^2)
+    loss = (2 * np.arange(-800, 801) + 2) / (2 * std**2)
+    multiplier = std / math.sqrt(2)
+    claimed = PldAccountant().epsilon(GaussianEvent(noise_multiplier=multiplier), 1e-5)
+    paid = RdpAccountant().epsilon(ConcentratedEvent(noise_multiplier=multiplier), 1e-5)
+
+    def delta(epsilon: float) -> float:
+        lost = loss > epsilon
+        return float(np.sum(moved[lost] * -np.expm1(epsilon - loss[lost])))
+
+    just_above = claimed + np.linspace(0, 1 / std**2, 9)
+    pld = [PldAccountant().delta(GaussianEvent(noise_multiplier=multiplier), e) for e in just_above]
+    assert max(delta(e) / d for e, d in zip(just_above, pld, strict=True)) > 1.005
+    assert delta(paid) < 1e-5
+    with pytest.raises(PrivacyError, match="no bound"):
+        PldAccountant().epsilon(ConcentratedEvent(noise_multiplier=multiplier), 1e-5)
+    with pytest.raises(ConfigError, match=r"accountant.*rdp has"):
+        asked(*ROWS["paraaegis, noisy votes"], privacy={"insecure_seed": 1, "accountant": "pld"})
 
 
 # --- runs -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.session import NOBODY, Absent, AggregationSession
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -264,6 +265,39 @@ def test_an_attempt_is_charged_if_and_only_if_it_may_have_released(
     ]
     lines = [json.loads(line) for line in (outcome.folder / "transcript.jsonl").read_text().splitlines()]
     assert {line["attempt"] for line in lines if line["round"] == 2} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "protection",
+    [
+        {"name": "secure-aggregation", "missing_silos": 1},
+        {"name": "private-weighting", "n_max": 400, "key_bits": 2048},
+    ],
+    ids=["secure-aggregation", "private-weighting"],
+)
+def test_every_attempt_draws_its_own_users(
+    protection: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two noisy sums over one sample cost more than the two sampled releases that are charged."""
+    drawn: list[np.ndarray] = []
+    draw = PoissonUsers.draw
+
+    def watch(self: PoissonUsers, n_users: int, source: Any) -> np.ndarray:
+        drawn.append(draw(self, n_users, source))
+        return drawn[-1]
+
+    monkeypatch.setattr(PoissonUsers, "draw", watch)
+    scripted(monkeypatch, {(1, 0): LATE})
+    make, name = (
+        (weighted, "uldp-avg-w") if protection["name"] == "private-weighting" else (asked, "uldp-avg")
+    )
+    experiment = make(
+        method=AVG | {"name": name, "user_sampling_rate": 0.5},
+        rounds=1,
+        protection=protection | {"on_missing": "retry", "dropout_rate": 0.5},
+    )
+    assert run(prepare(experiment), tmp_path, Silent()).row["attempts"] == 2
+    assert len({one.tobytes() for one in drawn}) == len(drawn) == 2  # of a known seed: certain
 
 
 def test_a_round_without_a_silo_is_the_mean_over_the_others(

@@ -306,6 +306,16 @@ def test_colluding_silos_keep_the_stated_event_and_add_noise() -> None:
     )
 
 
+def test_sampling_amplifies_nothing_against_silos_that_collude() -> None:
+    sampled = uldp_avg(
+        local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.1, colluding_silos=2
+    )
+    guarantee = derive(sampled, Federation(n_silos=SILOS, n_users=USERS))
+    pooled = {view.party: view.event for view in guarantee.views}["2 silos that pool what they know"]
+    assert pooled.noise_multiplier == pytest.approx(SIGMA)
+    assert guarantee.event == PoissonSampledEvent(rate=0.1, event=GaussianEvent(noise_multiplier=SIGMA))
+
+
 def test_the_server_that_sees_single_messages_gets_its_own_event() -> None:
     federation = Federation(n_silos=SILOS, n_users=USERS)
     views = {view.party: view.event for view in derive(METHOD_CASES["uldp-avg-w"](SIGMA), federation).views}

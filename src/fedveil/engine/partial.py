@@ -35,7 +35,7 @@ from fedveil.randomness import PrivacyRandomness
 _REACH_UNBOUNDED: Final = 64.0
 """Largest coordinate of an encrypted part without a bound, in the unit of the update."""
 _LEAST_VOTE_STD: Final = 4.0
-"""Whole-numbered noise of this standard deviation is Gaussian to every accountant (1e-100)."""
+"""From here on sums of whole-numbered noise have the Renyi divergences of Gaussian noise (to 1e-60): accountant rdp."""
 
 
 @dataclass(frozen=True, kw_only=True)

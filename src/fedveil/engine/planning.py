@@ -44,7 +44,7 @@ class Plan:
         epsilon: a target, from which rounds or noise are found; None where both are given.
         group_sizes: values of k of uldp-group.
         records_per_silo, batch_size, epochs: of DP-SGD in uldp-group.
-        colluding_silos: the guarantee holds against so many silos together.
+        colluding_silos: so many silos together have the noise of the guarantee against them.
         accountant: its name.
         client_sampling_rates: values of tau, the share of the clients in a round of dp-fed; a client is a user.
     """

@@ -36,6 +36,7 @@ from fedveil.methods.stages import (
     Transmission,
 )
 from fedveil.population.records import Groups
+from fedveil.privacy.sampling import Everyone
 from fedveil.protection.session import Absent
 from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -107,23 +108,21 @@ def play_round(
     """
     seat = replace(seat, method=seat.method.at_round(round_number))
     turn = _Turn(seat, model, round_number, experiment, privacy, progress)
-    drawn = draw_users(seat.method, seat.n_users, privacy, round_number)
     if isinstance(aggregation, WeightedSum):
-        gathered = _weigh(turn, drawn, aggregation, patience)
+        gathered = _weigh(turn, aggregation, patience)
     elif isinstance(aggregation, PartlyEncryptedSum):
-        gathered = _encrypt(turn, drawn, aggregation)
+        gathered = _encrypt(turn, aggregation)
     elif isinstance(seat.method.channel, ClientMessages):
-        assert drawn is not None
-        gathered = _collect(turn, drawn, seat.method.channel)
+        gathered = _collect(turn, seat.method.channel)
     else:
-        gathered = _add_up(turn, drawn, aggregation, patience)
+        gathered = _add_up(turn, aggregation, patience)
     after = coordinate(
         seat.method,
         model,
         gathered.total,
         n_silos=seat.cohort.n_silos,
         n_users=seat.n_users,
-        drawn=None if drawn is None else int(drawn.sum()),
+        drawn=gathered.drawn,
         shapes=seat.shapes,
         round_number=round_number,
         privacy=privacy,
@@ -147,6 +146,30 @@ class _Turn:
     privacy: PrivacyRandomness
     progress: Progress | None
 
+    def draw(self, attempt: int = 0) -> Bool[np.ndarray, " users"] | None:
+        """Draw who takes part in an attempt at the round."""
+        return draw_users(self.seat.method, self.seat.n_users, self.privacy, self.round_number, attempt)
+
+    def train(self, attempt: int = 0) -> _Trained:
+        """Draw, and train who was drawn."""
+        drawn = self.draw(attempt)
+        members = members_of(self.seat.cohort.groups, drawn)
+        sums = local_sums(self.seat, self.model, members, self.round_number, self.experiment, self.progress)
+        return _Trained(drawn, members, sums)
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """Who took part, in users and in contributions, and the silos' sums of their updates."""
+
+    drawn: Bool[np.ndarray, " users"] | None
+    members: Int64[Tensor, " m"]
+    sums: Sums
+
+    def diagnosed(self, seat: Seat) -> RoundDiagnostics:
+        """Return what a simulation may show of the training."""
+        return _diagnose(seat, self.members, self.sums.norms, self.sums.nonfinite)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Gathered:
@@ -154,27 +177,25 @@ class _Gathered:
 
     total: Float64[np.ndarray, " d"]
     summed: int
+    drawn: int | None
     shown: RoundDiagnostics
     costs: Sequence[MessageCost] = ()
 
 
-def _add_up(
-    turn: _Turn,
-    drawn: Bool[np.ndarray, " users"] | None,
-    aggregation: PlainSum | SecureSum,
-    patience: Patience,
-) -> _Gathered:
-    """Train, send every silo's sum through the channel, and add the messages up."""
+def _add_up(turn: _Turn, aggregation: PlainSum | SecureSum, patience: Patience) -> _Gathered:
+    """Train, send every silo's sum through the channel, and add the messages up.
+
+    An attempt that failed may have released its sum, so the next one has users of its own: two noisy sums over one
+    sample would tell more of it than the two rounds they are charged as.
+    """
     seat, number = turn.seat, turn.round_number
-    members = members_of(seat.cohort.groups, drawn)
-    sums = local_sums(seat, turn.model, members, number, turn.experiment, turn.progress)
-    shown = _diagnose(seat, members, sums.norms, sums.nonfinite)
     silos = tuple(range(seat.cohort.n_silos))
+    trained = turn.train()
 
     def message(silo: int, attempt: int = 0) -> SiloMessage:
         return silo_message(
             seat.method,
-            sums.total[silo].cpu().numpy(),
+            trained.sums.total[silo].cpu().numpy(),
             n_silos=len(silos),
             silo=silo,
             round_number=number,
@@ -187,20 +208,26 @@ def _add_up(
         def play(
             attempt: int, cohort: tuple[int, ...], absent: Absent
         ) -> tuple[Float64[np.ndarray, " d"], int]:
+            nonlocal trained
+            if attempt and not isinstance(seat.method.sampler, Everyone):
+                trained = turn.train(attempt)
             vectors = {silo: message(silo, attempt).vector for silo in cohort}
             return aggregation.attempt(number, attempt, vectors, absent)
 
         (total, summed), attempts = patience.play(number, silos, play)
-        return _Gathered(total=total, summed=summed, shown=replace(shown, attempts=attempts, summed=summed))
+        shown = replace(trained.diagnosed(seat), attempts=attempts, summed=summed)
+        return _Gathered(total=total, summed=summed, drawn=_count(trained.drawn), shown=shown)
     messages = [message(silo) for silo in silos]
     total = aggregation.total(number, [message.vector for message in messages])
     costs = [message.sent.cost for message in messages if message.sent is not None]
-    return _Gathered(total=total, summed=len(silos), shown=shown, costs=costs)
+    shown, drawn = trained.diagnosed(seat), _count(trained.drawn)
+    return _Gathered(total=total, summed=len(silos), drawn=drawn, shown=shown, costs=costs)
 
 
-def _collect(turn: _Turn, drawn: Bool[np.ndarray, " clients"], channel: ClientMessages) -> _Gathered:
+def _collect(turn: _Turn, channel: ClientMessages) -> _Gathered:
     """Train, and add up the messages that the drawn clients send."""
-    seat, number = turn.seat, turn.round_number
+    seat, number, drawn = turn.seat, turn.round_number, turn.draw()
+    assert drawn is not None
     training = ClientTraining(
         trainer=_trainer_of(seat, number),
         cohort=seat.cohort,
@@ -212,55 +239,58 @@ def _collect(turn: _Turn, drawn: Bool[np.ndarray, " clients"], channel: ClientMe
     )
     sent = send_updates(channel, training, drawn, turn.privacy)
     shown = _diagnose(seat, sent.members, sent.norms, int(sent.norms.isnan().sum()))
-    return _Gathered(total=sent.aggregate, summed=seat.cohort.n_silos, shown=shown, costs=sent.costs)
+    summed, count = seat.cohort.n_silos, _count(drawn)
+    return _Gathered(total=sent.aggregate, summed=summed, drawn=count, shown=shown, costs=sent.costs)
 
 
-def _weigh(
-    turn: _Turn, drawn: Bool[np.ndarray, " users"] | None, aggregation: WeightedSum, patience: Patience
-) -> _Gathered:
+def _weigh(turn: _Turn, aggregation: WeightedSum, patience: Patience) -> _Gathered:
     """Train, and have the contributions weighted and added up under encryption."""
     seat, number = turn.seat, turn.round_number
 
     def play(
         attempt: int, cohort: tuple[int, ...], absent: Absent
-    ) -> tuple[Float64[np.ndarray, " d"], Float64[Tensor, " m"]]:
+    ) -> tuple[Float64[np.ndarray, " d"], Float64[Tensor, " m"], int | None]:
         training = WeightedTraining(
             seat, turn.model, number, turn.experiment, turn.privacy, turn.progress, attempt=attempt
         )
+        drawn = turn.draw(attempt)
         total = aggregation.total(
             number, training.silos(), drawn, attempt=attempt, absent=absent, dither=training.dither
         )
-        return total, training.norms
+        return total, training.norms, _count(drawn)
 
     n_silos = seat.cohort.n_silos
-    (total, norms), attempts = patience.play(number, tuple(range(n_silos)), play)
+    (total, norms, drawn), attempts = patience.play(number, tuple(range(n_silos)), play)
     shown = _diagnose(seat, torch.arange(len(seat.cohort.groups)), norms, int(norms.isnan().sum()))
-    return _Gathered(total=total, summed=n_silos, shown=replace(shown, attempts=attempts, summed=n_silos))
+    shown = replace(shown, attempts=attempts, summed=n_silos)
+    return _Gathered(total=total, summed=n_silos, drawn=drawn, shown=shown)
 
 
-def _encrypt(
-    turn: _Turn, drawn: Bool[np.ndarray, " users"] | None, aggregation: PartlyEncryptedSum
-) -> _Gathered:
+def _encrypt(turn: _Turn, aggregation: PartlyEncryptedSum) -> _Gathered:
     """Train, and have the messages of all silos, or of the drawn clients, divided, encrypted in part and added up."""
-    seat, number = turn.seat, turn.round_number
-    members = members_of(seat.cohort.groups, drawn)
-    sums = local_sums(seat, turn.model, members, number, turn.experiment, turn.progress)
+    seat, trained = turn.seat, turn.train()
     senders = np.arange(seat.cohort.n_silos)
-    if drawn is not None and isinstance(seat.method.contribution, ClientContribution):
-        senders = np.flatnonzero(drawn)
-    messages = {int(silo): sums.total[int(silo)].cpu().numpy() for silo in senders}
-    total = aggregation.total(number, messages, turn.model, turn.privacy)
-    shown = replace(_diagnose(seat, members, sums.norms, sums.nonfinite), summed=len(messages))
-    return _Gathered(total=total, summed=len(messages), shown=shown)
+    if trained.drawn is not None and isinstance(seat.method.contribution, ClientContribution):
+        senders = np.flatnonzero(trained.drawn)
+    messages = {int(silo): trained.sums.total[int(silo)].cpu().numpy() for silo in senders}
+    total = aggregation.total(turn.round_number, messages, turn.model, turn.privacy)
+    shown = replace(trained.diagnosed(seat), summed=len(messages))
+    return _Gathered(total=total, summed=len(messages), drawn=_count(trained.drawn), shown=shown)
+
+
+def _count(drawn: Bool[np.ndarray, " users"] | None) -> int | None:
+    """Return how many were drawn; None where nobody is."""
+    return None if drawn is None else int(drawn.sum())
 
 
 def draw_users(
-    method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int
+    method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
 ) -> Bool[np.ndarray, " users"] | None:
-    """Return which users (or clients) take part in a round; None where contributions are whole silos."""
+    """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
     if not isinstance(method.contribution, SiloUserContribution | ClientContribution):
         return None
-    return method.sampler.draw(n_users, privacy.stream("participants", round_number))
+    path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
+    return method.sampler.draw(n_users, privacy.stream(*path))
 
 
 def members_of(groups: Groups, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:

@@ -348,7 +348,9 @@ class PrivacySection(Section):
     epsilon: Positive | None = Field(None, description="target of method.noise_multiplier = 'calibrated'")
     budget: Positive | None = Field(None, description="the run stops before the round that would exceed it")
     colluding_silos: Annotated[int, Field(ge=0)] = Field(
-        0, description="the stated epsilon holds against any so many silos that pool their knowledge"
+        0,
+        description="silos that pool what they know and still have the stated noise against them (without "
+        "amplification by sampling)",
     )
     insecure_seed: int | None = Field(
         None, description="repeatable noise that protects nobody: for tests; the statement says so"

@@ -5,8 +5,8 @@ Everything that can be wrong with data, model, composition or budget is found he
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -56,10 +56,10 @@ from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
 from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
-from fedveil.privacy.accounting import Accountant, make_accountant
+from fedveil.privacy.accounting import Accountant, epsilon_on_grid, make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.closed_form import remark_1_noise, theorem_noise
-from fedveil.privacy.events import Event
+from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.privacy.ledger import Budget
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.denoise import make_denoiser
@@ -88,16 +88,12 @@ class Prepared:
         return self.epsilon_of(self.guarantee.event, rounds)
 
     def epsilon_of(self, event: Event, rounds: int) -> float:
-        """Return the epsilon of an event that happens every round, the grid of the noise included.
-
-        Noise on a grid changes every log-likelihood ratio by at most ``loss`` in all: (epsilon, delta) becomes
-        (epsilon + loss, e^loss delta). It is below 1e-6 in any realistic run.
-        """
+        """Return the epsilon of an event that happens every round, the grid of the noise included."""
         if rounds == 0:
             return 0.0
-        loss = rounds * self.task.dimension * self.guarantee.grid_loss
-        delta = self.experiment.privacy.delta * math.exp(-loss)
-        return self.accountant.epsilon(self.guarantee.after(event, rounds), delta) + loss
+        released = self.guarantee.after(event, rounds)
+        loss = self.guarantee.grid_loss_after(rounds, self.task.dimension)
+        return epsilon_on_grid(self.accountant, released, self.experiment.privacy.delta, loss)
 
     @property
     def method(self) -> Method:
@@ -181,7 +177,7 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
     elif experiment.method.noise_multiplier == "closed-form":
         method = _compose(experiment, population, _closed_form(experiment))[0]
     guarantee = derive(method, federation)
-    numerics = make_accountant(experiment.privacy.accountant, guarantee.adjacency)
+    numerics = _accountant(experiment, guarantee)
     groups, n_silos = _groups(method, population, records)
     cohort = Cohort.of(
         records, groups=groups, n_silos=n_silos, scale=population.scale, device=_device(experiment)
@@ -445,14 +441,39 @@ def _federation(population: Population, records: Records, dimension: int) -> Fed
     )
 
 
+def _accountant(experiment: Experiment, guarantee: Guarantee) -> Accountant:
+    """Return the accountant that was asked for, if it has a bound for all that the method releases.
+
+    Raises:
+        ConfigError: it has none; names those that have.
+    """
+    asked = experiment.privacy.accountant
+    events = ComposedEvent(events=(guarantee.event, *(view.event for view in guarantee.views)))
+    fitting = [name for name in ("pld", "rdp") if make_accountant(name, guarantee.adjacency).supports(events)]
+    if asked not in fitting:
+        raise ConfigError(
+            f"privacy.accountant: '{asked}' has no bound for what {experiment.method.name} releases here; "
+            f"{' or '.join(fitting) or 'no accountant'} has"
+        )
+    return make_accountant(asked, guarantee.adjacency)
+
+
 def _calibrate(experiment: Experiment, population: Population, federation: Federation) -> Method:
-    """Return the method with the least noise whose whole run stays within the target epsilon."""
+    """Return the method with the least noise whose whole run stays within the target epsilon, as it will be stated."""
+
+    @lru_cache(maxsize=4)
+    def claimed(noise_multiplier: float) -> tuple[Method, Guarantee]:
+        method, _ = _compose(experiment, population, noise_multiplier)
+        return method, derive(method, federation)
 
     def event(noise_multiplier: float) -> Event:
-        method, _ = _compose(experiment, population, noise_multiplier)
-        guarantee = derive(method, federation)
+        method, guarantee = claimed(noise_multiplier)
         target = guarantee.event if method.calibrated_to == "readers" else guarantee.against_server
         return guarantee.after(target, experiment.rounds)
+
+    def loss(noise_multiplier: float) -> float:
+        assert federation.dimension is not None
+        return claimed(noise_multiplier)[1].grid_loss_after(experiment.rounds, federation.dimension)
 
     assert experiment.privacy.epsilon is not None
     budget = Budget(
@@ -462,7 +483,7 @@ def _calibrate(experiment: Experiment, population: Population, federation: Feder
             experiment.privacy.accountant, derive(_compose(experiment, population)[0], federation).adjacency
         ),
     )
-    found = calibrate_noise(event, budget)
+    found = calibrate_noise(event, budget, loss=loss)
     return _compose(experiment, population, found)[0]
 
 

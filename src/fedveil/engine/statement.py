@@ -13,6 +13,8 @@ _SHOWN = (
     "metrics on the test records, which are shown after every evaluated round",
     "a simulation's diagnostics (records per user and silo; norms, participants and non-finite updates of a round), "
     "which are exact functions of private records: keep the run folder as safe as they are",
+    "an audit of the run, where one is made (audit.json and its section of the report): it tests training records and "
+    "trains on them once more",
 )
 
 

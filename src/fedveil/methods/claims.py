@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedveil.methods.views import View
-from fedveil.privacy.events import Adjacency, Event, GaussianEvent, SelfComposedEvent
+from fedveil.privacy.events import Adjacency, Event, GaussianEvent, NoGuarantee, SelfComposedEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +75,19 @@ class Guarantee:
 
     def of_round(self, event: Event, number: int) -> Event:
         """Return an event of the first round as it is in another round, with that round's noise."""
-        if self.noise_decay == 1 or not isinstance(event, GaussianEvent):
+        if self.noise_decay == 1 or isinstance(event, NoGuarantee):
             return event
+        assert isinstance(event, GaussianEvent), "Method lets Gaussian noise alone fall"
         return GaussianEvent(noise_multiplier=event.noise_multiplier * self.noise_decay ** (number - 1))
 
     def after(self, event: Event, rounds: int) -> Event:
         """Return what so many rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2)."""
-        if self.noise_decay == 1 or not isinstance(event, GaussianEvent):
+        if self.noise_decay == 1 or isinstance(event, NoGuarantee):
             return SelfComposedEvent(event=event, count=rounds)
+        assert isinstance(event, GaussianEvent), "Method lets Gaussian noise alone fall"
         precision = sum(self.noise_decay ** (-2 * t) for t in range(rounds))
         return GaussianEvent(noise_multiplier=event.noise_multiplier / precision**0.5)
+
+    def grid_loss_after(self, rounds: int, dimension: int) -> float:
+        """Return what the grid of the noise may change of a log-likelihood ratio in so many rounds, all coordinates."""
+        return rounds * dimension * self.grid_loss

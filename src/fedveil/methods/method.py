@@ -15,6 +15,7 @@ from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.protections import (
     NO_PROTECTION,
+    NoProtection,
     PartialEncryption,
     PrivateWeighting,
     Protection,
@@ -100,15 +101,8 @@ class Method:
                 f"{self.name}: clients have no silo to add a share of the noise; use CentralGaussian, ClientMessages "
                 "with noise of their own, or, if all of them take part, shares under secure aggregation"
             )
-        if self.noise_decay != 1 and not (
-            0 < self.noise_decay < 1
-            and isinstance(self.channel, GaussianShares | ClientMessages)
-            and isinstance(self.sampler, Everyone)
-        ):
-            raise CompositionError(
-                f"{self.name}: noise_decay = {self.noise_decay:g}: noise that falls by a factor between 0 and 1 a "
-                "round is Gaussian noise on the messages of everybody"
-            )
+        if self.noise_decay != 1:
+            self._check_decay()
         if isinstance(self.channel, ClientMessages):
             self._check_messages(self.channel)
         elif isinstance(self.bound, ClipL1):
@@ -173,6 +167,23 @@ class Method:
         multiplier = self.channel.noise_multiplier * self.noise_decay ** (number - 1)
         return replace(self, channel=replace(self.channel, noise_multiplier=multiplier))
 
+    def _check_decay(self) -> None:
+        """Refuse falling noise where it is not accounted for, or where a grid was agreed on for the first round's."""
+        channel = self.channel
+        gaussian = isinstance(channel, GaussianShares) or (
+            isinstance(channel, ClientMessages) and channel.noise == "gaussian"
+        )
+        if not (0 < self.noise_decay < 1 and gaussian and isinstance(self.sampler, Everyone)):
+            raise CompositionError(
+                f"{self.name}: noise_decay = {self.noise_decay:g}: noise that falls by a factor between 0 and 1 a "
+                "round is Gaussian noise on the messages of everybody"
+            )
+        if not isinstance(self.protection, NoProtection):
+            raise CompositionError(
+                f"{self.name}: its noise falls, and under {type(self.protection).__name__} the grid of the messages is "
+                "agreed before the run; take noise_decay = 1, or no protection"
+            )
+
     def _check_messages(self, channel: ClientMessages) -> None:
         """Refuse messages from anyone but a fixed number of clients, and noise measured in another bound."""
         if not isinstance(self.contribution, ClientContribution):
@@ -207,6 +218,11 @@ class Method:
         if not isinstance(self.channel, GaussianShares):
             raise CompositionError(f"{self.name} cannot run under private weighting: {self._unmaskable()}")
         protection.places(self.sampler.rate)
+        if protection.private_sampling and isinstance(self.sampler, UniformClients):
+            raise CompositionError(
+                f"{self.name} cannot run under private weighting with private_sampling: oblivious transfer draws every "
+                "user by herself (PoissonUsers), not a fixed number of them"
+            )
 
     def _check_missing(self, protection: SecureAggregation) -> None:
         """Refuse sums over fewer silos than the noise is sized for, or whose weights cannot do without a silo."""
@@ -246,10 +262,6 @@ class Method:
         ):
             raise CompositionError(
                 refused + "messages that the server decodes one by one are no sums of two parts"
-            )
-        if self.noise_decay != 1:
-            raise CompositionError(
-                refused + "its noise falls, and the grid of the messages is agreed before the run"
             )
         if protection.clip == "parts" and isinstance(self.contribution, SiloUserContribution):
             raise CompositionError(

@@ -34,7 +34,14 @@ from fedveil.methods.stages import ClientContribution, GaussianShares, SiloUserC
 from fedveil.methods.views import View
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.closed_form import remark_1_noise
-from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, NoGuarantee
+from fedveil.privacy.events import (
+    Adjacency,
+    ComposedEvent,
+    ConcentratedEvent,
+    Event,
+    GaussianEvent,
+    NoGuarantee,
+)
 from fedveil.privacy.sampling import AnySampler, UniformClients, knowing_one
 
 BARE = (
@@ -145,7 +152,7 @@ def _published(
 
 
 def _sampled(sampler: AnySampler, event: Event) -> Event:
-    """Return an event over the sample; what guarantees nothing stays what it is."""
+    """Return an event over the sample; what guarantees nothing, or is not Gaussian, is not amplified."""
     return sampler.event(event) if isinstance(event, GaussianEvent) else event
 
 
@@ -156,12 +163,12 @@ def _in_clear(protection: PartialEncryption, shares: Shares) -> Event:
     if protection.ratio > 0 and protection.he_noise == 0:
         moved = shares.reach * math.sqrt(shares.count)
         clear = 0.0 if protection.whole else (moved / shares.std) ** 2
-        return _gaussian(clear + _votes(protection, shares.count, shares.count, shares.count))
+        return _released(clear, _votes(protection, shares.count, shares.count, shares.count))
     if protection.whole:
         return ComposedEvent(events=())
     summed = shares.moved / (shares.std * math.sqrt(shares.count))
     parts = _together(protection, (shares.single / shares.std) ** 2, summed**2)
-    return _gaussian(parts + _votes(protection, shares.count, shares.count, shares.ballots))
+    return _released(parts, _votes(protection, shares.count, shares.count, shares.ballots))
 
 
 def _sum(protection: PartialEncryption, shares: Shares, unknown: int) -> Event:
@@ -185,7 +192,7 @@ def _both_parts(
         return NoGuarantee(reason="no noise is added")
     clear = 0.0 if protection.whole else (moved / std) ** 2
     parts = _together(protection, clear, (moved / std) ** 2)
-    return _gaussian(parts + _votes(protection, shares.count, unknown, shares.ballots))
+    return _released(parts, _votes(protection, shares.count, unknown, shares.ballots))
 
 
 def _together(protection: PartialEncryption, clear: float, plain: float) -> float:
@@ -205,11 +212,17 @@ def _votes(protection: PartialEncryption, count: int, unknown: int, ballots: int
     return (math.sqrt(2) * ballots / protection.vote_noise) ** 2 * count / unknown
 
 
-def _gaussian(precision: float) -> Event:
-    """Return the Gaussian release of a precision 1/z^2; nothing is released at 0."""
-    if precision == 0:
+def _released(parts: float, votes: float) -> Event:
+    """Return the release of parts and noisy counts of votes, each with its precision 1/z^2; nothing at 0 and 0.
+
+    Noise on counts has whole steps, so that only its Renyi divergences are known to be a Gaussian's.
+    """
+    if parts + votes == 0:
         return ComposedEvent(events=())
-    return GaussianEvent(noise_multiplier=1 / math.sqrt(precision))
+    multiplier = 1 / math.sqrt(parts + votes)
+    if votes:
+        return ConcentratedEvent(noise_multiplier=multiplier)
+    return GaussianEvent(noise_multiplier=multiplier)
 
 
 def _server_sees(protection: PartialEncryption, party: str) -> str:

@@ -99,7 +99,7 @@ class GaussianShares:
     Attributes:
         noise_multiplier: sigma, in units of scale.
         scale: what the noise is measured in, same unit as the update (C for ULDP-AVG, |S| C for ULDP-NAIVE).
-        colluding_silos: how many silos may pool their knowledge without weakening the stated epsilon.
+        colluding_silos: how many silos may pool their knowledge without weakening the noise against them.
         missing_silos: how many silos may be missing from a sum, with their shares, without weakening it.
     """
 

@@ -36,6 +36,11 @@ def hiding(protection: Protection) -> tuple[str, ...]:
     )
 
 
+def _pooling(silos: int) -> str:
+    """Name a coalition of silos."""
+    return "one silo" if silos == 1 else f"{silos} silos that pool what they know"
+
+
 def views_of_shares(
     method: Method, n_silos: int, coalition: int, *, to_server: Event, to_coalition: Event
 ) -> tuple[View, ...]:
@@ -46,9 +51,9 @@ def views_of_shares(
     """
     drawn = ", and who was sampled" if isinstance(method.sampler, PoissonUsers) else ""
     if isinstance(method.protection, PrivateWeighting):
-        return _views_of_weighting(method, method.protection, drawn, to_server, to_coalition)
+        return _views_of_weighting(method, method.protection, coalition, drawn, to_server, to_coalition)
     silo = View(
-        party="one silo",
+        party=_pooling(coalition),
         sees="the models, its own records and its own share of the noise",
         event=to_coalition,
     )
@@ -69,7 +74,12 @@ def views_of_shares(
 
 
 def _views_of_weighting(
-    method: Method, protection: PrivateWeighting, drawn: str, to_server: Event, to_coalition: Event
+    method: Method,
+    protection: PrivateWeighting,
+    coalition: int,
+    drawn: str,
+    to_server: Event,
+    to_coalition: Event,
 ) -> tuple[View, ...]:
     """Return who sees what under private weighting: no silo learns who was sampled, the server only if it draws.
 
@@ -87,7 +97,7 @@ def _views_of_weighting(
             event=method.sampler.event(to_server) if hidden else to_server,
         ),
         View(
-            party="one silo",
+            party=_pooling(coalition),
             sees="the models, its own records and its own share of the noise, and encrypted weights; neither another "
             "silo's counts nor who was sampled",
             event=method.sampler.event(to_coalition),

@@ -13,6 +13,7 @@ from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gauss
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
+    ConcentratedEvent,
     Event,
     GaussianEvent,
     LaplaceEvent,
@@ -35,6 +36,7 @@ __all__ = [
     "Budget",
     "Clip",
     "ComposedEvent",
+    "ConcentratedEvent",
     "Disclosure",
     "DiscreteGaussian",
     "DiscreteLaplace",

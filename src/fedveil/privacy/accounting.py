@@ -36,6 +36,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 from fedveil.errors import PrivacyError
 from fedveil.privacy.events import (
     Adjacency,
+    ConcentratedEvent,
     Event,
     GaussianEvent,
     LaplaceEvent,
@@ -99,6 +100,19 @@ def _require(accountant: Accountant, event: Event) -> Counter[Event]:
                 f"{accountant.adjacency.value} ({release}); choose an accountant that supports it"
             )
     return counts
+
+
+def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: float) -> float:
+    """Return the epsilon of an event whose noise lies on a grid.
+
+    Args:
+        accountant: what counts the event as if its noise were continuous.
+        event: everything that was released.
+        delta: of the statement.
+        loss: the most by which the grid changes a log-likelihood ratio, of all releases together: what is
+            (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid.
+    """
+    return accountant.epsilon(event, delta * math.exp(-loss)) + loss
 
 
 # --- Gaussian releases without sampling: closed form --------------------------------------------------------
@@ -220,7 +234,7 @@ class Conversion(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RdpAccountant:
-    """Renyi accountant: full and sampled Gaussian releases, and Laplace ones.
+    """Renyi accountant: full and sampled Gaussian releases, concentrated and Laplace ones.
 
     Under replace-one a full release has twice the sensitivity, samples of a fixed size are accounted with that
     sensitivity, and Poisson-sampled releases are refused; under add-or-remove it is the other way round.
@@ -236,12 +250,12 @@ class RdpAccountant:
         return self.conversion.value
 
     def supports(self, event: Event) -> bool:
-        """Whether all releases are Gaussian, Laplace, Poisson-sampled Gaussian, or without a guarantee."""
+        """Whether all releases are Gaussian, concentrated, Laplace, sampled Gaussian, or without a guarantee."""
         return all(self._supported(release) for release in atoms(event))
 
     def _supported(self, release: Event) -> bool:
         match release:
-            case GaussianEvent() | LaplaceEvent() | NoGuarantee():
+            case GaussianEvent() | ConcentratedEvent() | LaplaceEvent() | NoGuarantee():
                 return True
             case PoissonSampledEvent(event=GaussianEvent()):
                 return self.adjacency is Adjacency.ADD_OR_REMOVE_ONE
@@ -259,7 +273,7 @@ class RdpAccountant:
     def _release_rdp(self, release: Event) -> Float64[np.ndarray, " orders"]:
         sensitivity = _sensitivity(self.adjacency)
         match release:
-            case GaussianEvent():
+            case GaussianEvent() | ConcentratedEvent():
                 return sampled_gaussian_rdp(1.0, release.noise_multiplier / sensitivity, self.orders)
             case LaplaceEvent():
                 return laplace_rdp(release.noise_multiplier / sensitivity, self.orders)

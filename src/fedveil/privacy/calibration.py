@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedveil.errors import BudgetError, PrivacyError
-from fedveil.privacy.accounting import Accountant
+from fedveil.privacy.accounting import Accountant, epsilon_on_grid
 from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
 
@@ -26,20 +26,31 @@ def gaussian_rounds(*, noise_multiplier: float, rounds: int, rate: float = 1.0) 
     return SelfComposedEvent(event=release, count=rounds)
 
 
-def calibrate_noise(event: Callable[[float], Event], budget: Budget, tolerance: float = 1e-4) -> float:
+def calibrate_noise(
+    event: Callable[[float], Event],
+    budget: Budget,
+    tolerance: float = 1e-4,
+    *,
+    loss: Callable[[float], float] = lambda noise_multiplier: 0.0,
+) -> float:
     """Return the smallest noise multiplier whose event fits the budget, to a relative ``tolerance``.
 
     Args:
         event: the run's event as a function of the noise multiplier; epsilon must fall as it grows.
         budget: target epsilon, delta and accountant.
         tolerance: relative; a multiplier smaller by this factor was seen to exceed the budget.
+        loss: of the grid that the noise lies on, for the whole run, as a function of the noise multiplier.
 
     Raises:
         BudgetError: even a multiplier of 1e6 does not fit, or one of 0.01 still does (no such budget needs
             calibration).
     """
+
+    def fits(noise_multiplier: float) -> bool:
+        return _fits(event(noise_multiplier), budget, loss(noise_multiplier))
+
     high = 1.0
-    while not _fits(event(high), budget):
+    while not fits(high):
         high *= 2
         if high > _MOST_NOISE:
             raise BudgetError(
@@ -48,7 +59,7 @@ def calibrate_noise(event: Callable[[float], Event], budget: Budget, tolerance: 
                 "rounds"
             )
     low = high / 2
-    while _fits(event(low), budget):
+    while fits(low):
         high, low = low, low / 2
         if low < _LEAST_NOISE:
             raise BudgetError(
@@ -57,7 +68,7 @@ def calibrate_noise(event: Callable[[float], Event], budget: Budget, tolerance: 
             )
     while low < high * (1 - tolerance):
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if _fits(event(middle), budget) else (middle, high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high
 
 
@@ -88,8 +99,8 @@ def calibrate_rounds(event: Event, budget: Budget) -> int:
     return low
 
 
-def _fits(event: Event, budget: Budget) -> bool:
+def _fits(event: Event, budget: Budget, loss: float = 0.0) -> bool:
     accountant: Accountant = budget.accountant
     if not accountant.supports(event):
         raise PrivacyError(f"accountant {accountant.name!r} cannot calibrate {event}: it does not support it")
-    return accountant.epsilon(event, budget.delta) <= budget.epsilon
+    return epsilon_on_grid(accountant, event, budget.delta, loss) <= budget.epsilon

@@ -74,6 +74,29 @@ class GaussianEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConcentratedEvent(Event):
+    """A release whose Renyi divergences are at most a Gaussian one's of this multiplier, and nothing finer is known.
+
+    That is 1/(2 z^2)-zCDP (Bun and Steinke 2016): what discrete Gaussian noise of few steps on whole numbers gives,
+    whose privacy loss has jumps that a Gaussian's has not.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Refuse a multiplier outside (0, inf)."""
+        _positive("ConcentratedEvent.noise_multiplier", self.noise_multiplier)
+
+    def to_json(self) -> Json:
+        """Return the JSON form."""
+        return {"type": "concentrated", "noise_multiplier": self.noise_multiplier}
+
+    def to_dp_event(self) -> dp_event.DpEvent:
+        """Return ``ZCDpEvent``."""
+        return dp_event.ZCDpEvent(rho=1 / (2 * self.noise_multiplier**2))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(Event):
     """One release of a sum with Laplace noise; ``noise_multiplier`` = scale b / l1 bound."""
 
@@ -307,6 +330,9 @@ def event_from_json(data: object) -> Event:
         case "gaussian":
             _keys(data, "noise_multiplier")
             return GaussianEvent(noise_multiplier=_number(fields, "noise_multiplier"))
+        case "concentrated":
+            _keys(data, "noise_multiplier")
+            return ConcentratedEvent(noise_multiplier=_number(fields, "noise_multiplier"))
         case "laplace":
             _keys(data, "noise_multiplier")
             return LaplaceEvent(noise_multiplier=_number(fields, "noise_multiplier"))

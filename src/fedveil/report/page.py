@@ -140,7 +140,11 @@ def audit_section(run: RunData) -> Section | None:
                 kind="note",
             )
         )
-    body = verdict + table(["attack", "result", ""], rows, caption="Attacks on this run")
+    body = verdict + table(
+        ["attack", "result", ""],
+        rows,
+        caption="Attacks on this run, computed from training records: covered by no guarantee",
+    )
     return Section(identifier="audit", title="Audit", body=body)
 
 
