@@ -142,16 +142,21 @@ def test_without_rerandomizing_the_randomness_shows_the_exponents():
 
 
 @given(
-    st.integers(0, 8), st.integers(0, 6), st.integers(1, 40), st.integers(1, 5000), st.integers(0, 2**32 - 1)
+    st.integers(0, 8),
+    st.integers(0, 6),
+    st.integers(1, 40),
+    st.integers(1, 5000),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=40)
-def test_simultaneous_powers_are_products_of_powers(bases, columns, bits, expected, seed):
+@settings(max_examples=60)
+def test_simultaneous_powers_are_products_of_powers(bases, columns, bits, expected, signed, seed):
     rng = np.random.default_rng(seed)
     modulus = key(128).public.square
     units = [mpz(int(rng.integers(2, 2**60))) * 2 + 1 for _ in range(bases)]
     units = [unit for unit in units if gcd(unit, modulus) == 1]
-    powers = SimultaneousPowers(units, modulus, bits=bits, products=expected)
-    exponents = rng.integers(-(2**bits), 2**bits, (len(units), columns))
+    powers = SimultaneousPowers(units, modulus, bits=bits, products=expected, signed=signed)
+    exponents = rng.integers(-(2**bits) if signed else 0, 2**bits, (len(units), columns))
     found = list(powers.products(exponents))
     assert len(found) == columns
     for column, product in zip(exponents.T.tolist(), found, strict=True):
@@ -170,11 +175,16 @@ def test_wide_exponents_and_the_ends_of_the_range():
         assert powers.product([a, b]) == expected
     with pytest.raises(CryptoError, match="outside"):
         powers.product([2**bits, 0])
-    with pytest.raises(CryptoError, match="62 bits"):
+    with pytest.raises(CryptoError, match="63 bits"):
         list(powers.products(np.zeros((2, 1), dtype=np.int64)))
     small = SimultaneousPowers([mpz(3)], modulus, bits=3, products=3)
     with pytest.raises(CryptoError, match="outside"):
         list(small.products(np.array([[8]])))
+    unsigned = SimultaneousPowers([mpz(3)], modulus, bits=bits, products=3, signed=False)
+    assert unsigned.product([2**bits - 1]) == powmod(3, 2**bits - 1, modulus)
+    for outside in (-1, 2**bits):
+        with pytest.raises(CryptoError, match=r"outside 0 .. 2\^700 - 1"):
+            unsigned.product([outside])
     with pytest.raises(CryptoError, match="no unit"):
         SimultaneousPowers([key(128).p], modulus, bits=3, products=1)
 

@@ -61,85 +61,95 @@ def straus_cost(*, bases: int, bits: int, products: int, modulus_bits: int) -> C
 class SimultaneousPowers:
     """Products of powers b_1^e_1 ... b_k^e_k mod m of the same bases for many exponent vectors (Straus 1964).
 
-    Exponents may be negative. A common power of two is added to each exponent of a product and taken off the result
-    again with one multiplication by (b_1 ... b_k)^(-2^bits), so the tables hold no inverses.
+    Signed exponents: 2^bits is added to each exponent of a product and taken off the result again with one
+    multiplication by (b_1 ... b_k)^(-2^bits), so the tables hold no inverses.
 
     Args:
         bases: k units modulo m; k = 0 is allowed, every product is then 1.
         modulus: m.
         bits: every exponent satisfies -2^bits <= e < 2^bits.
         products: how many products are expected, for the choice of the window.
+        signed: False: every exponent satisfies 0 <= e < 2^bits.
 
     Raises:
-        CryptoError: a base has no inverse.
+        CryptoError: a base has no inverse, and exponents are signed.
     """
 
-    def __init__(self, bases: Sequence[mpz], modulus: mpz, *, bits: int, products: int) -> None:
-        self._modulus, self._bits = mpz(modulus), bits
+    def __init__(
+        self, bases: Sequence[mpz], modulus: mpz, *, bits: int, products: int, signed: bool = True
+    ) -> None:
+        self._modulus, self._bits = mpz(modulus), bits + signed
+        self._lowest, self._end = -(mpz(1) << bits) if signed else mpz(0), mpz(1) << bits
         self.cost = straus_cost(
-            bases=len(bases), bits=bits + 1, products=products, modulus_bits=modulus.bit_length()
+            bases=len(bases), bits=self._bits, products=products, modulus_bits=modulus.bit_length()
         )
         self._tables = [self._table(mpz(base)) for base in bases]
+        self._correction = mpz(1)
+        if not signed:
+            return
         product = mpz(1)
         for base in bases:
             product = product * base % modulus
         try:
-            self._correction = invert(powmod(product, mpz(1) << bits, modulus), modulus)
+            self._correction = invert(powmod(product, self._end, modulus), modulus)
         except ZeroDivisionError as error:
             raise CryptoError("a base shares a factor with the modulus, so it is no unit") from error
 
     def _table(self, base: mpz) -> list[mpz]:
         table = [mpz(1), base]
-        for _ in range(2**self.cost.window - 2):
-            table.append(table[-1] * base % self._modulus)
+        for digit in range(2, 2**self.cost.window):
+            half = table[digit // 2]  # squares are cheaper than products
+            table.append((table[-1] * base if digit % 2 else half * half) % self._modulus)
         return table
 
     def products(self, exponents: Int64[np.ndarray, "k d"]) -> Iterator[mpz]:
         """Yield the product for every column of small exponents.
 
         Raises:
-            CryptoError: an exponent outside -2^bits .. 2^bits - 1, or bits above 62.
+            CryptoError: an exponent outside the range, or one of more than 63 bits with its sign.
         """
-        if self._bits > 62:
-            raise CryptoError(f"int64 exponents are for at most 62 bits, these bases expect {self._bits}")
-        bound = 2**self._bits
-        if exponents.size and not (-bound <= exponents.min() and exponents.max() < bound):
-            raise CryptoError(f"an exponent lies outside -2^{self._bits} .. 2^{self._bits} - 1")
+        if self._bits > 63:
+            raise CryptoError(f"int64 exponents have at most 63 bits, these bases expect {self._bits}")
+        if exponents.size:
+            self._check(int(exponents.min()), int(exponents.max()))
         window = self.cost.window
-        shifts = np.arange(math.ceil((self._bits + 1) / window), dtype=np.uint64)[::-1] * np.uint64(window)
+        shifts = np.arange(math.ceil(self._bits / window), dtype=np.uint64)[::-1] * np.uint64(window)
         for first in range(0, exponents.shape[1], _BLOCK):
-            shifted = (exponents[:, first : first + _BLOCK] + bound).astype(np.uint64)
+            shifted = (exponents[:, first : first + _BLOCK] - int(self._lowest)).astype(np.uint64)
             digits = (shifted[:, :, None] >> shifts) & np.uint64(2**window - 1)
             yield from map(self._product, digits.transpose(1, 2, 0).tolist())
 
     def product(self, exponents: Sequence[int]) -> mpz:
-        """Return one product of powers with exponents of any size below 2^bits in absolute value.
+        """Return one product of powers with exponents of any size.
 
         Raises:
-            CryptoError: an exponent outside -2^bits .. 2^bits - 1.
+            CryptoError: an exponent outside the range.
         """
-        bound = mpz(1) << self._bits
-        if any(not -bound <= exponent < bound for exponent in exponents):
-            raise CryptoError(f"an exponent lies outside -2^{self._bits} .. 2^{self._bits} - 1")
-        shifted = [int(exponent + bound) for exponent in exponents]
-        return self._product(_digits(shifted, self._bits + 1, self.cost.window).T.tolist())
+        self._check(min(exponents, default=0), max(exponents, default=0))
+        shifted = [int(exponent - self._lowest) for exponent in exponents]
+        return self._product(_digits(shifted, self._bits, self.cost.window).T.tolist())
+
+    def _check(self, smallest: int, largest: int) -> None:
+        if not self._lowest <= smallest <= largest < self._end:
+            bits = self._end.bit_length() - 1
+            raise CryptoError(
+                f"an exponent lies outside {f'-2^{bits}' if self._lowest else 0} .. 2^{bits} - 1"
+            )
 
     def _product(self, digits: list[list[int]]) -> mpz:
         """Multiply out; ``digits`` lists, from the highest window down, one digit per base."""
         modulus, tables = self._modulus, self._tables
         if not tables:
             return mpz(1)
-        step = mpz(1) << self.cost.window
-        result = self._correction if len(digits) == 1 else mpz(1)
+        result = mpz(1)
         for position, row in enumerate(digits):
             if position:
-                result = powmod(result, step, modulus)
-                if position == len(digits) - 1:
-                    result = result * self._correction % modulus
+                for _ in range(self.cost.window):  # powmod would change the number's form and back each time
+                    result = result * result % modulus
             for table, digit in zip(tables, row, strict=True):
                 if digit:
                     result = result * table[digit] % modulus
-        return result
+        return result * self._correction % modulus
 
 
 def _digits(values: Sequence[int], bits: int, window: int) -> UInt32[np.ndarray, "k digits"]:

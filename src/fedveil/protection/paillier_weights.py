@@ -67,7 +67,10 @@ def choose_layout(plan: WeightingPlan, modulus_bits: int) -> Layout:
         for direct in (False, True):
             bits = modulus_bits if direct else exponent_bits(plan, slots)
             products = straus_cost(
-                bases=plan.users, bits=bits + 1, products=served * ciphertexts, modulus_bits=2 * modulus_bits
+                bases=plan.users,
+                bits=bits + (not direct),
+                products=served * ciphertexts,
+                modulus_bits=2 * modulus_bits,
             ).total(served * ciphertexts)
             bases = 0 if direct else plan.users * modulus_bits
             cost = plan.silos * (sending + (products + bases) / served) + opening
@@ -218,7 +221,9 @@ class PaillierEvaluator:
             bases = [powmod(b, m, square) for b, m in zip(bases, multipliers, strict=True)]
             bits = exponent_bits(self._plan, self._layout.slots)
         products = self._served * self._blocks
-        self._powers = SimultaneousPowers(bases, self._key.square, bits=bits, products=products)
+        self._powers = SimultaneousPowers(
+            bases, self._key.square, bits=bits, products=products, signed=not self._layout.direct
+        )
 
     def encrypt_sum(
         self,
