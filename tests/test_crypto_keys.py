@@ -13,7 +13,7 @@ from fedveil.crypto.aead import OVERHEAD_BYTES, seal, unseal
 from fedveil.crypto.agreement import AgreementKey, Moment, SignedKey, derive
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
-from fedveil.crypto.masks import UniformIntegers, add_mask_, subtract_mask_
+from fedveil.crypto.masks import UniformIntegers, apply_masks_
 from fedveil.crypto.shamir import PRIME, Share, combine, split
 
 MOMENT = Moment(run=bytes(range(16)), round=3, attempt=1)
@@ -122,26 +122,39 @@ def test_sealed_messages_open_only_unaltered(plaintext, associated):
 def test_a_mask_comes_off_again_and_is_the_raw_keystream(dtype, length):
     key = bytes(range(32))
     words = np.arange(length).astype(dtype)
-    add_mask_(words, key)
+    apply_masks_(words, [(key, True)])
     if length > 4:
         assert np.mean(words == np.arange(length).astype(dtype)) < 0.5
     zero = np.zeros(length, dtype=dtype)
-    add_mask_(zero, key)
+    apply_masks_(zero, [(key, True)])
     np.testing.assert_array_equal(zero + np.arange(length).astype(dtype), words)
-    subtract_mask_(words, key)
+    apply_masks_(words, [(key, False)])
     np.testing.assert_array_equal(words, np.arange(length).astype(dtype))
+
+
+def test_many_masks_at_once_are_those_of_each_key():
+    keys = [bytes([number]) * 32 for number in range(1, 5)]
+    signs = [True, False, False, True]
+    words = np.arange(50_001, dtype="<u8")
+    one_by_one = words.copy()
+    apply_masks_(words, zip(keys, signs, strict=True))
+    for key, adds in zip(keys, signs, strict=True):
+        apply_masks_(one_by_one, [(key, adds)])
+    np.testing.assert_array_equal(words, one_by_one)
+    apply_masks_(words, [(key, not adds) for key, adds in zip(keys, signs, strict=True)])
+    np.testing.assert_array_equal(words, np.arange(50_001))
 
 
 def test_masks_refuse_other_words_and_keys():
     with pytest.raises(CryptoError, match="uint32 or uint64"):
-        add_mask_(np.zeros(3), bytes(32))
+        apply_masks_(np.zeros(3), [(bytes(32), True)])
     with pytest.raises(CryptoError, match="32 bytes"):
-        add_mask_(np.zeros(3, dtype="<u8"), bytes(31))
+        apply_masks_(np.zeros(3, dtype="<u8"), [(bytes(31), True)])
 
 
 def test_mask_bytes_are_uniform():
     words = np.zeros(2**17, dtype="<u8")
-    add_mask_(words, bytes(range(32)))
+    apply_masks_(words, [(bytes(range(32)), True)])
     octets = words.view(np.uint8)
     assert stats.chisquare(np.bincount(octets, minlength=256)).pvalue > FALSE_ALARM
     biased = np.where(

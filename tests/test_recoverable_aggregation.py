@@ -15,7 +15,7 @@ from fedveil.crypto.aead import unseal
 from fedveil.crypto.agreement import AgreementKey, Moment
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.crypto.masks import add_mask_, subtract_mask_
+from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
@@ -169,10 +169,10 @@ def opened_by_the_server(run, received, late, gone):
     seed = combine(list(shares.values()), threshold=run.threshold)
     for which in (0, 1):
         words = Envelope.decode(late).message.words.copy()
-        subtract_mask_(words, seed)
+        apply_masks_(words, [(seed, False)])
         for peer in bundle:
             mask = key.agree(publics[peer][which]).derive(MASK_PURPOSE, moment)
-            (subtract_mask_ if gone < peer else add_mask_)(words, mask)
+            apply_masks_(words, [(mask, gone > peer)])
         yield run.plan.decode(words)
 
 

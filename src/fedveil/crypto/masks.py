@@ -6,10 +6,11 @@ a key that the reader lacks is indistinguishable from noise.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
 from gmpy2 import mpz
 from jaxtyping import UInt32, UInt64
 
@@ -18,38 +19,36 @@ from fedveil.randomness import KeyedStream
 
 Words = UInt32[np.ndarray, " n"] | UInt64[np.ndarray, " n"]
 
-_CHUNK_BYTES: Final = 2**18  # stays in a core's cache between the cipher and the addition
+_CHUNK_BYTES: Final = 2**17  # stays in a core's cache between the cipher and the addition
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
 
-def add_mask_(words: Words, key: bytes) -> None:
-    """Add the key's mask to a vector modulo 2^32 or 2^64, in place.
+def apply_masks_(words: Words, masks: Iterable[tuple[bytes, bool]]) -> None:
+    """Add or subtract the masks of keys to or from a vector modulo 2^32 or 2^64, in place.
+
+    Part of the vector after part takes all masks while it is in a core's cache.
 
     Args:
         words: (n,) contiguous uint32 or uint64.
-        key: 32 bytes that serve no other mask.
+        masks: pairs of 32 bytes that serve no other mask, and whether the mask is added (or subtracted).
     """
-    _accumulate(words, key, np.add)
-
-
-def subtract_mask_(words: Words, key: bytes) -> None:
-    """Subtract the key's mask from a vector modulo 2^32 or 2^64, in place; undoes :func:`add_mask_`."""
-    _accumulate(words, key, np.subtract)
-
-
-def _accumulate(words: Words, key: bytes, operation: np.ufunc) -> None:
     if words.dtype not in (np.dtype("<u4"), np.dtype("<u8")):
         raise CryptoError(f"a masked vector holds uint32 or uint64 words, not {words.dtype}")
-    if len(key) != 32:
-        raise CryptoError(f"a mask's key has 32 bytes, this one has {len(key)}")
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    streams = [(_keystream(key), np.add if adds else np.subtract) for key, adds in masks]
     buffer = bytearray(_CHUNK_BYTES)
     mask = np.frombuffer(buffer, dtype=words.dtype)
     zeros = memoryview(_ZEROS)
     for first in range(0, len(words), len(mask)):
         part = words[first : first + len(mask)]
-        stream.update_into(zeros[: part.nbytes], buffer)
-        operation(part, mask[: len(part)], out=part)
+        for stream, operation in streams:
+            stream.update_into(zeros[: part.nbytes], buffer)
+            operation(part, mask[: len(part)], out=part)
+
+
+def _keystream(key: bytes) -> CipherContext:
+    if len(key) != 32:
+        raise CryptoError(f"a mask's key has 32 bytes, this one has {len(key)}")
+    return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
 
 class UniformIntegers:

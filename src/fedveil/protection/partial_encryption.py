@@ -28,7 +28,7 @@ from fedveil.crypto.agreement import RUN_BYTES, Moment, derive
 from fedveil.crypto.ckks import CkksKey
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.crypto.masks import add_mask_, subtract_mask_
+from fedveil.crypto.masks import apply_masks_
 from fedveil.protection.ballots import Order, decode_bitmap, encode_bitmap, largest, secret_order
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
@@ -303,8 +303,7 @@ class PartialSilo:
                 )
             counts += noise[self._order]
         words = plan.pack_counts(counts)
-        for key, adds in self._peers.mask_keys(self._cohort, _MASK, self._moment):
-            (add_mask_ if adds else subtract_mask_)(words, key)
+        apply_masks_(words, self._peers.mask_keys(self._cohort, _MASK, self._moment))
         return words
 
     def _divide(self, chosen: Bool[np.ndarray, " d"]) -> None:

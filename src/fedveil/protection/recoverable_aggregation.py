@@ -28,7 +28,7 @@ from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.agreement import AgreementKey, Moment
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.crypto.masks import add_mask_, subtract_mask_
+from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
@@ -137,9 +137,8 @@ class RecoverableSilo:
         if self._step is not _Step.VECTORS:
             raise ProtocolError("no round awaits this silo's vector", silo=self.index)
         words = self._plan.encode(units, self.index)
-        add_mask_(words, self._seed)
-        for key, adds in self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._moment):
-            (add_mask_ if adds else subtract_mask_)(words, key)
+        pairwise = self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._moment)
+        apply_masks_(words, [(self._seed, True), *pairwise])
         self._step = _Step.REVEAL
         return self._envelope(MaskedVector(words=words))
 
@@ -366,6 +365,7 @@ class RecoverableServer:
 
     def _unmask(self, revealed: dict[int, dict[int, bytes]]) -> None:
         """Take the survivors' own masks off, and the pairwise masks that vanished silos left behind."""
+        masks: list[tuple[bytes, bool]] = []
         for silo in self._sharers:
             shares = [Share(point=holder + 1, value=given[silo]) for holder, given in revealed.items()]
             try:
@@ -373,14 +373,15 @@ class RecoverableServer:
             except CryptoError as error:
                 raise ProtocolError(f"its shares do not fit together: {error}", silo=silo) from error
             if silo in self._cohort:
-                subtract_mask_(self._sum, secret)
+                masks.append((secret, False))
                 continue
             vanished = AgreementKey.from_bytes(secret)
             if vanished.public != self._keys[silo]:
                 raise ProtocolError("the shares of its key give another key", silo=silo)
             for survivor in self._cohort:
                 key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._moment)
-                (subtract_mask_ if survivor < silo else add_mask_)(self._sum, key)
+                masks.append((key, survivor > silo))
+        apply_masks_(self._sum, masks)
 
     def _to(self, silo: int, content: Message) -> bytes:
         return Envelope(moment=self._moment, sender=SERVER, recipient=silo, message=content).encode()

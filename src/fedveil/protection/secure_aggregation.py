@@ -24,7 +24,7 @@ from jaxtyping import Int64, UInt32, UInt64
 
 from fedveil.crypto.agreement import Moment
 from fedveil.crypto.keys import IdentityKey
-from fedveil.crypto.masks import add_mask_, subtract_mask_
+from fedveil.crypto.masks import apply_masks_
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
     SERVER,
@@ -195,9 +195,8 @@ class AggregationSilo:
             raise ProtocolError("no round awaits this silo's vector", silo=self.index)
         words = self._plan.encode(units, self.index)
         self._seed = os.urandom(32)
-        add_mask_(words, self._seed)
-        for key, adds in self._peers.mask_keys(self._cohort, MASK_PURPOSE, self._moment):
-            (add_mask_ if adds else subtract_mask_)(words, key)
+        pairwise = self._peers.mask_keys(self._cohort, MASK_PURPOSE, self._moment)
+        apply_masks_(words, [(self._seed, True), *pairwise])
         self._phase = _Phase.REVEAL
         return self._envelope(MaskedVector(words=words))
 
@@ -296,7 +295,7 @@ class AggregationServer:
         elif isinstance(content, MaskedVector):
             self._add(sender, content.words)
         elif isinstance(content, OwnMask):
-            subtract_mask_(self._sum, content.seed)
+            apply_masks_(self._sum, [(content.seed, False)])
         self._arrived.add(sender)
         return [] if self.missing else self._next_phase()
 
