@@ -3,6 +3,9 @@
 Clients of 50 records, a cohort of 50, 5 epochs in batches of 10, one thread, noise on the sum. pfl's pins do not go
 with fedveil's, so it runs in an interpreter of its own, in the same benchmark run: ``FEDVEIL_PFL_PYTHON`` names it (a
 virtual environment with ``pip install pfl==0.6.0 torch``). Without it the peer's column is empty.
+
+Both call the same kernels of PyTorch for a CNN. The row "convolutions and poolings alone" is the time of those kernels
+for a round's batches and nothing else: its ratio is the most that any trainer that calls them can reach.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, at_most
+from benchmarks.harness import Row, at_most, cpu_seconds
 from benchmarks.pfl_networks import network
 from fedveil.engine.round import Seat, play_round
 from fedveil.local.choice import choose_trainer
@@ -33,7 +36,7 @@ from fedveil.methods.dp_fed_ls import dp_fed_ls
 from fedveil.population.records import Affine, Records
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
-RECORDS, COHORT = 50, 50
+RECORDS, COHORT, EPOCHS, BATCH = 50, 50, 5, 10
 TARGETS = {"linear": 10.0, "cnn": 2.0}
 
 
@@ -54,6 +57,15 @@ def rows(quick: bool) -> Iterator[Row]:
             target=target,
             met=None if ratio is None else ratio >= target,
         )
+        if model == "cnn":
+            floor = ours["kernels"]
+            yield Row(
+                case="cnn: convolutions and poolings alone, the floor of a round",
+                unit="CPU s",
+                ours=floor,
+                peer=theirs,
+                ratio=None if theirs is None else theirs / floor,
+            )
         if model == "linear":
             yield at_most("linear: the first round", "CPU s", ours["rounds"][0], 2.0)
     few, many = (_ours("linear", clients, 3) for clients in (1000, 10_000 if quick else 100_000))
@@ -82,6 +94,41 @@ def _run(command: list[str]) -> dict[str, Any]:
     return result
 
 
+def kernel_seconds(repeats: int = 200) -> float:
+    """Return the median CPU seconds of the convolutions and poolings of one batch of the CNN, forward and backward.
+
+    Kernels with channels innermost, the fastest layout; no loss, no autograd, no step; the first convolution's slope
+    with respect to the images is not computed, as in training.
+    """
+    convolution, pooling = torch.ops.aten.convolution, torch.ops.aten.max_pool2d_with_indices
+    images = torch.randn(BATCH, 1, 28, 28)
+    kernels = [
+        layer.weight.detach().contiguous(memory_format=torch.channels_last)
+        for layer in network("cnn")
+        if isinstance(layer, torch.nn.Conv2d)
+    ]
+    window, none, one = [2, 2], [0, 0], [1, 1]
+
+    def batch() -> None:
+        passed, value = [], images
+        for kernel in kernels:
+            made = convolution(value, kernel, kernel[:, 0, 0, 0], one, none, one, False, none, 1)
+            pooled, places = pooling(made, window, window, none, one, False)
+            passed.append((value, made, places))
+            value = pooled
+        slope = value
+        for number, kernel in reversed(list(enumerate(kernels))):
+            value, made, places = passed[number]
+            slope = torch.ops.aten.max_pool2d_with_indices_backward(
+                slope, made, window, window, none, one, False, places
+            )
+            slope = torch.ops.aten.convolution_backward(
+                slope, value, kernel, [len(kernel)], one, none, one, False, none, 1, [number > 0, True, True]
+            )[0]
+
+    return cpu_seconds(batch, repeats=repeats)[0]
+
+
 def main() -> None:
     """Play rounds of DP-Fed-LS and print their CPU seconds, and memory, as JSON."""
     name, clients, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -100,7 +147,7 @@ def main() -> None:
     )
     task = Task(model=network(name), loss=load_loss("cross_entropy"))
     method = dp_fed_ls(
-        local=LocalSgd(learning_rate=0.1, epochs=5, batch_size=10),
+        local=LocalSgd(learning_rate=0.1, epochs=EPOCHS, batch_size=BATCH),
         n_users=clients,
         clip=0.3,
         noise_multiplier=1.0,
@@ -122,11 +169,13 @@ def main() -> None:
         before = time.process_time()
         model, _ = play_round(seat, model, number, ExperimentRandomness(0), privacy)
         seconds.append(time.process_time() - before)
+    steps = COHORT * method.local.count(RECORDS)
     table = records.features.nbytes + records.targets.nbytes + 2 * user.nbytes
     print(
         json.dumps(
             {
                 "rounds": seconds,
+                "kernels": steps * kernel_seconds() if name == "cnn" else None,
                 "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 "table": table,
                 "clients": clients,
