@@ -14,11 +14,13 @@ from fedveil.local.dpsgd import DpSgdTrainer, RecordSums, poisson
 from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort
+from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.training import cohort_of, everyone, task_of
 
-SEED = torch.tensor(5)
+SEEDS = torch.arange(8) + 5
 
 
 def no_noise(dimension, std, grid, source):
@@ -70,18 +72,109 @@ def test_one_record_moves_the_gradient_sum_by_at_most_the_bound(seed, scale, nor
     cohort.features.mul_(scale)
     records = RecordSums(task, Clip(norm=norm), cohort, memory=1)
     batch = torch.arange(8)
-    full = records.gradient_sum(task.initial(), batch, SEED)
+    full = records.gradient_sum(task.initial(), batch, SEEDS)
     for left_out in (0, 5):
-        less = records.gradient_sum(task.initial(), batch[batch != left_out], SEED)
+        less = records.gradient_sum(task.initial(), batch[batch != left_out], SEEDS[batch != left_out])
         assert float((full - less).norm()) <= norm
+
+
+class Coupled(PrivacyRandomness):
+    """Words of a silo with one more record in front: the records that stay draw what they draw beside it."""
+
+    def __init__(self, seed, ahead):
+        super().__init__(seed)
+        self.ahead, self.drawn = ahead, []
+
+    def stream(self, *path):
+        source = super().stream(*path)
+        return Later(source, self) if path[0] != "dp-sgd noise" else source
+
+
+class Later:
+    def __init__(self, source, owner):
+        self._source, self._owner = source, owner
+
+    def uint64(self, count):
+        words = self._source.uint64(count + self._owner.ahead)[self._owner.ahead :]
+        self._owner.drawn.append(words)
+        return words
+
+
+def silo_of(n, model_shape, left_out=0):
+    """Return one silo of n records of which the first ``left_out`` do not exist."""
+    rng = np.random.default_rng(8)
+    features = rng.normal(size=(n, *model_shape)).astype(np.float32)[left_out:]
+    targets = rng.integers(0, 3, n).astype(np.int64)[left_out:]
+    zeros = np.zeros(n - left_out, dtype=np.int32)
+    records = Records(features=features, targets=targets, silo=zeros, user=zeros)
+    groups = records.by_silo(1)
+    return Cohort.of(records, groups=groups, n_silos=1, scale=Affine(), device=torch.device("cpu"))
+
+
+def with_dropout():
+    layers = [torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(32, 3)]
+    return Task(model=torch.nn.Sequential(*layers), loss=load_loss("cross_entropy"))
+
+
+@pytest.mark.parametrize("model", ["dropout", "mlp_groupnorm"])
+def test_removing_the_first_record_moves_every_steps_gradient_sum_by_at_most_the_bound(model, monkeypatch):
+    """Under the coupling of the proof: every other record joins the same batches and has the same masks."""
+    torch.manual_seed(0)
+    task, shape = (with_dropout(), (6,)) if model == "dropout" else (task_of(model, (16,)), (16,))
+    clip, steps = Clip(norm=0.01), []
+    for left_out in (0, 1):
+        sums = []
+        gradient_sum = RecordSums.gradient_sum
+
+        def recorded(self, *arguments, sums=sums, gradient_sum=gradient_sum):
+            sums.append(gradient_sum(self, *arguments))
+            return sums[-1]
+
+        privacy = Coupled(3, ahead=left_out)
+        local = LocalDpSgd(learning_rate=1e-30, epochs=5, batch_size=10, noise_multiplier=0.0)
+        cohort = silo_of(40, shape, left_out)
+        with monkeypatch.context() as patch:
+            patch.setattr(RecordSums, "gradient_sum", recorded)
+            DpSgdTrainer(task=task, local=local, noise=no_noise, privacy=privacy).sums(
+                task.initial(), cohort, *everyone(cohort), clip, ExperimentRandomness(0), ("round", 1)
+            )
+        steps.append(sums)
+    moved = [float((full - less).norm()) for full, less in zip(*steps, strict=True)]
+    assert len(moved) == 20
+    assert max(moved) <= clip.norm * (1 + 1e-4)  # batched kernels may round the others' gradients differently
+    assert (
+        0 < sum(step > 0.5 * clip.norm for step in moved) < 20
+    )  # the first record joined some batches, not all
+
+
+def test_masks_are_drawn_for_every_record_and_step_and_only_for_models_that_drop_out():
+    for task, drawn in ((with_dropout(), 2), (task_of("mlp"), 1)):
+        privacy = Coupled(3, ahead=0)
+        local = LocalDpSgd(learning_rate=0.1, epochs=2, batch_size=4, noise_multiplier=0.0)
+        cohort = silo_of(12, (6,))
+        DpSgdTrainer(task=task, local=local, noise=no_noise, privacy=privacy).sums(
+            task.initial(), cohort, *everyone(cohort), Clip(norm=1.0), ExperimentRandomness(0), ("round", 1)
+        )
+        assert [len(words) for words in privacy.drawn] == [12] * 6 * drawn
+        assert len(np.unique(np.concatenate(privacy.drawn))) == 12 * 6 * drawn
+
+
+def test_each_record_of_a_batch_has_the_mask_of_its_own_seed():
+    task, cohort = with_dropout(), silo_of(9, (6,))
+    records = RecordSums(task, Clip(norm=1.0), cohort, memory=1)
+    batch, seeds = torch.arange(9), torch.arange(9) + 100
+    alone = sum(records.gradient_sum(task.initial(), batch[[i]], seeds[[i]]) for i in range(9))
+    assert torch.equal(records.gradient_sum(task.initial(), batch, seeds), alone)
+    assert torch.equal(records.gradient_sum(task.initial(), batch.flip(0), seeds.flip(0)), alone)
+    assert not torch.equal(records.gradient_sum(task.initial(), batch, seeds.flip(0)), alone)
 
 
 def test_a_poisoned_record_adds_nothing():
     task, cohort = task_of("mlp"), cohort_of([8])
     records = RecordSums(task, Clip(norm=1.0), cohort, memory=1 << 20)
-    clean = records.gradient_sum(task.initial(), torch.arange(1, 8), SEED)
+    clean = records.gradient_sum(task.initial(), torch.arange(1, 8), SEEDS[1:])
     cohort.features[0] = float("nan")
-    poisoned = records.gradient_sum(task.initial(), torch.arange(8), SEED)
+    poisoned = records.gradient_sum(task.initial(), torch.arange(8), SEEDS)
     torch.testing.assert_close(poisoned, clean, rtol=0, atol=1e-4)
 
 
@@ -111,7 +204,7 @@ def test_an_empty_silo_and_an_empty_batch():
     )
     assert sums.total[0].abs().sum() == 0
     records = RecordSums(task, Clip(norm=1.0), cohort, memory=1)
-    assert records.gradient_sum(task.initial(), torch.zeros(0, dtype=torch.int64), SEED).abs().sum() == 0
+    assert records.gradient_sum(task.initial(), torch.zeros(0, dtype=torch.int64), SEEDS[:0]).abs().sum() == 0
 
 
 def test_batches_are_poisson():

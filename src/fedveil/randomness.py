@@ -4,7 +4,7 @@
 kind         type                    used for
 ===========  ======================  ==========================================================================
 experiment   ExperimentRandomness    initial model, batches, allocation, dropout: seeded, repeatable, not secret
-privacy      PrivacyRandomness       noise and participant sampling: the operating system's cryptographic source
+privacy      PrivacyRandomness       noise, samples, DP-SGD's batches and masks: the system's cryptographic source
 shared       KeyedStream             what two parties must draw alike from one secret key
 ===========  ======================  ==========================================================================
 

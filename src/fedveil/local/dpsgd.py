@@ -3,12 +3,19 @@
 One step on a silo's n records, with the bound C, the noise multiplier sigma and the sampling rate gamma:
 
     batch    every record joins independently with probability gamma
+    masks    with dropout: every record has masks of its own, from a 64-bit seed that is drawn for it in this step
     sum      G = sum over the batch of clip(gradient of its own loss, C)
     release  w <- w - eta (G + N) / (gamma n),      N of scale sigma C in every coordinate
 
 The divisor is the expected batch size, as in Opacus; the number of records drawn is not revealed. Adding or
 removing one record changes G by at most C in l2 norm, as stored (the grid of
-:class:`~fedveil.privacy.bounds.Clip`).
+:class:`~fedveil.privacy.bounds.Clip`), given what the other records drew.
+
+In a step every record of the silo draws its own words from privacy randomness: one for whether it joins and, for models
+with dropout, one for its masks. They are independent of each other and of all data, so the words of the records that
+stay have the same law whether or not another record is there, and the claim is about laws: that the words of a
+*repeated* run shift with the rows does no harm. Masks that are a function of the row's number would: removing a record
+gave the others new masks and moved G by many C. docs/theory/group-privacy.md has the argument.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.errors import CompositionError
-from fedveil.local.counters import contribution_seeds, derive, step_seeds
+from fedveil.local.dropout import seed_names
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
@@ -47,7 +54,7 @@ class DpSgdTrainer:
         task: model and loss; the loss must be a mean of terms of single records.
         local: rates, epochs and noise.
         noise: samples the noise law; called with standard deviation ``noise_multiplier * C``.
-        privacy: where batches and noise come from.
+        privacy: where batches, dropout masks and noise come from.
         memory: bytes that the per-record gradients of a chunk may take.
 
     Raises:
@@ -81,13 +88,14 @@ class DpSgdTrainer:
     ) -> Sums:
         """Return each silo's weighted DP-SGD update; ``bound`` is the clip of single records.
 
+        ``randomness`` is not used: everything that is drawn here is part of the guarantee.
+
         Raises:
             CompositionError: the bound clips nothing.
         """
         if not isinstance(bound, Clip):
             raise CompositionError("DP-SGD needs a clip bound for the gradients of single records")
         start, weights = start.to(cohort.device), weights.to(cohort.device)
-        seeds = contribution_seeds(cohort.groups, members, randomness, path)
         silos = cohort.silos(members)
         plans = [self.local.plan(size) for size in cohort.sizes(members).tolist()]
         records = RecordSums(self.task, bound, cohort, self.memory)
@@ -99,8 +107,12 @@ class DpSgdTrainer:
             model = start
             for step in range(plan.steps):
                 stream = (*path, int(silos[i]), step)
-                batch = held[poisson(len(held), plan.rate, self.privacy.stream("dp-sgd batch", *stream))]
-                gradient = records.gradient_sum(model, batch, step_seeds(seeds[i : i + 1], 0, step)[0])
+                joined = poisson(len(held), plan.rate, self.privacy.stream("dp-sgd batch", *stream))
+                seeds = torch.zeros(len(held), dtype=torch.int64)
+                if records.drops_out:
+                    words = self.privacy.stream("dp-sgd masks", *stream).uint64(len(held))
+                    seeds = torch.from_numpy(words.view(np.int64).copy())
+                gradient = records.gradient_sum(model, held[joined], seeds[joined])
                 if self.local.noise_multiplier > 0:
                     std = self.local.noise_multiplier * bound.norm
                     source = self.privacy.stream("dp-sgd noise", *stream)
@@ -118,25 +130,36 @@ class DpSgdTrainer:
 
 
 class RecordSums:
-    """Sums of clipped gradients of single records, in O(chunk · d) memory."""
+    """Sums of clipped gradients of single records, in O(chunk · d) memory.
+
+    Attributes:
+        drops_out: whether the model has dropout, so that :meth:`gradient_sum` reads the seeds.
+    """
 
     def __init__(self, task: Task, bound: Clip, cohort: Cohort, memory: int) -> None:
         self._gradients = BatchedGradients(task, cohort.device, compile=False)
         self._bound, self._cohort = bound, cohort
         self._rows = rows_in_memory(task, cohort, memory)
+        self.drops_out = bool(seed_names(task.model))
 
     def gradient_sum(
-        self, model: Float32[Tensor, " d"], batch: Int64[Tensor, " n"], seed: Int64[Tensor, ""]
+        self, model: Float32[Tensor, " d"], batch: Int64[Tensor, " n"], seeds: Int64[Tensor, " n"]
     ) -> Float64[Tensor, " d"]:
-        """Return sum_i clip(grad loss_i(model)) over the records of a batch, exact on the bound's grid."""
+        """Return sum_i clip(grad loss_i(model)) over the records of a batch, exact on the bound's grid.
+
+        Args:
+            model: (d,) parameters.
+            batch: rows of the cohort's table.
+            seeds: of each record's dropout masks in this step; not read unless :attr:`drops_out`.
+        """
         layout, device = self._gradients.layout, self._cohort.device
         sums = SiloSums(1, layout.dimension, self._bound, device)
         for first in range(0, len(batch), self._rows):
             rows = batch[first : first + self._rows]
             features, targets = self._cohort.batch(rows[:, None])
             mask = torch.ones(len(rows), 1, dtype=torch.bool, device=device)
-            seeds = derive(seed, rows).to(device)
-            slopes = self._gradients.at_one(layout.unflatten(model), features, targets, mask, seeds)
+            own = seeds[first : first + self._rows].to(device)
+            slopes = self._gradients.at_one(layout.unflatten(model), features, targets, mask, own)
             flat = torch.cat([slope.reshape(len(rows), -1) for slope in slopes.values()], dim=1)
             ones = torch.ones(len(rows), dtype=torch.float64, device=device)
             sums.add_(flat, ones, torch.zeros(len(rows), dtype=torch.int64, device=device))
