@@ -92,6 +92,24 @@ def test_every_method_runs_end_to_end_and_states_its_privacy(method: dict[str, A
         assert (outcome.folder / name).is_file()
 
 
+@pytest.mark.parametrize(
+    ("method", "trainer", "said"),
+    [
+        ("uldp-avg", "loop", None),
+        ("uldp-avg", "vmap", "the last bits of a contribution's float32 training"),
+        ("uldp-group", "loop", "the last bits of a record's gradient"),
+        ("uldp-group", "vmap", "the last bits of a record's gradient"),
+    ],
+)
+def test_a_statement_says_what_is_computed_in_batches(method: str, trainer: str, said: str | None) -> None:
+    document = experiment().model_dump(exclude_none=True) | {"trainer": {"name": trainer}}
+    document["method"] = {"name": method, "clip": 0.5, "noise_multiplier": 5.0}
+    if method == "uldp-group":
+        document["method"]["group_size"] = 2
+    lines = [line for line in prepare(parse(document, "test")).uncovered if "last bits" in line]
+    assert [line.startswith(said or "-") for line in lines] == [True] * (said is not None)
+
+
 def test_learning_happens() -> None:
     prepared = prepare(experiment(method={"noise_multiplier": 0.5}, rounds=15, local={"epochs": 5}))
     from tempfile import TemporaryDirectory

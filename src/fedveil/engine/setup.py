@@ -417,8 +417,10 @@ def _initial(experiment: Experiment) -> tuple[str, ...]:
 
 def _batching(trainer: Trainer) -> tuple[str, ...]:
     """Name what batching leaves open: kernels may round a contribution differently when others join or leave."""
-    if isinstance(trainer, LoopTrainer | DpSgdTrainer):
+    if isinstance(trainer, LoopTrainer):
         return ()
+    if isinstance(trainer, DpSgdTrainer):
+        return ("the last bits of a record's gradient may depend on which others are computed beside it",)
     return (
         "the last bits of a contribution's float32 training may depend on which others are computed beside it "
         "(trainer.name = 'loop' computes each alone)",

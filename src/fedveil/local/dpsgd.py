@@ -9,7 +9,8 @@ One step on a silo's n records, with the bound C, the noise multiplier sigma and
 
 The divisor is the expected batch size, as in Opacus; the number of records drawn is not revealed. Adding or
 removing one record changes G by at most C in l2 norm, as stored (the grid of
-:class:`~fedveil.privacy.bounds.Clip`), given what the other records drew.
+:class:`~fedveil.privacy.bounds.Clip`), given what the other records drew and their gradients. Gradients are computed
+in chunks, and a batched kernel may round the last bits of one by who else is in its chunk; the statement says so.
 
 In a step every record of the silo draws its own words from privacy randomness: one for whether it joins and, for models
 with dropout, one for its masks. They are independent of each other and of all data, so the words of the records that
