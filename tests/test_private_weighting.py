@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import AgreementKey, Moment, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER, Envelope, RevealRequest
+from fedveil.protection.messages import SERVER, Directory, Envelope, RevealRequest
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
 from fedveil.protection.session import WeightingSession
@@ -31,7 +31,7 @@ from fedveil.protection.weighting_messages import (
 )
 from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.protection.weighting_server import WeightingServer, drawn_places
-from fedveil.protection.weighting_silo import WeightingSilo
+from fedveil.protection.weighting_silo import KEY_PURPOSE, WeightingSilo
 
 FALSE_ALARM = 1e-6
 needs_seal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
@@ -167,6 +167,34 @@ def test_every_layout_gives_the_same_sum(users, length, rounds, bits, packed, di
     session = session_of(plan, counts, bits)
     check_round(session, counts, rng, 1)
     check_round(session, counts, rng, 2)
+
+
+@given(silos=st.integers(2, 6), users=st.integers(1, 12), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=5)
+def test_under_oblivious_transfer_every_user_counts_with_all_silos_or_with_none(silos, users, seed):
+    """Coordinate u has user u alone, so the sum over whoever was drawn can be read off."""
+    rng = np.random.default_rng(seed)
+    places = int(rng.integers(2, 5))
+    plan = plan_of(
+        silos=silos,
+        users=users,
+        length=users,
+        largest_count=3 * silos,
+        noise_limit=0,
+        renewed=True,
+        places=places,
+        chosen=int(rng.integers(1, places)),
+    )
+    counts = rng.integers(0, 4, (silos, users))
+    counts[0, 0] = 1
+    session = session_of(plan, counts, 512)
+    rows = [np.eye(users, dtype=np.int64)[silo.members] * 10**5 for silo in session.silos]
+    zero = [np.zeros(users, dtype=np.int64)] * silos
+    found = session.aggregate(1, zip(rows, zero, strict=True)) / 10**5
+    present = counts.sum(axis=0) > 0
+    drawn = found > 0.5
+    assert np.abs(found - drawn).max() <= (silos / 2 + 1e-3) / 10**5
+    assert not drawn[~present].any()
 
 
 def test_oblivious_transfer_gives_each_user_wholly_or_not_at_all():
@@ -471,6 +499,67 @@ def test_rounds_need_the_setup_and_the_plans_way_of_sampling():
         session.server.begin(Moment(run=session.plan.run, round=1, attempt=0))
     with pytest.raises(ProtocolError, match="users are drawn"):
         session.server.begin(Moment(run=session.plan.run, round=1, attempt=0), np.ones(5, dtype=bool))
+
+
+def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
+    rng = np.random.default_rng(14)
+    session = session_of(plan_of(rounds=2), np.full((3, 6), 2))
+    contributions, noise = inputs(session, rng)
+    session.aggregate(1, zip(contributions, noise, strict=True))
+    weights = session.server.begin(Moment(run=session.plan.run, round=2, attempt=0))
+    session._post.to_silos(weights)
+    sent = session.silos[1].contribute(contributions[1], noise[1])
+    envelope, moment = Envelope.decode(sent), Moment(run=session.plan.run, round=2, attempt=0)
+    session.server.receive(1, sent)
+    for changes, reason in (
+        ({"moment": dataclasses.replace(moment, run=bytes(16))}, "another run"),
+        ({"moment": dataclasses.replace(moment, round=1)}, "round 1"),
+        ({"moment": dataclasses.replace(moment, attempt=1)}, "attempt 1"),
+        ({"sender": 0}, "somebody else"),
+        ({"recipient": 2}, "somebody else"),
+        ({"message": RevealRequest()}, "did not expect"),
+        ({}, "a replay"),
+    ):
+        with pytest.raises(ProtocolError, match=f"silo 1: .*{reason}"):
+            session.server.receive(1, dataclasses.replace(envelope, **changes).encode())
+    with pytest.raises(ProtocolError, match="keys are used once"):
+        session.silos[0].receive(weights[0][1])
+    old = dataclasses.replace(
+        Envelope.decode(weights[2][1]), moment=dataclasses.replace(moment, run=bytes(16))
+    )
+    with pytest.raises(ProtocolError, match="of the same run"):
+        session.silos[2].receive(old.encode())
+
+
+def test_a_key_that_the_server_put_in_place_is_refused():
+    plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
+    roster = tuple(identity.public for identity in identities)
+    silos = [
+        WeightingSilo(
+            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
+        )
+        for i, identity in enumerate(identities)
+    ]
+    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    sent = [message for silo in silos for message in server.receive(silo.index, silo.announce())]
+    relayed = next(
+        data for to, data in sent if to == 0 and isinstance(Envelope.decode(data).message, Directory)
+    )
+    keys = Envelope.decode(relayed).message.keys
+    swapped = AgreementKey.generate().public
+    for key in (
+        SignedKey(public=swapped, signature=keys[1][1].signature),
+        SignedKey(public=keys[1][1].public, signature=bytes(64)),
+        SignedKey.sign(identities[1], swapped, owner=1, purpose="secure aggregation", moment=plan.setup),
+        SignedKey.sign(IdentityKey.generate(), swapped, owner=1, purpose=KEY_PURPOSE, moment=plan.setup),
+    ):
+        silo = WeightingSilo(
+            plan, index=0, identity=identities[0], roster=roster, counts=np.full(6, 2), evaluator=evaluator()
+        )
+        silo._peers = silos[0]._peers
+        with pytest.raises(ProtocolError, match="silo 1: its public key was refused"):
+            silo.receive(altered(relayed, keys=(keys[0], (1, key), keys[2])))
+    assert silos[0].receive(relayed)
 
 
 def test_a_blinding_seed_from_elsewhere_is_refused():
