@@ -82,6 +82,7 @@ class _Session:
     hidden: MaskedShare | BlindShare | EncryptedShare | None
     post: CodedPost | None
     weighted: bool
+    terms: bytes
     drawn: bytes = b""
     task: Task | None = None
     request: bytes = b""
@@ -259,6 +260,7 @@ class SiloParty:
             hidden=hidden,
             post=post,
             weighted=not by_records,
+            terms=hashlib.sha256(terms.encode()).digest(),
         )
         joined = Joined(counts=self._counts() if by_records else np.zeros(0, dtype=np.int64))
         if post is not None:
@@ -321,6 +323,7 @@ class SiloParty:
         weights = session.prepared.seat.weights
         weights.copy_(torch.from_numpy(groups.size / totals.counts[groups.user]))
         session.weighted = True
+        session.terms = hashlib.sha256(session.terms + totals.encode()).digest()
 
     # --- a round ---------------------------------------------------------------------------------------------
 
@@ -333,7 +336,9 @@ class SiloParty:
         prepared, name, hidden = session.prepared, _run_name(session.run), session.hidden
         self._check_task(session, task)
         blind = hidden if isinstance(hidden, BlindShare) else None
-        asked = task.encode() if blind is None else task.encode() + session.drawn + blind.binding
+        asked = session.terms + task.encode()
+        if blind is not None:
+            asked += session.drawn + blind.binding
         request = hashlib.sha256(asked).digest()
         last = self._store.read(session.run)
         charged = {entry.round for entry in self._ledger.entries if entry.run == name}
@@ -344,7 +349,8 @@ class SiloParty:
             if request != last.request:
                 counted = "" if blind is None else ", or for other records of its users"
                 raise RefusalError(
-                    "replay", f"round {task.round} was answered for another model or other users{counted}"
+                    "replay",
+                    f"round {task.round} was answered for another experiment, another model or other users{counted}",
                 )
             if blind is None or blind.repeats:
                 return last

@@ -65,7 +65,7 @@ class Answered:
 
     Attributes:
         round: its number.
-        request: SHA-256 of what was asked: the model and who takes part.
+        request: SHA-256 of what was asked: the experiment, all users' totals, the model and who takes part.
         vector: (d,) the noisy sum that was sent; empty where a channel makes bytes of it.
         coded: those bytes, and the key of the message.
     """
