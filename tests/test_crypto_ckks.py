@@ -72,7 +72,7 @@ def by_hand(data, secret, parameters):
     zeta = np.exp(1j * np.pi * np.arange(degree) / degree)
     signed = np.where(plain > q // 2, plain - q, plain)
     slots = (np.fft.ifft(signed * zeta) * degree)[::2]  # at zeta^(2k+1), every second one
-    return np.concatenate([slots.real, slots.imag]) / parameters.scale
+    return np.stack([slots.real, slots.imag], axis=1).reshape(-1) / parameters.scale
 
 
 def test_a_sum_decrypted_by_hand_is_the_sum_up_to_the_error_that_is_claimed(key):

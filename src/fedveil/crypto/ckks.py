@@ -244,13 +244,11 @@ class CkksKey:
             raise CryptoError(
                 f"a sum of {length} numbers has {blocks * size} bytes here, this one has {len(data)}"
             )
-        units = np.empty((blocks, 2, parameters.degree // 2), dtype=np.int64)
+        units = np.empty((blocks, parameters.degree), dtype=np.int64)
         for first in range(0, blocks, _PART):
             words = parameters.unpack(data[first * size : (first + _PART) * size])
             slots = values(self._opened(words.reshape(-1, 2, parameters.degree)))
-            slots /= parameters.scale
-            part = units[first : first + _PART]
-            part[:, 0], part[:, 1] = np.rint(slots.real), np.rint(slots.imag)
+            units[first : first + _PART] = np.rint(slots.view(np.float64) / parameters.scale)
         sums = units.reshape(-1)
         largest = parameters.silos * parameters.limit
         if np.abs(sums).max(initial=0) > largest or sums[length:].any():
@@ -260,19 +258,18 @@ class CkksKey:
     def _encrypted(self, units: Int64[np.ndarray, " n"]) -> bytes:
         """Return encryptions of zero by SEAL, to whose first polynomials the encoded numbers are added."""
         parameters = self._parameters
-        blocks, degree, prime = parameters.blocks(len(units)), parameters.degree, np.int64(parameters.prime)
-        padded = np.zeros((blocks, 2, degree // 2))
-        padded.reshape(-1)[: len(units)] = units
-        padded *= parameters.scale
-        sums = np.rint(coefficients(padded[:, 0] + 1j * padded[:, 1])).astype(np.int64)
+        blocks, degree, prime = parameters.blocks(len(units)), parameters.degree, np.uint64(parameters.prime)
+        padded = np.zeros((blocks, degree))
+        np.multiply(units, parameters.scale, out=padded.reshape(-1)[: len(units)])
+        sums = np.rint(coefficients(padded.view(np.complex128))).astype(np.int64).view(np.uint64)
         sent = np.empty((blocks, parameters.fresh_bytes), dtype=np.uint8)
         for row, encoded in zip(sent, sums, strict=True):
             words, seed = parse_seeded_ciphertext(self._file.save(self._encryptor.encrypt_zero_symmetric()))
             row[:SEED_BYTES] = np.frombuffer(seed, dtype=np.uint8)
-            encoded += words.view(np.int64)
-        sums += (sums < 0) * prime
-        sums -= (sums >= prime) * prime
-        sent[:, SEED_BYTES:] = parameters.split(sums.view(np.uint64)).reshape(blocks, -1)
+            encoded += words
+        np.minimum(sums, sums + prime, out=sums)  # below zero is above 2^63 here
+        np.minimum(sums, sums - prime, out=sums)
+        sent[:, SEED_BYTES:] = parameters.split(sums).reshape(blocks, -1)
         return sent.tobytes()
 
     def _opened(self, words: UInt64[np.ndarray, "b 2 n"]) -> Float64[np.ndarray, "b n"]:
