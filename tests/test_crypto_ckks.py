@@ -206,6 +206,27 @@ def test_what_is_altered_or_of_other_parameters_is_refused_and_the_sum_is_as_bef
     assert str(PARAMETERS.limit + 12345) not in str(error.value)
 
 
+def test_altered_ciphertexts_sums_and_keys_meet_typed_errors_alone(key):
+    rng, parameters = np.random.default_rng(12), CkksParameters(silos=1000)
+    sent = key.encrypt(numbers(8, 100))
+    readers = (
+        (sent, lambda data: CkksSum(parameters, 100).add(data)),
+        (summed(key, [numbers(9, 100)]), lambda data: key.decrypt(data, 100)),
+        (key.private_bytes(), lambda data: CkksKey(PARAMETERS, data)),
+    )
+    for data, read in readers:
+        for _ in range(300):
+            altered = bytearray(data)
+            for place in rng.integers(len(data), size=rng.integers(1, 4)):
+                altered[place] = int(rng.choice([0, 255, rng.integers(256)]))
+            if rng.random() < 0.3:
+                del altered[rng.integers(len(altered)) :]
+            try:
+                read(bytes(altered))
+            except CryptoError:
+                continue
+
+
 def test_parameters_have_a_fingerprint_of_their_own():
     some = [{"silos": 3}, {"silos": 300}, {"silos": 3, "degree": 8192}, {"silos": 3, "prime_bits": 48}]
     assert len({CkksParameters(**one).fingerprint for one in some}) == 4
