@@ -111,12 +111,16 @@ def geometric(
         values = np.log(uniforms * 2.0**-UNIFORM_BITS)
     values *= -factor
     np.minimum(values, factor * UNIFORM_BITS, out=values)  # where no bit of U is set yet: any finite guess
-    unsure = np.abs(values - np.rint(values)) <= factor * _LOG_ERROR
+    nearest = np.rint(values)
+    unsure = np.abs(values - nearest) <= factor * _LOG_ERROR
     unsure |= uniforms < _LOG_NEEDS
     result = values.astype(np.int64)  # towards zero, which is down
     for index in np.flatnonzero(unsure).tolist():
-        uniform = LazyUniform(int(uniforms[index]), UNIFORM_BITS, source)
-        result[index] = _geometric_exact(uniform, scale, guess=int(result[index]))
+        uniform, whole = LazyUniform(int(uniforms[index]), UNIFORM_BITS, source), int(nearest[index])
+        if uniforms[index] < _LOG_NEEDS:
+            result[index] = _geometric_exact(uniform, scale, guess=int(result[index]))
+        else:  # -b ln U is within twice the error bound of that whole number
+            result[index] = whole if uniform.below_exp(whole / scale) else whole - 1
     return result
 
 
