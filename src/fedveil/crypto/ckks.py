@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt8, UInt64
+from jaxtyping import Float64, Int64, Shaped, UInt64
 
 from fedveil.crypto.embedding import coefficients, values
 from fedveil.crypto.errors import CryptoError
@@ -153,12 +153,12 @@ class CkksParameters:
 
     def pack(self, words: UInt64[np.ndarray, "..."]) -> bytes:
         """Return residues as little-endian bytes, as many per residue as the prime has."""
-        return self.split(words).tobytes()
+        return self.shortened(words).tobytes()
 
-    def split(self, words: UInt64[np.ndarray, "..."]) -> UInt8[np.ndarray, "n bytes"]:
-        """Return the bytes of residues, lowest first."""
-        whole = np.ascontiguousarray(words, dtype="<u8").reshape(-1, 1).view(np.uint8)
-        return whole[:, : self.word_bytes]
+    def shortened(self, words: UInt64[np.ndarray, "*b n"]) -> Shaped[np.ndarray, "*b n"]:
+        """Return a view of residues without their highest bytes, which are zero."""
+        low = np.dtype({"names": ["low"], "formats": [f"V{self.word_bytes}"], "itemsize": 8})
+        return np.asarray(np.ascontiguousarray(words, dtype="<u8").view(low)["low"])
 
     def unpack(self, data: bytes) -> UInt64[np.ndarray, " n"]:
         """Return the residues of received bytes.
@@ -260,16 +260,18 @@ class CkksKey:
         parameters = self._parameters
         blocks, degree, prime = parameters.blocks(len(units)), parameters.degree, np.uint64(parameters.prime)
         padded = np.zeros((blocks, degree))
-        np.multiply(units, parameters.scale, out=padded.reshape(-1)[: len(units)])
+        np.multiply(units, float(parameters.scale), out=padded.reshape(-1)[: len(units)])
         sums = np.rint(coefficients(padded.view(np.complex128))).astype(np.int64).view(np.uint64)
-        sent = np.empty((blocks, parameters.fresh_bytes), dtype=np.uint8)
-        for row, encoded in zip(sent, sums, strict=True):
+        sent = np.empty(
+            blocks, dtype=[("seed", f"V{SEED_BYTES}"), ("words", f"V{parameters.word_bytes}", degree)]
+        )
+        for index, encoded in enumerate(sums):
             words, seed = parse_seeded_ciphertext(self._file.save(self._encryptor.encrypt_zero_symmetric()))
-            row[:SEED_BYTES] = np.frombuffer(seed, dtype=np.uint8)
+            sent["seed"][index] = np.void(seed)
             encoded += words
         np.minimum(sums, sums + prime, out=sums)  # below zero is above 2^63 here
         np.minimum(sums, sums - prime, out=sums)
-        sent[:, SEED_BYTES:] = parameters.split(sums).reshape(blocks, -1)
+        sent["words"] = parameters.shortened(sums)
         return sent.tobytes()
 
     def _opened(self, words: UInt64[np.ndarray, "b 2 n"]) -> Float64[np.ndarray, "b n"]:

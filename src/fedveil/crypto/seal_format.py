@@ -166,7 +166,7 @@ def _framed(prefix: bytes, words: UInt64[np.ndarray, "..."], suffix: bytes = b""
     return b"".join((*parts, suffix))
 
 
-def _body(data: bytes) -> bytes:
+def _body(data: bytes) -> memoryview:
     from zstandard import ZstdError
 
     if len(data) < _HEADER.size:
@@ -178,11 +178,11 @@ def _body(data: bytes) -> bytes:
             f"{', '.join(f'{a}.{b}' for a, b in _VERSIONS)}"
         )
     if compression == _PLAIN:
-        return data[_HEADER.size :]
+        return memoryview(data)[_HEADER.size :]
     if compression != _ZSTD:
         raise CryptoError(f"SEAL wrote with compression mode {compression}; zstd is expected")
     try:
-        return bytes(_decompressor().decompressobj().decompress(data[_HEADER.size :]))
+        return memoryview(_decompressor().decompressobj().decompress(memoryview(data)[_HEADER.size :]))
     except ZstdError as error:
         raise CryptoError("SEAL's compressed object cannot be read") from error
 
@@ -194,7 +194,7 @@ def _decompressor() -> Any:
     return ZstdDecompressor()
 
 
-def _words(body: bytes, offset: int) -> UInt64[np.ndarray, " n"]:
+def _words(body: memoryview, offset: int) -> UInt64[np.ndarray, " n"]:
     (count,) = struct.unpack_from("<Q", body, offset + _HEADER.size)
     first = offset + _HEADER.size + 8
     if len(body) != first + 8 * count:
