@@ -31,6 +31,7 @@ from fedveil.privacy.events import (
     NoGuarantee,
     SelfComposedEvent,
 )
+from fedveil.protection.errors import ProtocolError
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
 from tests.test_run import Silent
@@ -107,6 +108,25 @@ def test_the_encrypted_sum_of_unbounded_updates_is_exact_to_1e_7_up_to_64_and_re
     assert error.max() / CLIENTS < 1e-7
     sent[2, 5] = 65.0
     with pytest.raises(Exception, match=r"silo 2.*above the limit"):
+        aggregate(prepared, sent)
+
+
+def test_worker_processes_encrypt_to_the_same_sum() -> None:
+    prepared = asked({"name": "ckks-fedavg"}, {"ratio": 1.0, "processes": 2})
+    sent = updates(prepared)
+    assert isinstance(prepared.agreed, PartialRange)
+    parties = PartlyEncryptedSum(prepared.agreed, prepared.task.initial())
+    total = parties.total(1, dict(enumerate(sent)), prepared.task.initial(), PrivacyRandomness.insecure(1))
+    assert np.array_equal(total, aggregate(asked({"name": "ckks-fedavg"}), sent))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("protection", [{"ratio": 0.3}, {"ratio": 0.3, "strategy": "random"}, {"ratio": 1.0}])
+def test_what_is_not_finite_names_its_silo_in_either_part(protection: dict[str, Any], bad: float) -> None:
+    prepared = asked({"name": "fedavg"}, protection)
+    sent = updates(prepared)
+    sent[2, ::2] = bad
+    with pytest.raises(ProtocolError, match=r"silo 2.*finite"):
         aggregate(prepared, sent)
 
 
@@ -432,6 +452,7 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
         ({"strategy": "random", "partition": "released"}, "random"),
         ({"strategy": "min", "partition": "released"}, "min"),
         ({"he_clip": 1.0}, "he_clip"),
+        ({"processes": 0}, "at least 1"),
     ],
 )
 def test_protections_that_promise_nothing_are_refused(given: dict[str, Any], message: str) -> None:

@@ -8,8 +8,11 @@ exact; only an encrypted part without a bound is rounded to its grid, by less th
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
+import weakref
 from collections.abc import Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -27,6 +30,7 @@ from fedveil.methods.protections import PartialEncryption
 from fedveil.methods.stages import grid_gaussian, grid_law
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.noise import DiscreteGaussian
+from fedveil.protection.errors import ProtocolError
 from fedveil.protection.partial_plan import PartialPlan
 from fedveil.protection.partial_session import PartialSession, Parts
 from fedveil.protection.transcript import Transcript
@@ -163,6 +167,18 @@ class PartialRange:
             return message
         return model - initial if self.protection.partition == "released" else np.zeros(len(message))
 
+    def workers(self, *, owner: object) -> Executor | None:
+        """Return the processes that silos encrypt in, which end with their owner; None where it is this one alone.
+
+        There are never more than the machine has cores: a silo's machine is not the coordinator's.
+        """
+        count = min(self.protection.processes, os.cpu_count() or 1)
+        if count == 1:
+            return None
+        workers = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+        weakref.finalize(owner, workers.shutdown)
+        return workers
+
     def noisy_votes(self, round_number: int) -> bool:
         """Return whether the counts of votes of a round carry noise."""
         return self.plan.ballot_limit > 0 and self.plan.votes(round_number)
@@ -185,7 +201,13 @@ class PartialRange:
         round_number: int,
         silo: int,
     ) -> Parts:
-        """Return a silo's message outside and inside the partition in grid units, each bounded and with its noise."""
+        """Return a silo's message outside and inside the partition in grid units, each bounded and with its noise.
+
+        Raises:
+            ProtocolError: a number that is not finite, in either part.
+        """
+        if not np.isfinite(message).all():
+            raise ProtocolError(f"its update is not {len(message)} finite numbers", silo=silo)
         clear = self.clear.units(message[~partition], privacy, "noise", round_number, silo)
         return clear, self.hidden.units(message[partition], privacy, "encrypted noise", round_number, silo)
 
@@ -214,7 +236,8 @@ class PartlyEncryptedSum:
 
     def __init__(self, agreed: PartialRange, initial: Float32[Tensor, " d"]) -> None:
         self._agreed, self._initial = agreed, initial.cpu().double().numpy()
-        self._session = PartialSession(replace(agreed.plan, run=os.urandom(RUN_BYTES)))
+        plan = replace(agreed.plan, run=os.urandom(RUN_BYTES))
+        self._session = PartialSession(plan, agreed.workers(owner=self))
 
     @property
     def transcript(self) -> Transcript:

@@ -225,6 +225,7 @@ _PARTIAL = (
     "vote_noise",
     "he_noise",
     "he_clip",
+    "processes",
 )
 
 
@@ -279,6 +280,9 @@ class ProtectionSection(Section):
     )
     he_clip: Positive | None = Field(
         None, description="l2 bound of the encrypted part of paraaegis; default: none"
+    )
+    processes: Count | None = Field(
+        None, description="worker processes of this machine in which partial-encryption encrypts; default: 1"
     )
 
     @model_validator(mode="after")

@@ -94,6 +94,7 @@ class PartialEncryption:
         clip: "whole" bounds a contribution before the partition is known; "parts" bounds each part of a client's update
             by itself: the clear part by the method's bound, the encrypted one by ``he_clip``.
         he_clip: l2 bound of the encrypted part under clip = "parts"; None: not bounded.
+        processes: worker processes in which silos encrypt; 1: in the process itself. It changes no result.
     """
 
     ratio: float = 0.1
@@ -105,8 +106,11 @@ class PartialEncryption:
     he_noise: float = 0.0
     clip: Literal["whole", "parts"] = "whole"
     he_clip: float | None = None
+    processes: int = 1
 
     def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise CompositionError(f"processes = {self.processes}: at least 1 encrypts")
         if not 0 <= self.ratio <= 1:
             raise CompositionError(f"ratio = {self.ratio}: the encrypted share r is between 0 and 1")
         if not 0 < self.decay <= 1:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import Executor
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -74,6 +75,7 @@ class PartialSilo:
         roster: all silos' public identities.
         order_secret: for silo 0 alone, the secret of the orders of an earlier session of the same run, so that a round
             that is played again has the same orders; None makes a new one.
+        workers: processes that share the encryption; they are given the common key. None: encrypt here.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class PartialSilo:
         identity: IdentityKey,
         roster: Roster,
         order_secret: bytes | None = None,
+        workers: Executor | None = None,
     ) -> None:
         if len(roster) != plan.silos:
             raise ProtocolError(f"the roster names {len(roster)} silos, the plan {plan.silos}")
@@ -97,7 +100,7 @@ class PartialSilo:
         self._directory_known = False
         self._key: CkksKey | None = None
         self._secret = b""
-        self._kept_orders = order_secret
+        self._kept_orders, self._workers = order_secret, workers
         self._cohort: tuple[int, ...] = ()
         self._order: Order = np.zeros(0, dtype=np.int64)
         self._partition = np.zeros(0, dtype=np.bool_)
@@ -233,7 +236,7 @@ class PartialSilo:
                 fingerprint=plan.ckks.fingerprint,
                 size=plan.clear_bytes,
                 clear=clear,
-                hidden=self._key.encrypt(hidden),
+                hidden=self._key.encrypt(hidden, self._workers),
             )
         )
 

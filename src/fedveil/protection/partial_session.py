@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,15 +43,16 @@ class PartialSession:
 
     Args:
         plan: what all parties agree on.
+        workers: processes in which silos encrypt; None: in this one.
     """
 
-    def __init__(self, plan: PartialPlan) -> None:
+    def __init__(self, plan: PartialPlan, workers: Executor | None = None) -> None:
         self.plan = plan
         self.transcript = Transcript()
         identities = [IdentityKey.generate() for _ in range(plan.silos)]
         roster = tuple(identity.public for identity in identities)
         self.silos = tuple(
-            PartialSilo(plan, index=index, identity=identity, roster=roster)
+            PartialSilo(plan, index=index, identity=identity, roster=roster, workers=workers)
             for index, identity in enumerate(identities)
         )
         self.server = PartialServer(plan)

@@ -199,6 +199,7 @@ class EncryptedShare:
             identity=identity,
             roster=roster,
             order_secret=orders,
+            workers=self._agreed.workers(owner=self),
         )
         self._keep_answer, self._publish = keep, publish
         self._answered: Answered | None = None
