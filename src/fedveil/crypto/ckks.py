@@ -244,14 +244,15 @@ class CkksKey:
             raise CryptoError(
                 f"a sum of {length} numbers has {blocks * size} bytes here, this one has {len(data)}"
             )
-        units = np.empty((blocks, parameters.degree), dtype=np.int64)
+        units, largest = np.empty((blocks, parameters.degree), dtype=np.int64), 0.0
         for first in range(0, blocks, _PART):
             words = parameters.unpack(data[first * size : (first + _PART) * size])
             slots = values(self._opened(words.reshape(-1, 2, parameters.degree)))
-            units[first : first + _PART] = np.rint(slots.view(np.float64) / parameters.scale)
+            whole = np.rint(slots.view(np.float64) / parameters.scale)
+            largest = max(largest, np.abs(whole).max())
+            units[first : first + _PART] = whole
         sums = units.reshape(-1)
-        largest = parameters.silos * parameters.limit
-        if np.abs(sums).max(initial=0) > largest or sums[length:].any():
+        if largest > parameters.silos * parameters.limit or sums[length:].any():
             raise CryptoError("a decrypted sum is out of range: it was encrypted under another key")
         return sums[:length]
 
