@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import nn
 
 from fedveil.engine.distributed import run_together
 from fedveil.engine.experiment import Experiment, merge, parse
@@ -18,6 +23,16 @@ from fedveil.engine.folder import Row
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError
+from fedveil.local import distributed
+from fedveil.local.loop import LoopTrainer
+from fedveil.local.losses import load_loss
+from fedveil.local.span import SpanTrainer
+from fedveil.local.steps import LocalSgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort
+from fedveil.population.records import Affine, Records
+from fedveil.privacy.bounds import Bound, Clip, Unbounded
+from fedveil.randomness import ExperimentRandomness
 from tests.test_dp_fed_ls import Silent, experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
@@ -92,3 +107,113 @@ def test_what_cannot_be_dealt_out_is_refused_before_any_training(tmp_path: Path)
 def test_processes_under_torchrun_are_torchruns(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="torchrun starts the processes"):
         run_together(prepare(seeded("loop", processes=2)), tmp_path, Silent())
+
+
+class Emulated:
+    """Stands for ``torch.distributed`` in one process: every rank computes its share, and the shares are kept."""
+
+    def __init__(self, world: int) -> None:
+        self.world, self.rank = world, 0
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def get_world_size(self) -> int:
+        return self.world
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Leave the share as it is; the caller adds them up."""
+
+
+def shares(
+    trainer: SpanTrainer | LoopTrainer, cohort: Cohort, members: torch.Tensor, bound: Bound, world: int
+) -> list[torch.Tensor]:
+    """Return what each of ``world`` processes adds to the sums of all silos, weight 1."""
+    emulated, found = Emulated(world), []
+    weights = torch.ones(len(members), dtype=torch.float64)
+    start = torch.zeros(trainer.task.dimension)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "distributed", emulated)
+        for emulated.rank in range(world):
+            sums = distributed._share(
+                trainer, start, cohort, members, weights, bound, ExperimentRandomness(0), ("round", 1), None
+            )
+            found.append(sums.total)
+    return found
+
+
+def table(features: np.ndarray, targets: np.ndarray, silo: list[int], user: list[int]) -> Cohort:
+    records = Records(
+        features=features.astype(np.float32),
+        targets=targets.astype(np.float32),
+        silo=np.array(silo, dtype=np.int32),
+        user=np.array(user, dtype=np.int32),
+    )
+    groups = records.by_silo_user()
+    return Cohort.of(
+        records, groups=groups, n_silos=max(silo) + 1, scale=Affine(), device=torch.device("cpu")
+    )
+
+
+def regression(features: int) -> Task:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(features, 1, bias=False))
+    nn.init.zeros_(model[1].weight)
+    return Task(model=model, loss=load_loss("squared_error"))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_removing_a_user_moves_rounded_sums_of_several_processes_by_at_most_the_bound(world: int) -> None:
+    """Built against rounding: the others' shares are 0.26 grid units in every coordinate, two users a silo.
+
+    Together they round to 1 unit, alone to 0. If removing one user dealt the others out anew, every silo would
+    change by a unit in every coordinate, beyond the margin that one contribution pays for.
+    """
+    silos, width, bound = 150, 1000, Clip(norm=1.0)
+    task = regression(width)
+    rate = 1e-12  # so small that a user's steps do not see one another
+    probe = SpanTrainer(task=task, local=LocalSgd(learning_rate=rate, epochs=1, batch_size=1))
+    one = table(np.ones((1, width)), np.ones(1), [0], [0])
+    step = float(shares(probe, one, torch.arange(1), Unbounded(), 1)[0][0, 0])
+    small = 0.26 * bound.grid / step
+    sizes, targets, silo, user = [], [], [], []
+    for s in range(silos):
+        sizes += [10, 2]
+        targets += [small / 10, small / 2]
+        silo += [s, s]
+        user += [2 * s, 2 * s + 1]
+    sizes, silo, user = [*sizes, 5], [*silo, 0], [*user, 2 * silos]
+    targets.append(4 * bound.norm / math.sqrt(width) / step / 5)
+    cohort = table(
+        np.ones((sum(sizes), width)),
+        np.repeat(targets, sizes),
+        np.repeat(silo, sizes).tolist(),
+        np.repeat(user, sizes).tolist(),
+    )
+    everybody = torch.arange(len(cohort.groups))
+    others = torch.from_numpy(np.flatnonzero(cohort.groups.user != 2 * silos))
+    full, less = (sum(shares(probe, cohort, members, bound, world)) for members in (everybody, others))
+    assert float(less.sum(0).abs().max()) > 0  # pairs that round together are there to be undone
+    moved = float((full - less).sum(0).norm())
+    assert 0.99 * bound.norm - (math.sqrt(width) + 1) * bound.grid < moved <= bound.norm
+
+
+@given(seed=st.integers(0, 2**32 - 1), world=st.integers(1, 4), scale=st.sampled_from([1e-3, 1.0, 1e3]))
+@settings(max_examples=25)
+def test_only_the_process_of_a_removed_contribution_sees_a_change(
+    seed: int, world: int, scale: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    bound, width, contributions = Clip(norm=1.0), 8, int(rng.integers(2, 13))  # a process may have nobody
+    sizes = rng.integers(1, 6, contributions)
+    silo = np.repeat(rng.integers(0, 3, contributions), sizes).tolist()
+    user = np.repeat(np.arange(contributions), sizes).tolist()
+    features = scale * rng.normal(size=(int(sizes.sum()), width))
+    cohort = table(features, rng.normal(size=len(features)), silo, user)
+    trainer = SpanTrainer(task=regression(width), local=LocalSgd(learning_rate=0.1, epochs=2, batch_size=2))
+    everybody = torch.arange(len(cohort.groups))
+    full = shares(trainer, cohort, everybody, bound, world)
+    left_out = int(rng.integers(contributions))
+    less = shares(trainer, cohort, everybody[everybody != left_out], bound, world)
+    moved = [float((a - b).norm()) for a, b in zip(full, less, strict=True)]
+    assert sum(step > 0 for step in moved) <= 1
+    assert sum(moved) <= bound.norm

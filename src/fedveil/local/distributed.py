@@ -4,8 +4,14 @@ Process 0 calls :class:`DistributedTrainer` like any trainer. The others are in 
 receive the model, the members and the weights, train their share and take part in the sum. Nothing else differs
 between the processes, and only process 0 draws noise or writes files.
 
-With a clip bound the sums are exact (:mod:`fedveil.privacy.bounds`), so they do not depend on how members are dealt
-out; what may differ from one process is float32 rounding inside a contribution's training.
+With a clip bound the loop and the vectorised trainer truncate each contribution by itself and add exactly
+(:mod:`fedveil.privacy.bounds`): their sums do not depend on how members are dealt out, so these are dealt out by their
+work. The span trainer rounds the total of each silo, and here each process rounds its share of it. Its members are
+therefore dealt out by a hash of silo and user: removing one contribution changes the share of one process, whose
+rounding her margin pays for, and leaves every other share as it was (docs/theory/span-training.md).
+
+What may differ from one process is float32 rounding inside a contribution's training, and in the span up to half a
+grid unit a process.
 
 What travels: tensors, and a few numbers as JSON; never pickled objects.
 """
@@ -22,6 +28,7 @@ import torch.distributed as distributed
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
+from fedveil.local.counters import contribution_seeds
 from fedveil.local.loop import LoopTrainer, steps_per_member
 from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
@@ -102,8 +109,7 @@ def _share(
 ) -> Sums:
     """Train this process's share of the members and add the shares of all processes up."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    steps = steps_per_member(trainer.local, cohort, members)
-    share = steps.argsort(descending=True, stable=True)[rank::world].sort().values
+    share = _dealt(trainer, cohort, members, randomness, rank, world)
     sums = trainer.sums(start, cohort, members[share], weights[share], bound, randomness, path, progress)
     norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
     norms[share.to(cohort.device)] = sums.norms.to(cohort.device)
@@ -111,6 +117,26 @@ def _share(
     for tensor in (total, norms, counts):
         distributed.all_reduce(tensor)
     return Sums(total=total, norms=norms, nonfinite=int(counts[0]), steps=int(counts[1]))
+
+
+def _dealt(
+    trainer: SplitTrainer,
+    cohort: Cohort,
+    members: Int64[Tensor, " m"],
+    randomness: ExperimentRandomness,
+    rank: int,
+    world: int,
+) -> Int64[Tensor, " share"]:
+    """Return the positions in ``members`` that a process trains, ascending.
+
+    By steps, largest first, where the sums are exact. For the span trainer by a hash of silo and user, the same in all
+    rounds: whose share a contribution is in never depends on who else takes part.
+    """
+    if isinstance(trainer, SpanTrainer):
+        words = contribution_seeds(cohort.groups, members, randomness, ("processes",))
+        return (words.remainder(world) == rank).nonzero().flatten()
+    steps = steps_per_member(trainer.local, cohort, members)
+    return steps.argsort(descending=True, stable=True)[rank::world].sort().values
 
 
 def _broadcast_json(message: dict[str, Any], device: torch.device) -> None:
