@@ -26,7 +26,8 @@ import torch
 
 from benchmarks.harness import Row, at_most, cpu_seconds
 from benchmarks.pfl_networks import network
-from fedveil.engine.round import Seat, play_round
+from fedveil.engine.round import play_round
+from fedveil.engine.seat import Seat
 from fedveil.local.choice import choose_trainer
 from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalSgd

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, Patience
-from fedveil.engine.round import coordinate, local_sums, members_of
+from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
+from fedveil.engine.silo_side import local_sums, members_of
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.guarantee import Federation, derive
 from fedveil.methods.protections import SecureAggregation

@@ -13,9 +13,9 @@ import torch
 
 from fedveil.cli import main
 from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.round import WeightedTraining, silo_message
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.silo_side import WeightedTraining, silo_message
 from fedveil.engine.weighting import WeightedSum, WeightingRange
 from fedveil.engine.workers import split_trainer
 from fedveil.errors import CompositionError, ConfigError, FedveilError

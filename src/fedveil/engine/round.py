@@ -7,7 +7,7 @@ The privacy event of the round is charged to the ledger by the run, before :func
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,30 +18,22 @@ from torch import Tensor
 from fedveil.engine.aggregation import PLAIN_SUM, PlainSum, SecureSum
 from fedveil.engine.attempts import IMPATIENT, Patience
 from fedveil.engine.clients import ClientTraining, send_updates
+from fedveil.engine.coordinator_side import coordinate, draw_users
 from fedveil.engine.partial import PartlyEncryptedSum
+from fedveil.engine.seat import Seat, trainer_of
+from fedveil.engine.silo_side import SiloMessage, WeightedTraining, local_sums, members_of, silo_message
 from fedveil.engine.uplink import Uplink
-from fedveil.engine.weighting import SiloInput, WeightedSum
-from fedveil.local.distributed import DistributedTrainer, SplitTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.trainer import Cohort, Progress, Sums, Trainer
+from fedveil.engine.weighting import WeightedSum
+from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.method import Method
 from fedveil.methods.stages import (
-    CentralGaussian,
     ClientContribution,
-    GaussianShares,
-    LayeredShares,
     MessageCost,
-    SiloUserContribution,
-    Transmission,
 )
-from fedveil.population.records import Groups
 from fedveil.privacy.sampling import Everyone
 from fedveil.protection.session import Absent
-from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
-_CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -70,18 +62,6 @@ class RoundDiagnostics:
     uplink: Uplink | None = None
     attempts: int | None = None
     summed: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Seat:
-    """A method at work on a population: what stays the same from round to round."""
-
-    method: Method
-    trainer: Trainer
-    cohort: Cohort
-    weights: Float64[Tensor, " m"]
-    n_users: int
-    shapes: tuple[tuple[int, ...], ...]
 
 
 def play_round(
@@ -229,7 +209,7 @@ def _collect(turn: _Turn, channel: ClientMessages) -> _Gathered:
     seat, number, drawn = turn.seat, turn.round_number, turn.draw()
     assert drawn is not None
     training = ClientTraining(
-        trainer=_trainer_of(seat, number),
+        trainer=trainer_of(seat, number),
         cohort=seat.cohort,
         bound=seat.method.bound,
         model=turn.model,
@@ -281,263 +261,6 @@ def _encrypt(turn: _Turn, aggregation: PartlyEncryptedSum) -> _Gathered:
 def _count(drawn: Bool[np.ndarray, " users"] | None) -> int | None:
     """Return how many were drawn; None where nobody is."""
     return None if drawn is None else int(drawn.sum())
-
-
-def draw_users(
-    method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
-) -> Bool[np.ndarray, " users"] | None:
-    """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
-    if not isinstance(method.contribution, SiloUserContribution | ClientContribution):
-        return None
-    path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
-    return method.sampler.draw(n_users, privacy.stream(*path))
-
-
-def members_of(groups: Groups, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
-    """Return the indices of the contributions that take part: those of the drawn users, or all."""
-    if drawn is None:
-        return torch.arange(len(groups))
-    return torch.from_numpy(np.flatnonzero(drawn[groups.user]))
-
-
-def local_sums(
-    seat: Seat,
-    model: Float32[Tensor, " d"],
-    members: Int64[Tensor, " m"],
-    round_number: int,
-    experiment: ExperimentRandomness,
-    progress: Progress | None = None,
-) -> Sums:
-    """Train the members from the global model; return each silo's bounded, weighted sum of updates.
-
-    Args:
-        seat: the method at work on all silos' records, or on those of the silos this process has.
-        model: (d,) the global model.
-        members: indices into the seat's groups.
-        round_number: counts from 1; names the batches.
-        experiment: of the experiment's seed.
-        progress: called between chunks.
-    """
-    path = ("round", round_number)
-    weights, bound = seat.weights[members], seat.method.local_bound
-    trainer = _trainer_of(seat, round_number)
-    return trainer.sums(model, seat.cohort, members, weights, bound, experiment, path, progress)
-
-
-class WeightedTraining:
-    """The silos' side of a round under private weighting: every contribution by itself, with weight 1.
-
-    Every silo trains all users it has records of: it is not told who was drawn.
-
-    Args:
-        seat: the method at work.
-        model: (d,) the global model.
-        round_number: counts from 1.
-        experiment: of the experiment's seed.
-        privacy: for the silos' shares of the noise.
-        progress: called between chunks; every silo counts alike.
-        attempt: how often this round was begun before.
-    """
-
-    def __init__(
-        self,
-        seat: Seat,
-        model: Float32[Tensor, " d"],
-        round_number: int,
-        experiment: ExperimentRandomness,
-        privacy: PrivacyRandomness,
-        progress: Progress | None = None,
-        attempt: int = 0,
-    ) -> None:
-        self._attempt = attempt
-        self._seat, self._model, self._round = seat, model, round_number
-        self._experiment, self._privacy, self._progress = experiment, privacy, progress
-        self._trainer = _trainer_of(seat, round_number)
-        self.norms = torch.full((len(seat.cohort.groups),), torch.nan, dtype=torch.float64)
-
-    def silos(self) -> Iterator[SiloInput]:
-        """Yield each silo's contributions and share of the noise; one silo's are in memory at a time."""
-        for silo in range(self._seat.cohort.n_silos):
-            yield self.contributions(silo), self.share(silo)
-
-    def share(self, silo: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's share of the noise."""
-        return silo_message(
-            self._seat.method,
-            np.zeros(len(self._model)),
-            n_silos=self._seat.cohort.n_silos,
-            silo=silo,
-            round_number=self._round,
-            privacy=self._privacy,
-            attempt=self._attempt,
-        ).vector
-
-    def dither(self, silo: int) -> bytes:
-        """Return the 32-byte key of a silo's share of the remainders modulo C."""
-        source = self._privacy.stream("dither", self._round, silo, self._attempt)
-        return source.uint64(SEED_BYTES // 8).tobytes()
-
-    def contributions(self, silo: int) -> Float64[np.ndarray, "m d"]:
-        """Return the clipped updates of a silo's users, ascending, multiples of the bound's grid."""
-        cohort = self._seat.cohort
-        members = torch.from_numpy(np.flatnonzero(cohort.groups.silo == silo))
-        rows = np.empty((len(members), len(self._model)))
-        size = max(1, _CHUNK_ELEMENTS // len(self._model))
-        for first in range(0, len(members), size):
-            chunk = members[first : first + size]
-            sums = self._trainer.sums(
-                self._model,
-                cohort.apart(chunk),
-                chunk,
-                torch.ones(len(chunk), dtype=torch.float64),
-                self._seat.method.bound,
-                self._experiment,
-                ("round", self._round),
-            )
-            rows[first : first + size] = sums.total.cpu().numpy()
-            self.norms[chunk] = sums.norms.cpu()
-            if self._progress is not None:
-                done = round(1000 * (silo + (first + len(chunk)) / len(members)))
-                self._progress(done, 1000 * cohort.n_silos)
-        return rows
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SiloMessage:
-    """What a silo sends in a round.
-
-    Attributes:
-        vector: (d,) its sum after the channel, as the server decodes it.
-        sent: what it cost, where the channel makes bytes of it.
-    """
-
-    vector: Float64[np.ndarray, " d"]
-    sent: Transmission | None = None
-
-
-def silo_message(
-    method: Method,
-    total: Float64[np.ndarray, " d"],
-    *,
-    n_silos: int,
-    silo: int,
-    round_number: int,
-    privacy: PrivacyRandomness,
-    attempt: int = 0,
-) -> SiloMessage:
-    """Pass one silo's sum through the method's channel.
-
-    Args:
-        method: the composition.
-        total: (d,) the silo's bounded, weighted sum.
-        n_silos: |S|.
-        silo: the silo's number.
-        round_number: counts from 1.
-        privacy: the silo's own randomness, for its share of the noise.
-        attempt: how often this round was begun before; every attempt has noise of its own.
-    """
-    if isinstance(method.channel, GaussianShares):
-        source = privacy.stream("noise", round_number, silo, *(("attempt", attempt) if attempt else ()))
-        return SiloMessage(vector=method.channel.transmit(total, method.bound.grid, n_silos, source))
-    if isinstance(method.channel, LayeredShares):
-        source = privacy.stream("channel", round_number, silo)
-        sent = method.channel.transmit(
-            total, n_silos=n_silos, silo=silo, round_number=round_number, source=source
-        )
-        return SiloMessage(vector=sent.received, sent=sent)
-    return SiloMessage(vector=total)
-
-
-def client_message(
-    seat: Seat,
-    model: Float32[Tensor, " d"],
-    *,
-    client: int,
-    round_number: int,
-    experiment: ExperimentRandomness,
-    privacy: PrivacyRandomness,
-) -> SiloMessage:
-    """Train one client, and pass its bounded update through its channel; zeros if it has no records.
-
-    Args:
-        seat: a method whose clients send messages of their own.
-        model: (d,) the global model.
-        client: its number.
-        round_number: counts from 1.
-        experiment: of the experiment's seed.
-        privacy: the client's own randomness.
-    """
-    channel = seat.method.channel
-    assert isinstance(channel, ClientMessages)
-    training = ClientTraining(
-        trainer=_trainer_of(seat, round_number),
-        cohort=seat.cohort,
-        bound=seat.method.bound,
-        model=model,
-        round_number=round_number,
-        experiment=experiment,
-    )
-    member = torch.from_numpy(np.flatnonzero(seat.cohort.groups.user == client))
-    update = training.updates(member)[0][0] if len(member) else np.zeros(len(model))
-    source = privacy.stream("channel", round_number, client)
-    sent = channel.transmit(
-        update, grid=seat.method.bound.grid, client=client, round_number=round_number, source=source
-    )
-    return SiloMessage(vector=sent.received, sent=sent)
-
-
-def coordinate(
-    method: Method,
-    model: Float32[Tensor, " d"],
-    aggregate: Float64[np.ndarray, " d"],
-    *,
-    n_silos: int,
-    n_users: int,
-    drawn: int | None,
-    shapes: tuple[tuple[int, ...], ...],
-    round_number: int,
-    privacy: PrivacyRandomness,
-    summed: int | None = None,
-) -> Float32[Tensor, " d"]:
-    """Do the coordinator's part of a round: its noise, the mean, the denoiser and the server's step.
-
-    Args:
-        method: the composition.
-        model: (d,) the global model.
-        aggregate: (d,) the sum of all silos' messages.
-        n_silos: |S|.
-        n_users: |U|.
-        drawn: how many users or clients were drawn; only a method with the "actual" denominator reads it.
-        shapes: the model's tensors, for denoisers that smooth each by itself.
-        round_number: counts from 1.
-        privacy: the server's own randomness, for the noise of a trusted server.
-        summed: how many silos the sum is over, if some are missing; the mean is over those that are there.
-    """
-    present = n_silos if summed is None else summed
-    if isinstance(method.channel, CentralGaussian):
-        source = privacy.stream("noise", round_number)
-        aggregate = method.channel.release(aggregate, method.bound.grid, source)
-    divisor = method.divisor(present, n_users)
-    if method.denominator == "actual":
-        assert drawn is not None
-        divisor = float(max(1, drawn))
-    noise_std = (method.noise_std(n_silos, present) or 0.0) / divisor
-    mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, shapes)
-    return method.server.step(model, mean)
-
-
-def _trainer_of(seat: Seat, round_number: int) -> Trainer:
-    """Return the trainer with this round's learning rate."""
-    trainer = seat.trainer
-    if isinstance(trainer, DistributedTrainer):
-        return replace(trainer, inner=_at_round(trainer.inner, round_number))
-    return _at_round(trainer, round_number) if isinstance(trainer, SplitTrainer) else trainer
-
-
-def _at_round(trainer: SplitTrainer, round_number: int) -> SplitTrainer:
-    if not isinstance(trainer.local, LocalSgd) or trainer.local.decay == 1:
-        return trainer
-    return replace(trainer, local=trainer.local.at_round(round_number))
 
 
 def _diagnose(

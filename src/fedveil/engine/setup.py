@@ -14,7 +14,7 @@ import torch
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
-from fedveil.engine.round import Seat
+from fedveil.engine.seat import Seat
 from fedveil.engine.sections import ChannelSection, DataSection
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError

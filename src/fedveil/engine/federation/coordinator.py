@@ -26,6 +26,7 @@ from torch import Tensor
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange
+from fedveil.engine.coordinator_side import coordinate, draw_users
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coded_sums import CodedPost, codes, open_sums
 from fedveil.engine.federation.encrypted_sums import EncryptedSum, check_learned
@@ -51,7 +52,6 @@ from fedveil.engine.federation.travel import check_travels, discloses_counts
 from fedveil.engine.federation.weighted_sums import BlindSum
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.partial import PartialRange
-from fedveil.engine.round import coordinate, draw_users
 from fedveil.engine.run import (
     Observer,
     Outcome,

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from fedveil.crypto.agreement import Moment
 from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import Outgoing, session_run
 from fedveil.engine.federation.parts import Learned, Part, only
 from fedveil.engine.federation.store import Answered
 from fedveil.engine.partial import PartialRange
-from fedveil.engine.round import coordinate
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import Envelope, RoundStart

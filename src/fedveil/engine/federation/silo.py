@@ -51,9 +51,9 @@ from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
 from fedveil.engine.federation.travel import check_own_client, check_travels, discloses_counts
 from fedveil.engine.federation.weighted_sums import BlindShare, WeightedInput, weighted_input
 from fedveil.engine.partial import PartialRange
-from fedveil.engine.round import SiloMessage, client_message, local_sums, members_of, silo_message
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
+from fedveil.engine.silo_side import SiloMessage, client_message, local_sums, members_of, silo_message
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.client_messages import ClientMessages

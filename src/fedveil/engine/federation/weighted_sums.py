@@ -26,8 +26,8 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.transfer import POINT_BYTES
 from fedveil.engine.federation.hidden_sums import Outgoing, session_run
 from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.round import WeightedTraining
 from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.silo_side import WeightedTraining
 from fedveil.engine.weighting import WeightingRange
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.peers import Roster
