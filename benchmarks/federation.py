@@ -11,8 +11,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,10 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.coordinator import CoordinatorParty
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
+from fedveil.engine.federation.parts import Relay, Task
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held, Share
 from fedveil.engine.federation.silo import SiloParty
@@ -32,10 +36,16 @@ from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.processes import submit
 from fedveil.flower.submission import END, Unwatched, read_experiment
-from fedveil.population.records import Records
+from fedveil.population.records import Population, Records
+from fedveil.protection.messages import SERVER
 from fedveil.protection.secure_aggregation import AggregationPlan
 
-_POLICY = Policy(epsilon=1e6, clip=1.0, protections=("none", "secure-aggregation"), without_guarantee=True)
+POLICY = Policy(
+    epsilon=1e6,
+    clip=1.0,
+    protections=("none", "secure-aggregation", "private-weighting"),
+    without_guarantee=True,
+)
 _ROUNDS = 3
 
 
@@ -49,13 +59,19 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from _over_flower()
 
 
-class _World:
-    """All parties in one process; counts what passes between them."""
+class World(Unwatched):
+    """All parties in one process; counts what passes between them.
 
-    def __init__(self, folder: Path, *, silos: int, features: int, protection: str) -> None:
-        keys = [IdentityKey.generate() for _ in range(silos)]
+    Args:
+        folder: of their files.
+        experiment: what runs.
+        shares: what each silo holds; the first one's test table is the coordinator's.
+    """
+
+    def __init__(self, folder: Path, experiment: Experiment, shares: Sequence[Population]) -> None:
+        keys = [IdentityKey.generate() for _ in shares]
         self.key = IdentityKey.generate()
-        names = tuple(f"silo{number}" for number in range(silos))
+        names = shares[0].silo_names
         self.membership = Membership(
             silos=names,
             roster=tuple(key.public for key in keys),
@@ -71,33 +87,43 @@ class _World:
                     membership=self.membership,
                     number=number,
                     identity=key,
-                    policy=_POLICY,
-                    share=_share(names, number, features),
+                    policy=POLICY,
+                    share=shares[number],
                     state=state,
                 )
             )
-        experiment = _experiment(protection)
-        prepared = prepare(experiment, Held(_share(names, 0, features)))
+        prepared = prepare(experiment, Held(shares[0]))
         self.agreed = prepared.agreed
         self.coordinator = CoordinatorParty(
             prepared=prepared,
             membership=self.membership,
             identity=self.key,
             folder=RunFolder.create(folder, experiment),
-            observer=Unwatched(),
+            observer=self,
         )
-        self.up = self.down = 0
+        self.letters = self.content = 0
+        self.marks: list[tuple[int, int]] = []
+
+    def completed(self, row: dict[str, Any]) -> None:
+        """Note what has passed up to the end of a round."""
+        self.marks.append((self.letters, self.content))
 
     def play(self) -> None:
-        """Carry every letter until the run ends."""
+        """Carry every letter until the run ends; count it, and in it the model and the protocol's messages."""
         while not self.coordinator.finished:
             for silo, letter in self.coordinator.letters():
                 reply = self.silos[silo].receive(letter)
-                self.down += len(letter)
-                self.up += len(reply)
+                self._count(letter, SERVER, silo)
+                self._count(reply, silo, SERVER)
                 self.coordinator.receive(silo, reply)
         for silo in self.silos:
             silo.close()
+
+    def _count(self, data: bytes, sender: int, recipient: int) -> None:
+        key = self.membership.coordinator if sender == SERVER else self.membership.roster[sender]
+        letter = Letter.open(data, sender=sender, identity=key, recipient=recipient, largest=LARGEST_LETTER)
+        self.letters += len(data)
+        self.content += sum(len(part.encode()) for part in letter.parts if isinstance(part, Task | Relay))
 
 
 def _share(names: tuple[str, ...], number: int, features: int) -> Share:
@@ -121,6 +147,13 @@ def _share(names: tuple[str, ...], number: int, features: int) -> Share:
     )
 
 
+def _made_up(folder: Path, *, silos: int, features: int, protection: str) -> World:
+    names = tuple(f"silo{number}" for number in range(silos))
+    return World(
+        folder, _experiment(protection), [_share(names, number, features) for number in range(silos)]
+    )
+
+
 def _experiment(protection: str) -> Experiment:
     document = {
         "name": "benchmark",
@@ -139,7 +172,7 @@ def _bytes(protection: str) -> Row:
     """Compare the letters with what must pass: the model down, and a sum (or masked sum, and a seed) up."""
     features, silos = 10_000, 4
     with tempfile.TemporaryDirectory() as folder:
-        world = _World(Path(folder), silos=silos, features=features, protection=protection)
+        world = _made_up(Path(folder), silos=silos, features=features, protection=protection)
         world.play()
         length = features + 1
         needed = 4 * length + 8 * length
@@ -149,7 +182,7 @@ def _bytes(protection: str) -> Row:
                 run=bytes(16), silos=agreed.silos, length=agreed.length, limit=agreed.limit
             )
             needed = 4 * length + plan.word.itemsize * length + 32
-        ratio = (world.up + world.down) / (_ROUNDS * silos * needed)
+        ratio = world.letters / (_ROUNDS * silos * needed)
     return at_most(f"bytes of letters over the protocol's, {protection}, d = {length}", "ratio", ratio, 1.1)
 
 
@@ -168,7 +201,7 @@ def _many(silos: int) -> Iterator[Row]:
 def _play(silos: int) -> Callable[[], object]:
     def work() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            _World(Path(folder), silos=silos, features=100, protection="secure-aggregation").play()
+            _made_up(Path(folder), silos=silos, features=100, protection="secure-aggregation").play()
 
     return work
 
@@ -246,12 +279,12 @@ def _over_flower() -> Iterator[Row]:
             programs = [path / "flower" / "programs" for path in made.founded.silos]
             for path in programs:
                 (path / "flwr-clientapp").unlink()  # fedveil's would refuse the empty app
-            empty = _empty(folder / "empty", home)
+            empty = float(np.median(empty_exchanges(folder / "empty", home)))
             for path in programs:
                 write_programs(path)
             run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
             submit(home, run.path)
-            _wait(run / END)
+            wait_for(run / END)
             lines = (run / "metrics.jsonl").read_text().splitlines()
             ours = float(np.median([json.loads(line)["seconds"] for line in lines[2:]])) / 2
         finally:
@@ -270,8 +303,8 @@ def _over_flower() -> Iterator[Row]:
     )
 
 
-def _empty(folder: Path, home: CoordinatorFolder) -> float:
-    """Return the median seconds of an empty exchange."""
+def empty_exchanges(folder: Path, home: CoordinatorFolder) -> list[float]:
+    """Return the seconds of empty exchanges through the coordinator's SuperLink, but for the first."""
     (folder / "empty").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(_EMPTY_PROJECT)
     (folder / "empty" / "__init__.py").write_text("")
@@ -279,14 +312,15 @@ def _empty(folder: Path, home: CoordinatorFolder) -> float:
     (folder / "empty" / "server.py").write_text(_EMPTY_SERVER)
     target = folder / "seconds.json"
     submit(home, target, app=folder)
-    _wait(target)
-    return float(np.median(json.loads(target.read_text())[1:]))
+    wait_for(target)
+    return [float(seconds) for seconds in json.loads(target.read_text())[1:]]
 
 
-def _wait(path: Path) -> None:
+def wait_for(path: Path, seconds: float = 600.0) -> None:
+    """Return when a file is there."""
     begin = time.monotonic()
     while not path.exists():
-        if time.monotonic() - begin > 600:
+        if time.monotonic() - begin > seconds:
             raise TimeoutError(f"{path} was not written")
         time.sleep(0.5)
     time.sleep(0.5)

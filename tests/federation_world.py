@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 from fedveil.crypto.keys import IdentityKey
+from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.engine import weighting
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.federation.coded_sums import to_bytes
 from fedveil.engine.federation.coordinator import CoordinatorParty
@@ -32,6 +35,7 @@ from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
+from fedveil.protection.paillier_weights import PaillierEvaluator
 from tests.test_run import Silent
 
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
@@ -92,6 +96,12 @@ def asked(**changes: Any) -> Experiment:
 def in_one_process(experiment: Experiment, held: Population, folder: Path) -> Path:
     """The run folder of the same experiment with all records in this process."""
     return run(prepare(experiment, Held(held)), folder, Silent()).folder
+
+
+def small_keys(monkeypatch: pytest.MonkeyPatch, bits: int = 512) -> None:
+    """Have private weighting use Paillier keys that protect nobody, so that a test may make many of them."""
+    monkeypatch.setattr(PaillierPrivateKey, "generate", lambda _: PaillierPrivateKey.generate_insecure(bits))
+    monkeypatch.setattr(weighting, "PaillierEvaluator", partial(PaillierEvaluator, smallest_bits=bits))
 
 
 class Killed(BaseException):

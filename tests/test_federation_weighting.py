@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.engine import weighting
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation import weighted_sums
 from fedveil.engine.federation.letters import Letter
@@ -27,11 +24,19 @@ from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
-from fedveil.protection.paillier_weights import PaillierEvaluator
-from tests.federation_world import TESTING, Chaos, Killed, Moments, World, asked, in_one_process, population
+from tests.federation_world import (
+    TESTING,
+    Chaos,
+    Killed,
+    Moments,
+    World,
+    asked,
+    in_one_process,
+    population,
+    small_keys,
+)
 from tests.test_run import files, same_model
 
-BITS = 512
 POLICY = TESTING.model_copy(update={"protections": ("private-weighting",), "disclose_counts": False})
 SAMPLED = {"user_sampling_rate": 0.5}
 TRANSFER = {"private_sampling": True}
@@ -39,9 +44,7 @@ TRANSFER = {"private_sampling": True}
 
 @pytest.fixture(autouse=True)
 def _small_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that protect nobody, so that a test may make many of them."""
-    monkeypatch.setattr(PaillierPrivateKey, "generate", lambda _: PaillierPrivateKey.generate_insecure(BITS))
-    monkeypatch.setattr(weighting, "PaillierEvaluator", partial(PaillierEvaluator, smallest_bits=BITS))
+    small_keys(monkeypatch)
 
 
 def weighted(

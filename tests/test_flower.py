@@ -12,6 +12,7 @@ import threading
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.relay import ask
 from fedveil.flower.submission import END, open_run, read_experiment, watch, write_app
 from fedveil.protection.errors import ProtocolError
+from tests.federation_world import small_keys
 from tests.test_run import Silent
 
 
@@ -46,6 +48,12 @@ def made(tmp_path: Path) -> Demonstration:
 @pytest.fixture
 def guards(made: Demonstration) -> Iterator[list[Path]]:
     """The guards of all silos, each on its socket."""
+    with serving(made) as paths:
+        yield paths
+
+
+@contextmanager
+def serving(made: Demonstration) -> Iterator[list[Path]]:
     served, paths = [], []
     folder = Path(tempfile.mkdtemp(prefix="fedveil-"))
     for number, path in enumerate(made.founded.silos):
@@ -293,6 +301,33 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     rows = Silent()
     watch(folder, rows, read_experiment(made.experiment, home), lambda: True)
     assert [row["round"] for row in rows.rows] == []
+
+
+def test_flowers_messages_carry_private_weighting(
+    made: Demonstration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("run_id", "task_id", "node_id"):
+        monkeypatch.setattr(identity, f"_{name}", 1)
+    small_keys(monkeypatch)
+    from fedveil.flower.carrier import carry
+
+    for path in made.founded.silos:
+        policy = path / "policy.toml"
+        policy.write_text(policy.read_text().replace('"secure-aggregation"', '"private-weighting"'))
+    text = made.experiment.read_text().replace('name = "uldp-avg"', 'name = "uldp-avg-w"')
+    made.experiment.write_text(text.replace('"secure-aggregation"', '"private-weighting"\nn_max = 80'))
+    home = CoordinatorFolder(made.founded.coordinator)
+    home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
+    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    party = open_run(home, folder.path)
+    nodes = [
+        Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(HOSPITALS)
+    ]
+    with serving(made) as paths:
+        carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
+    assert party.outcome is not None
+    assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
 
 
 def test_patience_ends_with_the_model_and_the_run_goes_on_later(
