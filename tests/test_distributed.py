@@ -57,6 +57,24 @@ def test_three_processes_give_the_model_of_one(trainer: str, tolerance: float, t
     assert not torch.distributed.is_initialized()
 
 
+def test_messages_of_clients_come_from_several_processes_too(tmp_path: Path) -> None:
+    """Every client's update goes through the channel by itself, so it is a row of the sums of its own."""
+    models = []
+    for processes in (1, 2):
+        document = {
+            "name": f"on-{processes}",
+            "rounds": 2,
+            "data": {"name": "digits", "n_users": 6, "allocation": {"law": "clients"}},
+            "model": {"name": "linear"},
+            "local": {"learning_rate": 0.1, "epochs": 1},
+            "trainer": {"name": "loop", "device": "cpu", "processes": processes},
+            "method": {"name": "cepam-gaussian", "clip": 0.5, "noise_multiplier": 0.3},
+            "privacy": {"insecure_seed": 5},
+        }
+        models.append(model(run(prepare(parse(document, "test")), tmp_path, Silent()).folder))
+    assert torch.equal(models[0], models[1])
+
+
 class Interrupted(Silent):
     def completed(self, row: Row) -> None:
         raise KeyboardInterrupt

@@ -62,11 +62,15 @@ class DistributedTrainer:
         path: Path,
         progress: Progress | None = None,
     ) -> Sums:
-        """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
+        """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`.
+
+        A cohort with rows of its own must be ``cohort.apart(members)``.
+        """
         local = self.inner.local
         rate = local.learning_rate if isinstance(local, LocalSgd) else None
-        header = {"path": list(path), "learning_rate": rate, "members": len(members), "dimension": len(start)}
-        _broadcast_json(header, cohort.device)
+        apart = cohort.rows is not None
+        sizes = {"members": len(members), "dimension": len(start), "apart": apart}
+        _broadcast_json({"path": list(path), "learning_rate": rate, **sizes}, cohort.device)
         for tensor in (start, members, weights):
             distributed.broadcast(tensor.to(cohort.device), src=0)
         return _share(
@@ -91,9 +95,9 @@ def serve(trainer: SplitTrainer, cohort: Cohort, bound: Bound, randomness: Exper
         if isinstance(local, LocalSgd):
             local = replace(local, learning_rate=header["learning_rate"], decay=1.0)
         mine = replace(trainer, local=local)
-        _share(
-            mine, start, cohort, members.cpu(), weights.cpu(), bound, randomness, tuple(header["path"]), None
-        )
+        members, path = members.cpu(), tuple(header["path"])
+        seen = cohort.apart(members) if header["apart"] else cohort
+        _share(mine, start, seen, members, weights.cpu(), bound, randomness, path, None)
 
 
 def _share(
