@@ -53,7 +53,6 @@ def rounds(run: Path) -> list[int]:
     return [json.loads(line)["round"] for line in lines]
 
 
-@pytest.mark.slow
 def test_a_host_that_is_cut_off_goes_on_when_it_is_healed(far_host: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=19443)
@@ -70,7 +69,7 @@ def test_a_host_that_is_cut_off_goes_on_when_it_is_healed(far_host: str, tmp_pat
         )
         processes.append(submitted)
         run = home / "runs" / "demonstration"
-        deadline = time.monotonic() + 420
+        deadline = time.monotonic() + 900
         while 1 not in rounds(run):
             assert time.monotonic() < deadline
             assert submitted.poll() is None
@@ -79,7 +78,7 @@ def test_a_host_that_is_cut_off_goes_on_when_it_is_healed(far_host: str, tmp_pat
         time.sleep(CUT_SECONDS)
         before = rounds(run)
         ip("link", "set", NEAR_END, "up")
-        assert submitted.wait(420) == 0
+        assert submitted.wait(900) == 0
         assert before[-1] < 3
         assert rounds(run) == [0, 1, 2, 3]
     finally:
