@@ -68,7 +68,7 @@ class Silo:
         return cls(
             plan=plan,
             evaluator=make(plan, holder.public),
-            weights=[holder.encrypt(secrets.randbelow(holder.modulus)) for _ in range(plan.users)],
+            weights=holder.encrypt([secrets.randbelow(holder.modulus) for _ in range(plan.users)]),
             contributions=contributions(rng, plan),
             counts=rng.integers(1, plan.count_limit + 1, plan.users),
             noise=np.append(rng.integers(-limit, limit, plan.length), 0),

@@ -14,6 +14,7 @@ from scipy import stats
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.multiexp import FixedPowers, SimultaneousPowers, fixed_window, straus_cost
 from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
+from fedveil.crypto.threads import in_threads
 from fedveil.crypto.transfer import (
     TransferReceiver,
     TransferSender,
@@ -67,6 +68,17 @@ def test_keys_of_the_offered_sizes_work(bits):
     private = PaillierPrivateKey.generate(bits)
     assert private.public.bits == bits
     assert private.decrypt_centred(private.encrypt(-5)) == -5
+
+
+def test_powers_in_threads_are_those_of_a_loop_and_errors_come_through():
+    modulus = key(128).public.square
+    bases, exponents = [mpz(base) for base in range(2, 40)], list(range(1000, 1038))
+    expected = [powmod(b, e, modulus) for b, e in zip(bases, exponents, strict=True)]
+    assert in_threads(powmod, bases, exponents, [modulus] * len(bases)) == expected
+    assert in_threads(powmod, [], [], []) == []
+    assert in_threads(powmod, bases[:1], exponents[:1], [modulus]) == expected[:1]
+    with pytest.raises(CryptoError, match="no unit"):
+        in_threads(key(128).decrypt, [mpz(1), mpz(0)])
 
 
 def test_other_sizes_are_not_offered():

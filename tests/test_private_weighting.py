@@ -334,7 +334,7 @@ def test_the_noise_of_a_weighted_sum_stays_below_what_the_flood_is_sized_for():
     chosen, key = holder.parameters, holder._keys[0]
     silo = RlweEvaluator(plan, holder.public)
     modulus = holder.modulus
-    weights = [holder.encrypt(modulus - 1 - user) for user in range(plan.users)]
+    weights = holder.encrypt([modulus - 1 - user for user in range(plan.users)])
     silo.load(weights, [chosen.plain_primes[0] // 2] * plan.users)  # the factor by which noise grows most
     rows = np.full((plan.users, 8192), (plan.norm_limit * plan.count_limit) // math.isqrt(8192))
     sums = silo._engine.weighted_sums(silo._bases, rows * np.sign(np.sin(np.arange(8192) + 1)).astype(int))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.masks import UniformIntegers
 from fedveil.crypto.multiexp import SimultaneousPowers, straus_cost
 from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
+from fedveil.crypto.threads import in_threads
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.private_weighting import Contributions
 from fedveil.protection.weighting_plan import WeightingPlan
@@ -109,9 +111,10 @@ class PaillierKeyHolder:
         """What a silo needs to compute: n."""
         return int(self._key.public.n).to_bytes(self._key.public.plaintext_bytes, "big")
 
-    def encrypt(self, weight: int) -> bytes:
-        """Return a fresh ciphertext of a number modulo n."""
-        return int(self._key.encrypt(weight)).to_bytes(self._key.public.ciphertext_bytes, "big")
+    def encrypt(self, weights: Sequence[int]) -> list[bytes]:
+        """Return a fresh ciphertext of every number modulo n."""
+        size = self._key.public.ciphertext_bytes
+        return [int(made).to_bytes(size, "big") for made in in_threads(self._key.encrypt, weights)]
 
     def begin(self) -> None:
         """Forget the sum of an earlier attempt."""
@@ -144,8 +147,8 @@ class PaillierKeyHolder:
         n = self._key.public.n
         streams = [UniformIntegers(seed, int(n)) for seed in own_masks]
         totals: list[int] = []
-        for block in self._blocks:
-            value = (self._key.decrypt(block) - sum(stream.draw() for stream in streams)) % n
+        for masked in in_threads(self._key.decrypt, self._blocks):
+            value = (masked - sum(stream.draw() for stream in streams)) % n
             totals += self._unpack(value if 2 * value < n else value - n)
         common, limit = self._plan.common, self._plan.largest_sum
         totals = totals[: self._plan.coordinates]
@@ -217,8 +220,7 @@ class PaillierEvaluator:
             self._multipliers = [mpz(multiplier) for multiplier in multipliers]
             bits = self._key.bits
         else:
-            square = self._key.square
-            bases = [powmod(b, m, square) for b, m in zip(bases, multipliers, strict=True)]
+            bases = in_threads(powmod, bases, multipliers, repeat(self._key.square, len(bases)))
             bits = exponent_bits(self._plan, self._layout.slots)
         products = self._served * self._blocks
         self._powers = SimultaneousPowers(

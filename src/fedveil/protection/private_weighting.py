@@ -39,8 +39,8 @@ class KeyHolder(Protocol):
         """The public key for the silos."""
         ...
 
-    def encrypt(self, weight: int) -> bytes:
-        """Return a fresh ciphertext of a number below the modulus."""
+    def encrypt(self, weights: Sequence[int]) -> list[bytes]:
+        """Return a fresh ciphertext of every number below the modulus."""
         ...
 
     def begin(self) -> None:

@@ -161,11 +161,10 @@ class RlweKeyHolder:
         """The public keys, one per plaintext prime."""
         return b"".join(key.public for key in self._keys)
 
-    def encrypt(self, weight: int) -> bytes:
-        """Return fresh ciphertexts of a number modulo each plaintext prime."""
-        return b"".join(
-            key.encrypt(weight % prime).tobytes() for key, prime in zip(self._keys, self._primes, strict=True)
-        )
+    def encrypt(self, weights: Sequence[int]) -> list[bytes]:
+        """Return fresh ciphertexts of every number modulo each plaintext prime."""
+        keys = list(zip(self._keys, self._primes, strict=True))
+        return [b"".join(key.encrypt(weight % prime).tobytes() for key, prime in keys) for weight in weights]
 
     def begin(self) -> None:
         """Forget the sum of an earlier attempt."""

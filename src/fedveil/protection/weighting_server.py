@@ -114,10 +114,8 @@ class WeightingServer:
         if self._plan.renewed or not self._weights:
             taking_part = {u for u in self._inverses if drawn is None or drawn[u]}
             self._drawn = len(taking_part)
-            self._weights = tuple(
-                self._holder.encrypt(inverse if user in taking_part else 0)
-                for user, inverse in self._inverses.items()
-            )
+            weights = [inverse if user in taking_part else 0 for user, inverse in self._inverses.items()]
+            self._weights = tuple(self._holder.encrypt(weights))
             known = False
         return self._to_all(EncryptedWeights(blocks=() if known else self._weights))
 
@@ -234,7 +232,7 @@ class WeightingServer:
         self._places = []
         for inverse in self._inverses.values():
             drawn = drawn_places(self._plan.places, self._plan.chosen)
-            self._places.append([self._holder.encrypt(inverse if place else 0) for place in drawn.tolist()])
+            self._places.append(self._holder.encrypt([inverse if place else 0 for place in drawn.tolist()]))
         return self._to_all(TransferOffer(public=self._sender.public, constants=self._sender.constants))
 
     def _answer(self, sender: int, requests: TransferRequests) -> list[tuple[int, bytes]]:
