@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -78,7 +79,12 @@ class Demonstration:
 
 
 def write_demonstration(
-    folder: Path, *, rounds: int = 10, host: str = "127.0.0.1", port: int = 9443
+    folder: Path,
+    *,
+    rounds: int = 10,
+    host: str = "127.0.0.1",
+    port: int = 9443,
+    hospitals: Mapping[str, int] = HOSPITALS,
 ) -> Demonstration:
     """Make up tables, found a federation over them, and give each silo its table.
 
@@ -86,21 +92,22 @@ def write_demonstration(
         folder: made here; must not exist.
         rounds: of the experiment.
         host: of the coordinator.
-        port: of the coordinator; the silos take the four ports after it, on the loopback interface.
+        port: of the coordinator; the silos take the ports after it, on the loopback interface.
+        hospitals: names, and how many records each has.
     """
     data = folder / "data"
     data.mkdir(parents=True)
     randomness = np.random.default_rng(1988)
-    for hospital, records in HOSPITALS.items():
+    for hospital, records in hospitals.items():
         _write_table(data / f"{hospital}.csv", randomness, records)
     _write_table(data / "test.csv", randomness, _TEST_RECORDS)
     (data / "schema.toml").write_text(_SCHEMA, encoding="utf-8")
-    files = ", ".join(f'"{hospital}.csv"' for hospital in HOSPITALS)
+    files = ", ".join(f'"{hospital}.csv"' for hospital in hospitals)
     experiment = data / "experiment.toml"
     experiment.write_text(_EXPERIMENT.format(rounds=rounds, files=files), encoding="utf-8")
     founded = found(
         folder / "federation",
-        tuple(HOSPITALS),
+        tuple(hospitals),
         schema=data / "schema.toml",
         host=host,
         port=port,

@@ -26,8 +26,8 @@ class FlowerError(FedveilError):
     """A process of Flower's did not do what was asked."""
 
 
-def start_superlink(home: CoordinatorFolder) -> subprocess.Popen[bytes]:
-    """Start the SuperLink: one port, TLS, registered nodes only, state on disk."""
+def start_superlink(home: CoordinatorFolder, *, output: int | None = None) -> subprocess.Popen[bytes]:
+    """Start the SuperLink: one port, TLS, registered nodes only, state on disk; what it prints goes to ``output``."""
     settings = home.settings
     return subprocess.Popen(
         [
@@ -41,6 +41,7 @@ def start_superlink(home: CoordinatorFolder) -> subprocess.Popen[bytes]:
             "--disable-runtime-dependency-installation",
         ],
         env=_environment(home.path),
+        stdout=output,
     )
 
 

@@ -1,0 +1,138 @@
+"""Many silos through one SuperLink: rounds per minute, and what the coordinator's processes hold and spend.
+
+SuperLink and ServerApp are the real ones, as processes of their own under TLS with registered node keys. A silo is a
+thread of this process: it speaks Flower's protocol as a SuperNode does, looks for messages every 3 s as a SuperNode
+does, and hands letters to a silo of its own with a small table. A SuperNode would also start a process for every
+message; that is the silos' hosts' to pay, and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.curves import Place
+from benchmarks.flower_nodes import Node, register
+from benchmarks.harness import Row
+from fedveil.engine.federation.silo import SiloParty
+from fedveil.engine.folder import RunFolder
+from fedveil.flower.demonstration import write_demonstration
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.guard import open_silo
+from fedveil.flower.processes import start_superlink, submit
+from fedveil.flower.submission import END, read_experiment
+
+_ROUNDS = 5
+_LONGEST_SECONDS = 1500.0
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Measure; see the module's text."""
+    for silos in (4,) if quick else (10, 25, 50):
+        with tempfile.TemporaryDirectory() as folder:
+            found = _measure(Path(folder), silos)
+        place = Place(plot="silos", curve="coordinator's memory, MB", x=silos)
+        yield Row(case=f"{silos} silos", unit="rounds/min", ours=found.rounds_per_minute)
+        yield Row(case=f"{silos} silos, coordinator's memory", unit="MB", ours=found.megabytes, place=place)
+        yield Row(case=f"{silos} silos, coordinator's CPU", unit="s/round", ours=found.cpu_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What was measured of a run."""
+
+    rounds_per_minute: float
+    megabytes: float
+    cpu_seconds: float
+
+
+def _measure(folder: Path, silos: int) -> _Found:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = min(free.getsockname()[1], 65000)
+    names = {f"silo{number:02}": 40 for number in range(silos)}
+    made = write_demonstration(folder / "demo", rounds=_ROUNDS, port=port, hospitals=names)
+    home = CoordinatorFolder(made.founded.coordinator)
+    link = start_superlink(home, output=subprocess.DEVNULL)
+    ended = threading.Event()
+    parties: list[SiloParty] = []
+    nodes: list[Node] = []
+    try:
+        run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+        register(home)
+        for path in made.founded.silos:
+            parties.append(open_silo(SiloFolder(path)))
+            nodes.append(Node(SiloFolder(path), parties[-1], ended))
+        for node in nodes:
+            node.start()
+        submit(home, run.path)
+        found = _watch(run, link.pid)
+    finally:
+        ended.set()
+        for node in nodes:
+            node.join(30)
+        for party in parties:
+            party.close()
+        link.terminate()
+        link.wait()
+    return found
+
+
+def _watch(run: RunFolder, link: int) -> _Found:
+    """Wait for the run's end; return the pace of the rounds after the first, which waits for the nodes."""
+    begin, most, spent = time.monotonic(), 0.0, {}
+    while not (run / END).exists():
+        if time.monotonic() - begin > _LONGEST_SECONDS:
+            raise TimeoutError(f"{run.path}: the run does not end")
+        tree = _tree(link)
+        most = max(most, sum(_megabytes(process) for process in tree))
+        spent |= {process: _cpu_seconds(process) for process in tree}
+        time.sleep(0.5)
+    end = json.loads((run / END).read_bytes())
+    rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    if end["error"] or end["stopped"] or rounds[-1]["round"] != _ROUNDS:
+        raise RuntimeError(f"the run ended early: {end}")
+    pace = float(np.median([row["seconds"] for row in rounds[2:]]))
+    return _Found(rounds_per_minute=60 / pace, megabytes=most, cpu_seconds=sum(spent.values()) / _ROUNDS)
+
+
+def _tree(root: int) -> list[int]:
+    """Return a process and all below it."""
+    found, waiting = [], [root]
+    while waiting:
+        process = waiting.pop()
+        found.append(process)
+        try:
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                waiting += [int(child) for child in (thread / "children").read_text().split()]
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def _megabytes(process: int) -> float:
+    """Return the memory that no other process shares, and its part of what is shared."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def _cpu_seconds(process: int) -> float:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0.0
+    fields = stat[stat.rindex(")") + 1 :].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

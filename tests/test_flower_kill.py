@@ -1,0 +1,148 @@
+"""A live coordinator's app, killed in the middle of a run under Flower, and the run that goes on after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from benchmarks.flower_nodes import Node, register
+
+from fedveil.engine.folder import RunFolder
+from fedveil.flower.demonstration import Demonstration, write_demonstration
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.guard import open_silo
+from fedveil.flower.processes import start_superlink, submit
+from fedveil.flower.submission import END, read_experiment
+from fedveil.privacy.ledger import read_entries
+
+FEDVEIL = [sys.executable, "-m", "fedveil"]
+ROUNDS = 3
+SECONDS = 600.0
+"""For each step; a busy machine takes a minute for a round."""
+
+
+def serverapps(root: int) -> list[int]:
+    """The processes below one that play a ServerApp."""
+    parents: dict[int, int] = {}
+    lines: dict[int, bytes] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+            lines[int(entry.name)] = (entry / "cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        parents[int(entry.name)] = int(stat[stat.rindex(")") + 1 :].split()[1])
+
+    def below(process: int) -> bool:
+        while process in parents:
+            process = parents[process]
+            if process == root:
+                return True
+        return False
+
+    return [process for process, line in lines.items() if b"flwr-serverapp" in line and below(process)]
+
+
+def rounds(run: Path) -> list[int]:
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line)["round"] for line in lines]
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait for something that happens while a process lives."""
+    until = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.2)
+
+
+def seeded(made: Demonstration) -> None:
+    """Make the run repeatable, and the silos willing to play it."""
+    with made.experiment.open("a", encoding="utf-8") as stream:
+        stream.write('\n[privacy]\ninsecure_seed = 7\n\n[trainer]\nname = "loop"\n')
+    for path in made.founded.silos:
+        with (path / "policy.toml").open("a", encoding="utf-8") as stream:
+            stream.write("without_guarantee = true\n")
+
+
+@dataclass
+class Play:
+    """A federation whose SuperLink and ServerApp are processes, and whose silos are threads.
+
+    Attributes:
+        made: its folders.
+        home: the coordinator's.
+        link: the SuperLink.
+    """
+
+    made: Demonstration
+    home: CoordinatorFolder
+    link: subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Play]:
+    pytest.importorskip("flwr")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = min(free.getsockname()[1], 65000)
+    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=port)
+    seeded(made)
+    home = CoordinatorFolder(made.founded.coordinator)
+    ended, link = threading.Event(), start_superlink(home)
+    folders = [SiloFolder(path) for path in made.founded.silos]
+    parties = [open_silo(folder) for folder in folders]
+    nodes = [Node(folder, party, ended) for folder, party in zip(folders, parties, strict=True)]
+    try:
+        register(home)
+        for node in nodes:
+            node.start()
+        yield Play(made=made, home=home, link=link)
+    finally:
+        ended.set()
+        for node in nodes:
+            node.join(60)
+        for party in parties:
+            party.close()
+        link.terminate()
+        link.wait()
+
+
+@pytest.mark.slow
+def test_a_run_whose_app_is_killed_goes_on_to_the_same_model(play: Play, tmp_path: Path) -> None:
+    home, made = play.home, play.made
+    run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    submit(home, run.path)
+    wait_until(lambda: 1 in rounds(run.path), play.link)
+    killed = serverapps(play.link.pid)
+    assert killed
+    for process in killed:
+        os.kill(process, signal.SIGKILL)
+    assert rounds(run.path)[-1] < ROUNDS
+    assert not (run / END).exists()
+    submit(home, run.path)
+    wait_until((run / END).exists, play.link)
+    assert json.loads((run / END).read_bytes())["error"] is None
+    assert rounds(run.path) == list(range(ROUNDS + 1))
+    assert [entry.round for entry in read_entries(run / "ledger.jsonl")] == list(range(1, ROUNDS + 1))
+    for path in made.founded.silos:
+        charged = [entry.round for entry in read_entries(path / "state" / "ledger.jsonl")]
+        assert charged == list(range(1, ROUNDS + 1))
+    here = tmp_path / "here"
+    subprocess.run([*FEDVEIL, "run", str(made.experiment), "--runs", str(here)], check=True)
+    undisturbed = here / "demonstration" / "model.safetensors"
+    assert undisturbed.read_bytes() == (run / "model.safetensors").read_bytes()
