@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from fedveil.flower.folders import CoordinatorFolder
 FEDVEIL = [sys.executable, "-m", "fedveil"]
 HOST, FAR = "10.213.77.1", "10.213.77.2"
 NAMESPACE, NEAR_END, FAR_END = "fedveil-far", "fedveil-near", "fedveil-end"
+PORT = 19443
 CUT_SECONDS = 10.0
 
 
@@ -47,6 +49,19 @@ def far_host() -> Iterator[str]:
         ip("netns", "delete", NAMESPACE)
 
 
+def wait_for_port() -> None:
+    """Return once the SuperLink listens, and its nodes had some seconds to be registered."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((HOST, PORT), timeout=2).close()
+        except OSError:
+            time.sleep(1)
+        else:
+            break
+    time.sleep(15)
+
+
 def rounds(run: Path) -> list[int]:
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
@@ -55,7 +70,7 @@ def rounds(run: Path) -> list[int]:
 
 def test_a_host_that_is_cut_off_goes_on_when_it_is_healed(far_host: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=19443)
+    made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=PORT)
     home = CoordinatorFolder(made.founded.coordinator)
     home.settings.model_copy(update={"resend_after": 30.0}).write(home / "coordinator.toml")
     *near, far = made.founded.silos
@@ -63,7 +78,7 @@ def test_a_host_that_is_cut_off_goes_on_when_it_is_healed(far_host: str, tmp_pat
     try:
         processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in near]
         processes.append(subprocess.Popen(["ip", "netns", "exec", far_host, *FEDVEIL, "silo", str(far)]))
-        time.sleep(20)
+        wait_for_port()
         submitted = subprocess.Popen(
             [*FEDVEIL, "federation", "run", str(made.experiment), "--home", home.path]
         )
