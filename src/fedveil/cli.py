@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fedveil import __version__
+from fedveil.benches import run_benchmark
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.audit import audit
 from fedveil.engine.experiment import parse_assignment
@@ -415,35 +415,12 @@ def bench_command(
     as_json: Json = False,
 ) -> None:
     """Measure, against peers, in one run (from a checkout: benchmarks/ is not installed)."""
-    document = _bench(name, quick, page)
+    document = run_benchmark(name, quick=quick, page=page)
     if as_json:
         print_json(document)
         return
     rows = [{key: value for key, value in row.items() if key != "place"} for row in document["rows"]]
     _out.print(rows_table(rows, title=f"{name}: {document['machine']['processor']}"))
-
-
-def _bench(name: str, quick: bool, page: Path | None) -> dict[str, Any]:
-    folder, name = Path.cwd() / "benchmarks", name.replace("-", "_")
-    known = sorted(p.stem for p in folder.glob("*.py") if "\ndef rows(" in p.read_text(encoding="utf-8"))
-    if name not in known:
-        there = (
-            f"there are: {', '.join(known)}"
-            if known
-            else "benchmarks/ is found only in a checkout of fedveil"
-        )
-        raise ConfigError(f"no benchmark '{name}'; {there}")
-    sys.path.insert(0, str(folder.parent))
-    from importlib import import_module
-
-    harness = import_module("benchmarks.harness")
-    document: dict[str, Any] = harness.report(name, harness.load(name)(quick))
-    if page is not None:
-        try:
-            import_module("benchmarks.curves").write_page(document, page)
-        except ValueError as error:
-            raise ConfigError(f"--page: {error}") from None
-    return document
 
 
 def _fresh(path: Path) -> Path:
