@@ -277,10 +277,13 @@ class Chaos:
         moments: where they die.
         seed: of everything that goes wrong.
         rate: of each kind of mishap.
+        impatient: whether the coordinator sometimes goes on without those that have not answered yet.
     """
 
-    def __init__(self, world: World, moments: Moments, seed: int, rate: float = 0.25) -> None:
-        self.world, self.moments, self.rate = world, moments, rate
+    def __init__(
+        self, world: World, moments: Moments, seed: int, rate: float = 0.25, *, impatient: bool = False
+    ) -> None:
+        self.world, self.moments, self.rate, self.impatient = world, moments, rate, impatient
         self.random = random.Random(seed)
         self.cuts = 0
         self.late: list[tuple[int, bytes, bool]] = []
@@ -300,6 +303,8 @@ class Chaos:
             self.random.shuffle(post)
             for number, data, down in post:
                 self._carry(number, data, down)
+            if self.impatient and self._happens():
+                self._hurry()
         raise AssertionError("the run does not end")
 
     def _happens(self) -> bool:
@@ -344,6 +349,12 @@ class Chaos:
             return
         world.note(number, reply)
         self._carry(number, reply, False)
+
+    def _hurry(self) -> None:
+        """Have the coordinator go on without those that have not answered yet."""
+        coordinator = self.world.coordinator
+        if coordinator is not None and self._mortal(lambda: [coordinator.go_on()], [coordinator]) is None:
+            self.world.coordinator = None
 
     def _to_coordinator(self, number: int, data: bytes) -> None:
         coordinator = self.world.coordinator

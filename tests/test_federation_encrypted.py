@@ -296,10 +296,10 @@ def test_a_next_round_needs_the_last_sum() -> None:
     share = EncryptedShare.__new__(EncryptedShare)
     kept = Kept(orders=bytes(32), before=np.zeros(4, dtype=np.float32), message=np.zeros(4))
     with pytest.raises(RefusalError, match="has not ended here"):
-        share.follow(Answered(round=3, request=bytes(32), coded=kept.encode()))
+        share.follow(Answered(round=3, request=bytes(32), coded=kept.encode()), 4)
     ended = replace(kept, partition=np.arange(4) < 2, after=np.arange(4, dtype=np.float32))
-    share.follow(Answered(round=3, request=bytes(32), coded=ended.encode()))
-    assert share.before.tolist() == [0, 1, 2, 3]
+    share.follow(Answered(round=3, request=bytes(32), coded=ended.encode()), 4)
+    assert share._before.tolist() == [0, 1, 2, 3]
     again = Kept.decode(ended.encode())
     assert again.encode() == ended.encode()
     assert again.partition is not None

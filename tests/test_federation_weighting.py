@@ -17,6 +17,7 @@ from fedveil.engine.federation.parts import Drawn, Joined, Task, Totals
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.silo import LEDGER, SiloParty
+from fedveil.engine.federation.store import Answered
 from fedveil.engine.federation.weighted_sums import BlindShare, BlindSum, WeightedInput
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.setup import prepare
@@ -93,9 +94,10 @@ class Record:
         self.learned: dict[int, list[bytes]] = {}
         contribute, result = BlindShare.contribute, BlindSum.result
 
-        def giving(share: BlindShare, content: WeightedInput) -> bytes:
+        def giving(share: BlindShare, answered: Answered) -> list[bytes]:
+            content = WeightedInput.decode(answered.coded)
             self.given.setdefault((share._silo.index, share._silo._moment.round), []).append(content)
-            return contribute(share, content)
+            return contribute(share, answered)
 
         def learning(sums: BlindSum) -> np.ndarray:
             found = result(sums)
@@ -357,9 +359,13 @@ def test_a_task_that_tells_who_is_drawn_or_commits_to_nobody_is_refused(parts: s
                 Task, "encode", lambda task: encode(Task(round=task.round, model=task.model, drawn=drawn))
             )
         else:
-            patched.setattr(BlindShare, "draws", False)
+            patched.setattr(BlindShare, "committed", False)
         world.play()
-    assert "refuses (request): who is drawn, silos are not told" in stopped(world)
+    reason = {
+        "told": "who is drawn, silos of this protocol are not told",
+        "uncommitted": "a coordinator commits itself to who is drawn where silos are not told",
+    }[parts]
+    assert f"refuses (request): {reason}" in stopped(world)
     assert not (tmp_path / "state-0" / "answers").exists()
     world.close()
 

@@ -45,6 +45,8 @@ class _UnderWay:
 def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
     """Carry letters until the run ends, or until nobody has answered for the coordinator's patience.
 
+    Where the run's protocol recovers, it goes on without silent silos before that.
+
     Args:
         grid: Flower's.
         party: the coordinator, open.
@@ -61,9 +63,13 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
             nodes = _online(grid, keys)
             look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
         _push(grid, party, nodes, under_way, settings.resend_after)
+        silence = time.monotonic() - heard
         if _pull(grid, party, under_way):
             heard = time.monotonic()
-        elif time.monotonic() - heard > settings.patience:
+        elif silence > settings.go_on_after and (left := party.go_on()):
+            heard = time.monotonic()
+            _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), settings.go_on_after)
+        elif silence > settings.patience:
             missing = ", ".join(silos[silo] for silo, _ in party.letters())
             party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
         else:

@@ -42,12 +42,15 @@ class CoordinatorSettings(_Settings):
         host: the address to listen on.
         port: the one port that silos must be able to reach.
         resend_after: seconds without an answer after which a letter is sent again.
+        go_on_after: seconds without any answer after which a round goes on without the silos that are silent, where
+            the experiment recovers (``protection.on_missing = "recover"``).
         patience: seconds without any answer after which a run ends with the model it has.
     """
 
     host: str = "127.0.0.1"
     port: _Port = 9443
     resend_after: _Seconds = 120.0
+    go_on_after: _Seconds = 900.0
     patience: _Seconds = 86400.0
 
 

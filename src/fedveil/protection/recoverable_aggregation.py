@@ -103,6 +103,11 @@ class RecoverableSilo:
         self._held: dict[int, tuple[bytes, bytes]] = {}
 
     @property
+    def begun(self) -> bool:
+        """Whether an attempt is under way that this silo's vector is not yet in."""
+        return self._step in (_Step.KEYS, _Step.SHARES, _Step.VECTORS)
+
+    @property
     def awaits_input(self) -> bool:
         """Whether :meth:`contribute` is due."""
         return self._step is _Step.VECTORS

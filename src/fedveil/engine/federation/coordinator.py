@@ -6,6 +6,9 @@
 :meth:`CoordinatorParty.letters` returns what still waits for an answer, so a carrier that lost something sends it
 again: silos repeat their answers. A restarted coordinator opens the run folder and begins another session; it goes on
 with the round that was not released, for the same users and from the same model, under the charge in the ledger.
+
+Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round that is begun again then
+is another release: it is charged again, for users drawn anew. A silo that is heard again is in the next session.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +27,14 @@ from torch import Tensor
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange
+from fedveil.engine.aggregation import PLAIN_SUM
 from fedveil.engine.coordinator_side import coordinate, draw_users
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coded_sums import CodedPost, codes, open_sums
-from fedveil.engine.federation.encrypted_sums import EncryptedSum, check_learned
+from fedveil.engine.federation.encrypted_sums import check_learned
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.hidden_sums import HiddenSum, MaskedSum, Outgoing
+from fedveil.engine.federation.exchange import Absentees, Answers, Exchange
+from fedveil.engine.federation.hidden_sums import HiddenSum, Outgoing
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
@@ -48,8 +51,8 @@ from fedveil.engine.federation.parts import (
     Totals,
     only,
 )
+from fedveil.engine.federation.protocols import hidden_sum
 from fedveil.engine.federation.travel import check_travels, discloses_counts
-from fedveil.engine.federation.weighted_sums import BlindSum
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.run import (
@@ -63,7 +66,6 @@ from fedveil.engine.run import (
 )
 from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared, privacy_randomness
-from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import RunFolderError
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.privacy.ledger import Ledger
@@ -75,16 +77,6 @@ STATE: Final = "federation.json"
 
 _DRAWN: Final = "checkpoint/participants.json"
 _SALT_BYTES: Final = 32
-_Answers = dict[int, tuple[Part, ...]]
-
-
-@dataclass
-class _Exchange:
-    """The letters of one exchange, and the answers that have arrived."""
-
-    letters: dict[int, bytes]
-    answers: _Answers
-    then: Callable[[_Answers], None]
 
 
 class CoordinatorParty:
@@ -126,7 +118,8 @@ class CoordinatorParty:
         self._post: CodedPost | None = None
         self._totals: Int64[np.ndarray, " users"] | None = None
         self._began = time.perf_counter()
-        self._exchange: _Exchange | None = None
+        self._exchange: Exchange | None = None
+        self._absent = Absentees()
         self.outcome: Outcome | None = None
         observer.started(folder.path, prepared.experiment, self._checkpoint.round)
         self._begin_session()
@@ -146,14 +139,33 @@ class CoordinatorParty:
         self._ledger.close()
 
     def letters(self) -> list[tuple[int, bytes]]:
-        """Return the letters that still wait for an answer, as pairs of silo and bytes."""
+        """Return the letters that still wait for an answer, as pairs of silo and bytes.
+
+        Among them is the last one to every silo that was left behind: an answer to it shows that it is back.
+        """
         if self._exchange is None:
             return []
-        return [
-            (silo, data)
-            for silo, data in self._exchange.letters.items()
-            if silo not in self._exchange.answers
-        ]
+        waiting = [(silo, self._exchange.letters[silo]) for silo in self._exchange.missing]
+        return waiting + self._absent.letters()
+
+    def go_on(self) -> tuple[str, ...]:
+        """Go on without the silos that have not answered, where the protocol allows it; return their names.
+
+        Where too few would be left, but enough with those that are back meanwhile, the round is begun again with them.
+        """
+        exchange, hidden = self._exchange, self._hidden
+        if exchange is None or hidden is None:
+            return ()
+        silent = exchange.missing
+        if self._leave(silent):
+            self._proceed()
+        elif len(self._present) - len(silent) + self._absent.back >= hidden.least and self._absent.back:
+            for silo in silent:
+                self._absent.leave(silo, exchange)
+            self._begin_session()
+        else:
+            return ()
+        return tuple(self._membership.silos[silo] for silo in silent)
 
     def receive(self, silo: int, data: bytes) -> None:
         """Read a silo's letter. What belongs to an exchange that is over is passed over in silence.
@@ -176,27 +188,26 @@ class CoordinatorParty:
             largest=self._largest_answer(),
         )
         exchange = self._exchange
-        if exchange is None or (letter.run, letter.session, letter.number) != (
-            self._run,
-            self._session,
-            self._number,
-        ):
+        if exchange is None or letter.run != self._run:
             return
-        if silo in exchange.answers or silo not in exchange.letters:
+        if silo in self._absent:
+            self._absent.hear(silo, letter)
+            return
+        if not exchange.awaits(silo, letter):
             return
         if any(isinstance(part, Lost) for part in letter.parts):
-            self._begin_session()
+            if self._leave((silo,)):
+                self._absent.hear(silo, letter)
+                self._proceed()
+            else:
+                self._begin_session()
             return
         refusal = next((part for part in letter.parts if isinstance(part, Refused)), None)
         if refusal is not None:
             self.stop(str(RefusalError(refusal.cause, refusal.reason, silo=self._membership.silos[silo])))
             return
         exchange.answers[silo] = letter.parts
-        if len(exchange.answers) == len(exchange.letters):
-            try:
-                exchange.then(dict(sorted(exchange.answers.items())))
-            except ProtocolError as error:
-                self.stop(str(error))
+        self._proceed()
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
@@ -210,6 +221,27 @@ class CoordinatorParty:
             has_model=not isinstance(self._prepared.agreed, PartialRange),
         )
         self._ledger.close()
+
+    def _proceed(self) -> None:
+        """Read the answers once all of an exchange are in."""
+        exchange = self._exchange
+        if exchange is None or exchange.missing:
+            return
+        try:
+            exchange.then(dict(sorted(exchange.answers.items())))
+        except ProtocolError as error:
+            self.stop(str(error))
+
+    def _leave(self, silos: tuple[int, ...]) -> bool:
+        """Leave silos of the exchange behind, if the protocol can go on without them; return whether it can."""
+        exchange, hidden = self._exchange, self._hidden
+        if exchange is None or hidden is None or not silos:
+            return False
+        if len(exchange.letters) - len(silos) < hidden.least:
+            return False
+        for silo in silos:
+            self._absent.leave(silo, exchange)
+        return True
 
     # --- sessions --------------------------------------------------------------------------------------------
 
@@ -227,20 +259,20 @@ class CoordinatorParty:
     def _begin_session(self) -> None:
         self._session += 1
         self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
-        agreed = self._prepared.agreed
-        if isinstance(agreed, MaskedRange):
-            self._hidden = MaskedSum(agreed, run=self._run, session=self._session)
-        elif isinstance(agreed, WeightingRange):
-            self._hidden = BlindSum(agreed, run=self._run, session=self._session)
-        elif isinstance(agreed, PartialRange):
-            self._hidden = EncryptedSum(agreed, run=self._run, session=self._session)
+        self._hidden = hidden_sum(self._prepared, run=self._run, session=self._session)
+        self._absent.readmit()
         self._totals = None
         self._number = -1
         offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
         if codes(self._prepared.method):
             self._post = CodedPost(run=self._run, session=self._session)
             offer.append(self._post.offer)
-        self._ask(dict.fromkeys(range(len(self._membership.silos)), offer), self._joined)
+        self._ask(dict.fromkeys(self._present, offer), self._joined)
+
+    @property
+    def _present(self) -> tuple[int, ...]:
+        """The silos that were not left behind."""
+        return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
 
     def _shown(self) -> Experiment:
         """Return the experiment as the silos see it: without the coordinator's own paths."""
@@ -253,7 +285,7 @@ class CoordinatorParty:
         data = experiment.data.model_copy(update={"table": table, "folder": None})
         return experiment.model_copy(update={"model": model, "data": data})
 
-    def _joined(self, answers: _Answers) -> None:
+    def _joined(self, answers: Answers) -> None:
         if discloses_counts(self._prepared.method):
             counts = [only(parts, Joined, silo).counts for silo, parts in answers.items()]
             if any(len(one) != self._prepared.population.n_users for one in counts):
@@ -264,7 +296,7 @@ class CoordinatorParty:
                 self._post.meet(silo, only(parts, Agreement, silo))
         self._set_up(answers)
 
-    def _set_up(self, answers: _Answers) -> None:
+    def _set_up(self, answers: Answers) -> None:
         outgoing = self._route(answers)
         if self._hidden is None or self._hidden.ready:
             self._begin_round(outgoing)
@@ -280,7 +312,8 @@ class CoordinatorParty:
             self.stop("")
             return
         charged = sum(entry.round == number for entry in self._ledger.entries)
-        due = not charged or (self._hidden is not None and not self._hidden.repeats)
+        repeats = self._hidden is None or self._hidden.repeats
+        due = not charged or not repeats
         stopped = over_budget(prepared, number, len(self._ledger.entries) + due)
         if stopped is not None:
             self.stop(stopped)
@@ -290,27 +323,24 @@ class CoordinatorParty:
             self._ledger.charge(
                 run=prepared.experiment.name, round=number, attempt=charged, event=prepared.guarantee.event
             )
-        drawn, commitment = self._drawn(number)
-        secret = drawn is not None and isinstance(self._hidden, BlindSum)
+        drawn, commitment = self._drawn(number, 0 if repeats else charged)
+        secret = drawn is not None and self._hidden is not None and not self._hidden.tells_drawn
         told: list[Part] = [Drawn(commitment=commitment)] if secret else []
         model = self._checkpoint.model.cpu().numpy()
-        if isinstance(self._hidden, EncryptedSum):
+        if self._hidden is not None and not self._hidden.shows_model:
             model = model[:0]
         task = Task(round=number, model=model, drawn=None if secret else drawn)
-        begin = [] if self._hidden is None else self._hidden.begin(number, drawn)
+        begin = [] if self._hidden is None else self._hidden.begin(number, drawn, self._present)
         relays = _by_silo([*before, *begin])
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
         self._ask(
-            {
-                silo: [*totals, *relays.get(silo, []), *told, task]
-                for silo in range(len(self._membership.silos))
-            },
+            {silo: [*totals, *relays.get(silo, []), *told, task] for silo in self._present},
             self._collect,
         )
 
-    def _drawn(self, number: int) -> tuple[Bool[np.ndarray, " users"] | None, bytes]:
-        """Return who takes part, drawn once and kept, and a commitment: a round that is asked for again is the same.
+    def _drawn(self, number: int, attempt: int) -> tuple[Bool[np.ndarray, " users"] | None, bytes]:
+        """Return who takes part, drawn once and kept, and a commitment: an attempt that is asked for again is the same.
 
         None where everybody does, or where nobody knows: the users are drawn by oblivious transfer.
         """
@@ -319,18 +349,18 @@ class CoordinatorParty:
         if hidden or method.sampler.rate == 1:
             return None, b""
         document = json.loads(path.read_bytes()) if path.exists() else None
-        if document is None or document["round"] != number:
-            drawn = draw_users(method, users, self._privacy, number)
+        if document is None or (document["round"], document["attempt"]) != (number, attempt):
+            drawn = draw_users(method, users, self._privacy, number, attempt)
             if drawn is None:
                 return None, b""
             bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
-            document = {"round": number, "drawn": bits, "salt": salt}
+            document = {"round": number, "attempt": attempt, "drawn": bits, "salt": salt}
             self._folder.write_json(_DRAWN, document)
         packed = bytes.fromhex(document["drawn"])
         drawn = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=users).astype(np.bool_)
         return drawn, hashlib.sha256(bytes.fromhex(document["salt"]) + packed).digest()
 
-    def _collect(self, answers: _Answers) -> None:
+    def _collect(self, answers: Answers) -> None:
         if self._hidden is None:
             number = self._checkpoint.round + 1
             vectors = open_sums(
@@ -340,18 +370,18 @@ class CoordinatorParty:
                 round_number=number,
                 length=self._prepared.task.dimension,
             )
-            self._release(PLAIN_SUM.total(number, vectors))
+            self._release(PLAIN_SUM.total(number, vectors), len(vectors))
             return
         outgoing = self._route(answers)
         if outgoing:
             self._ask(_by_silo(outgoing), self._collect)
-        elif isinstance(self._hidden, EncryptedSum):
-            check_learned(answers)
-            self._complete(self._checkpoint.model, None)
+        elif self._hidden.shows_model:
+            self._release(self._hidden.result(), self._hidden.summed)
         else:
-            self._release(self._hidden.result())
+            check_learned(answers)
+            self._complete(self._checkpoint.model, None, self._hidden.summed)
 
-    def _release(self, aggregate: Float64[np.ndarray, " d"]) -> None:
+    def _release(self, aggregate: Float64[np.ndarray, " d"], summed: int) -> None:
         """Turn a sum into the next model and put it on the disk: then, and not before, it counts as released."""
         prepared, number = self._prepared, self._checkpoint.round + 1
         experiment, seat = prepared.experiment, prepared.seat
@@ -365,26 +395,32 @@ class CoordinatorParty:
             shapes=seat.shapes,
             round_number=number,
             privacy=self._privacy,
+            summed=summed,
         )
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
-        self._complete(model, evaluate(prepared, model) if due else None)
+        self._complete(model, evaluate(prepared, model) if due else None, summed)
 
-    def _complete(self, model: Float32[Tensor, " d"], test: dict[str, float | None] | None) -> None:
+    def _complete(
+        self, model: Float32[Tensor, " d"], test: dict[str, float | None] | None, summed: int
+    ) -> None:
         """Put a round on the disk; where the silos keep the models, ``model`` is the initial one."""
         prepared, number = self._prepared, self._checkpoint.round + 1
         row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
         seconds = time.perf_counter() - self._began
-        row |= {"seconds": seconds, "elapsed": self._checkpoint.row["elapsed"] + seconds}
+        row |= {"summed": summed, "seconds": seconds, "elapsed": self._checkpoint.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, row=row, ledger=self._ledger.head)
         self._folder.write_checkpoint(checkpoint)
         self._checkpoint = checkpoint
         self._folder.append("metrics.jsonl", row)
         self._observer.completed(row)
-        self._begin_round([])
+        if self._absent.back:
+            self._begin_session()
+        else:
+            self._begin_round([])
 
     # --- letters ---------------------------------------------------------------------------------------------
 
-    def _ask(self, parts: dict[int, list[Part]], then: Callable[[_Answers], None]) -> None:
+    def _ask(self, parts: dict[int, list[Part]], then: Callable[[Answers], None]) -> None:
         self._number += 1
         letters = {
             silo: Letter(
@@ -397,18 +433,20 @@ class CoordinatorParty:
             ).seal(self._identity)
             for silo, content in sorted(parts.items())
         }
-        self._exchange = _Exchange(letters=letters, answers={}, then=then)
+        self._exchange = Exchange(session=self._session, number=self._number, letters=letters, then=then)
 
-    def _route(self, answers: _Answers) -> Outgoing:
+    def _route(self, answers: Answers) -> Outgoing:
         """Hand the silos' messages to the protection's protocol; return the messages that follow."""
-        outgoing: Outgoing = []
-        for silo, parts in answers.items():
-            for part in parts:
-                if isinstance(part, Relay):
-                    if self._hidden is None:
-                        raise ProtocolError("sent a message of a protocol that is not played", silo=silo)
-                    outgoing += self._hidden.receive(silo, part.message)
-        return outgoing
+        messages = {
+            silo: [part.message for part in parts if isinstance(part, Relay)]
+            for silo, parts in answers.items()
+        }
+        if self._hidden is not None:
+            return self._hidden.read(messages)
+        for silo, sent in messages.items():
+            if sent:
+                raise ProtocolError("sent a message of a protocol that is not played", silo=silo)
+        return []
 
     def _largest_answer(self) -> int:
         """Return how long an answer may be: a vector, a count per user, and messages of a protocol."""

@@ -22,8 +22,9 @@ from fedveil.crypto.agreement import Moment
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.hidden_sums import Outgoing, session_run
-from fedveil.engine.federation.parts import Learned, Part, only
+from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, session_run
+from fedveil.engine.federation.own_round import OwnRound
+from fedveil.engine.federation.parts import Learned, Part, Task, only
 from fedveil.engine.federation.store import Answered
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.setup import Prepared, privacy_randomness
@@ -43,7 +44,7 @@ def _plan(agreed: PartialRange, run: bytes, session: int) -> PartialPlan:
     return replace(agreed.plan, run=session_run(run, session))
 
 
-class EncryptedSum:
+class EncryptedSum(HiddenSum):
     """The coordinator's side, for one session.
 
     Args:
@@ -55,6 +56,7 @@ class EncryptedSum:
     def __init__(self, agreed: PartialRange, *, run: bytes, session: int) -> None:
         self._plan = _plan(agreed, run, session)
         self._server = PartialServer(self._plan)
+        self.least = self._plan.silos
 
     @property
     def ready(self) -> bool:
@@ -62,9 +64,14 @@ class EncryptedSum:
         return self._server.ready
 
     @property
-    def repeats(self) -> bool:
-        """A silo's ballot and parts of a round are always the same."""
-        return True
+    def shows_model(self) -> bool:
+        """The coordinator has no key, so no sum and no model."""
+        return False
+
+    @property
+    def summed(self) -> int:
+        """All silos."""
+        return self._plan.silos
 
     @property
     def largest(self) -> int:
@@ -73,10 +80,11 @@ class EncryptedSum:
         ciphertexts = (-(-plan.length // plan.ckks.degree) + 1) * 8 * plan.ckks.degree
         return 8 * plan.length + ciphertexts + (plan.silos + 8) * _ENVELOPE_BYTES
 
-    def begin(self, round_number: int, drawn: Bool[np.ndarray, " users"] | None) -> Outgoing:
+    def begin(
+        self, round_number: int, drawn: Bool[np.ndarray, " users"] | None, silos: tuple[int, ...]
+    ) -> Outgoing:
         """Begin a round with all silos; who is drawn, the silos are told by the coordinator."""
-        moment = Moment(run=self._plan.run, round=round_number, attempt=0)
-        return self._server.begin(moment, tuple(range(self._plan.silos)))
+        return self._server.begin(Moment(run=self._plan.run, round=round_number, attempt=0), silos)
 
     def receive(self, silo: int, message: bytes) -> Outgoing:
         """Read a silo's message; return those that follow."""
@@ -161,7 +169,7 @@ class Kept:
         )
 
 
-class EncryptedShare:
+class EncryptedShare(HiddenShare):
     """A silo's side, for one session.
 
     Args:
@@ -211,26 +219,27 @@ class EncryptedShare:
         return self._silo.announce()
 
     @property
+    def shown_model(self) -> bool:
+        """The silos have the models, the coordinator none."""
+        return False
+
+    @property
     def begun(self) -> bool:
         """Whether a round has begun, so that its task can be read."""
         return self._silo.proposes
 
     @property
     def awaits_input(self) -> bool:
-        """Whether :meth:`begin` is due."""
+        """Whether :meth:`contribute` is due."""
         return self._silo.proposes
 
-    @property
-    def before(self) -> Float32[np.ndarray, " d"]:
-        """The model that the round begins with: the initial one, or where the last round has ended."""
-        return self._before
-
-    def follow(self, last: Answered | None) -> None:
-        """Take the model from the last round that was answered.
+    def follow(self, last: Answered | None, round_number: int) -> None:
+        """Take the model from the last round that was answered: the initial one, or where that round has ended.
 
         Raises:
             RefusalError: its sum has not arrived here, so it is still the round to play.
         """
+        super().follow(last, round_number)
         if last is None:
             return
         after = Kept.decode(last.coded).after
@@ -238,15 +247,16 @@ class EncryptedShare:
             raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
         self._before = after
 
-    def first(self, round_number: int, message: Float64[np.ndarray, " d"]) -> bytes:
-        """Return what is kept of a round before anything of it leaves."""
-        votes = _none()
-        if self._agreed.noisy_votes(round_number):
-            votes = self._agreed.noise_on_votes(self._privacy, round_number=round_number, silo=self._number)
+    def new_answer(self, own: OwnRound, task: Task, request: bytes) -> Answered:
+        """Train, and draw the noise on the votes; return what is kept of the round before anything of it leaves."""
+        message, votes = own.total(replace(task, model=self._before)), _none()
+        if self._agreed.noisy_votes(task.round):
+            votes = self._agreed.noise_on_votes(self._privacy, round_number=task.round, silo=self._number)
         orders = self._silo.order_secret
-        return Kept(orders=orders, before=self._before, message=message, votes=votes).encode()
+        kept = Kept(orders=orders, before=self._before, message=message, votes=votes)
+        return Answered(round=task.round, request=request, coded=kept.encode())
 
-    def begin(self, answered: Answered) -> list[bytes]:
+    def contribute(self, answered: Answered) -> list[bytes]:
         """Play a round from what is kept of it; return what is to be sent.
 
         Raises:
@@ -259,7 +269,7 @@ class EncryptedShare:
         self._answered, self._told = answered, False
         values = self._agreed.proposal(kept.message, kept.before.astype(np.float64), self._initial)
         noise = kept.votes if len(kept.votes) else None
-        return self._silo.propose(values, noise) + self._contribute()
+        return self._silo.propose(values, noise) + self._divide()
 
     def receive(self, message: bytes) -> list[bytes]:
         """Read a message of the protocol; return what is to be sent.
@@ -275,9 +285,10 @@ class EncryptedShare:
             raise RefusalError(
                 "request", f"a sum over {len(content.cohort)} of {silos} silos is asked for; all must be in"
             )
-        return self._silo.receive(message) + self._contribute()
+        return self._silo.receive(message) + self._divide()
 
-    def _contribute(self) -> list[bytes]:
+    def _divide(self) -> list[bytes]:
+        """Return the two parts of the message, once the partition is known."""
         if not self._silo.divided:
             return []
         answered, kept = self._current()

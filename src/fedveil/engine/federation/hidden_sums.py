@@ -1,4 +1,7 @@
-"""The protections' protocols as silo and coordinator of a federation use them: one session each, noisy sums in and out.
+"""A protection as silo and coordinator of a federation use it: one object each a session, noisy sums in, their sum out.
+
+    coordinator:  ready? -> begin(round) -> read(an exchange's messages) -> ... -> result
+    silo:         announce -> receive -> (awaits_input) new_answer, kept -> contribute(what was kept) -> receive
 
 The protocols count in whole numbers of grid steps and name their runs by 16 bytes; here are the vectors in the unit of
 the update, and a session of a run. No key outlives its session, so a party that was restarted uses none twice.
@@ -7,169 +10,160 @@ the update, and a session of a run. No key outlives its session, so a party that
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from fedveil.crypto.agreement import RUN_BYTES, Moment
-from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.aggregation import MaskedRange
+from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.protection.messages import Envelope, RoundStart
-from fedveil.protection.peers import Roster
-from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.engine.federation.own_round import OwnRound
+from fedveil.engine.federation.parts import Part, Task
+from fedveil.engine.federation.store import Answered
 
 Outgoing = list[tuple[int, bytes]]
 """Messages of the coordinator: recipient and bytes."""
 
 
-class HiddenSum(Protocol):
+class HiddenSum(ABC):
     """The coordinator's side of a protection, for one session."""
+
+    least: int
+    """The fewest silos of a sum; where it is below all of them, a round goes on without silos that vanish."""
 
     @property
     def ready(self) -> bool:
         """Whether the setup is complete, so that a round may begin."""
-        ...
+        return True
 
     @property
+    @abstractmethod
     def largest(self) -> int:
         """How long a silo's letter may be."""
-        ...
 
     @property
     def repeats(self) -> bool:
         """Whether a round that is asked for in another session has the same sum, and so costs nothing."""
-        ...
-
-    def begin(self, round_number: int, drawn: Bool[np.ndarray, " users"] | None) -> Outgoing:
-        """Begin a round; each round of a session once."""
-        ...
-
-    def receive(self, silo: int, message: bytes) -> Outgoing:
-        """Read a silo's message."""
-        ...
-
-    def result(self) -> Float64[np.ndarray, " d"]:
-        """Return the sum of the round, once no message is awaited any longer."""
-        ...
-
-
-class MaskedSum:
-    """Secure aggregation, the coordinator's side.
-
-    Args:
-        agreed: the range of the messages.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
-    """
-
-    def __init__(self, agreed: MaskedRange, *, run: bytes, session: int) -> None:
-        self._plan = _plan(agreed, run, session)
-        self._grid = agreed.grid
-        self._server = AggregationServer(self._plan)
-        self._announced: set[int] = set()
-
-    @property
-    def largest(self) -> int:
-        """How long a silo's letter may be: its vector, or its keys."""
-        return 8 * self._plan.length + (1 << 16)
-
-    @property
-    def repeats(self) -> bool:
-        """A silo's vector of a round is always the same."""
         return True
 
     @property
-    def ready(self) -> bool:
-        """Whether every silo's key has arrived."""
-        return len(self._announced) == self._plan.silos
+    def tells_drawn(self) -> bool:
+        """Whether silos are told which users are drawn; else the coordinator commits itself to them."""
+        return True
 
-    def begin(self, round_number: int, drawn: Bool[np.ndarray, " users"] | None) -> Outgoing:
-        """Begin a round with all silos; who is drawn, the silos are told by the coordinator."""
-        moment = Moment(run=self._plan.run, round=round_number, attempt=0)
-        return self._server.begin(moment, tuple(range(self._plan.silos)))
+    @property
+    def shows_model(self) -> bool:
+        """Whether the coordinator learns the sums and has the models; else the silos alone do."""
+        return True
 
+    @property
+    @abstractmethod
+    def summed(self) -> int:
+        """How many silos the sum of the round is over."""
+
+    @abstractmethod
+    def begin(
+        self, round_number: int, drawn: Bool[np.ndarray, " users"] | None, silos: tuple[int, ...]
+    ) -> Outgoing:
+        """Begin a round with silos that are there; each round of a session once."""
+
+    @abstractmethod
     def receive(self, silo: int, message: bytes) -> Outgoing:
         """Read a silo's message; return those that follow."""
-        follow = self._server.receive(silo, message)
-        self._announced.add(silo)
-        return follow
 
+    def read(self, messages: Mapping[int, Sequence[bytes]]) -> Outgoing:
+        """Read the messages of one exchange, by silo; return those that follow."""
+        return [
+            follow for silo, sent in messages.items() for one in sent for follow in self.receive(silo, one)
+        ]
+
+    @abstractmethod
     def result(self) -> Float64[np.ndarray, " d"]:
-        """Return the sum of all silos' vectors, exact."""
-        return np.asarray(self._server.result() * self._grid)
+        """Return the sum of the round, once no message is awaited any longer."""
 
 
-class MaskedShare:
-    """Secure aggregation, a silo's side.
+class HiddenShare(ABC):
+    """A silo's side of a protection, for one session."""
 
-    Args:
-        agreed: the range of the messages.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
-        number: the silo's own.
-        identity: its long-term key.
-        roster: all silos' public identities.
-    """
+    @property
+    def repeats(self) -> bool:
+        """Whether a round that is asked for again is answered with the same content; else it is charged again."""
+        return True
 
-    def __init__(
-        self,
-        agreed: MaskedRange,
-        *,
-        run: bytes,
-        session: int,
-        number: int,
-        identity: IdentityKey,
-        roster: Roster,
-    ) -> None:
-        self._plan = _plan(agreed, run, session)
-        self._grid = agreed.grid
-        self._silo = AggregationSilo(self._plan, index=number, identity=identity, roster=roster)
+    @property
+    def told_drawn(self) -> bool:
+        """Whether the silo is told which users are drawn."""
+        return True
 
-    def announce(self) -> bytes:
-        """Return the first message."""
-        return self._silo.announce()
+    @property
+    def committed(self) -> bool:
+        """Whether the coordinator draws users without telling silos, and must commit itself to them."""
+        return False
 
+    @property
+    def shown_model(self) -> bool:
+        """Whether the coordinator gives the models."""
+        return True
+
+    @property
+    def binding(self) -> bytes:
+        """What a stored answer belongs to, besides the request."""
+        return b""
+
+    def follow(self, last: Answered | None, round_number: int) -> None:
+        """Return if a round may follow the last one that was answered.
+
+        Raises:
+            RefusalError: rounds were left out, or the last one has not ended.
+        """
+        check_next(last, round_number)
+
+    def announce(self) -> bytes | None:
+        """Return the first message, None if the coordinator's comes first."""
+        return None
+
+    @property
+    @abstractmethod
+    def begun(self) -> bool:
+        """Whether a round has begun, so that its task can be read."""
+
+    @property
+    @abstractmethod
+    def awaits_input(self) -> bool:
+        """Whether :meth:`contribute` is due."""
+
+    @abstractmethod
     def receive(self, message: bytes) -> list[bytes]:
         """Read a message of the coordinator; return the answers.
 
         Raises:
-            RefusalError: a round with fewer silos. The noisy sum of a round is the same in every attempt, so two sums
-                over different silos would show their difference.
+            RefusalError: a request that the silo does not grant.
             ProtocolError: a message that must not be accepted.
         """
-        content = Envelope.decode(message).message
-        if isinstance(content, RoundStart) and len(content.cohort) != self._plan.silos:
-            raise RefusalError(
-                "request",
-                f"a sum over {len(content.cohort)} of {self._plan.silos} silos is asked for; all must be in",
-            )
-        return self._silo.receive(message)
 
-    @property
-    def begun(self) -> bool:
-        """Whether a round has begun, so that its task can be read."""
-        return self._silo.awaits_input
+    def new_answer(self, own: OwnRound, task: Task, request: bytes) -> Answered:
+        """Train and draw noise; return what is kept before anything of it leaves."""
+        return Answered(round=task.round, request=request, vector=own.message(task).vector)
 
-    @property
-    def awaits_input(self) -> bool:
-        """Whether :meth:`contribute` is due."""
-        return self._silo.awaits_input
+    @abstractmethod
+    def contribute(self, answered: Answered) -> list[bytes]:
+        """Return the messages that bring what was kept into the sum."""
 
-    def contribute(self, vector: Float64[np.ndarray, " d"]) -> bytes:
-        """Return the silo's noisy sum under fresh masks.
-
-        Args:
-            vector: (d,) multiples of the grid.
-        """
-        return self._silo.contribute((vector / self._grid).astype(np.int64))
+    def learn(self) -> list[Part]:
+        """Return what the silo says once it has learned a sum that the coordinator does not."""
+        return []
 
 
-def _plan(agreed: MaskedRange, run: bytes, session: int) -> AggregationPlan:
-    return AggregationPlan(
-        run=session_run(run, session), silos=agreed.silos, length=agreed.length, limit=agreed.limit
-    )
+def check_next(last: Answered | None, round_number: int) -> None:
+    """Return if a round is the next after the last one that was answered.
+
+    Raises:
+        RefusalError: it is not.
+    """
+    done = 0 if last is None else last.round
+    if round_number != done + 1:
+        raise RefusalError("replay", f"round {round_number} does not follow round {done}, the last answered")
 
 
 def session_run(run: bytes, session: int) -> bytes:

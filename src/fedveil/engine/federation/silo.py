@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.coded_sums import CodedPost, codes, to_bytes
-from fedveil.engine.federation.encrypted_sums import EncryptedShare
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.hidden_sums import MaskedShare
+from fedveil.engine.federation.hidden_sums import HiddenShare, check_next
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.membership import Membership
+from fedveil.engine.federation.own_round import OwnRound
 from fedveil.engine.federation.parts import (
     Agreement,
     Drawn,
@@ -46,22 +44,17 @@ from fedveil.engine.federation.parts import (
     only,
 )
 from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.protocols import SiloPlace, hidden_share
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
 from fedveil.engine.federation.travel import check_own_client, check_travels, discloses_counts
-from fedveil.engine.federation.weighted_sums import BlindShare, WeightedInput, weighted_input
-from fedveil.engine.partial import PartialRange
 from fedveil.engine.sections import ModelSection, TrainerSection
-from fedveil.engine.setup import Prepared, prepare, privacy_randomness
-from fedveil.engine.silo_side import SiloMessage, client_message, local_sums, members_of, silo_message
-from fedveil.engine.weighting import WeightingRange
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError, RunFolderError
-from fedveil.methods.client_messages import ClientMessages
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.messages import SERVER
-from fedveil.randomness import ExperimentRandomness
 
 LEDGER: Final = "ledger.jsonl"
 """A silo's ledger over all runs, in its state folder."""
@@ -79,7 +72,7 @@ class _Session:
     exchange: int
     prepared: Prepared
     event: Event
-    hidden: MaskedShare | BlindShare | EncryptedShare | None
+    hidden: HiddenShare | None
     post: CodedPost | None
     weighted: bool
     terms: bytes
@@ -195,13 +188,12 @@ class SiloParty:
         if isinstance(part, Totals):
             self._weigh(session, part)
             return []
-        if isinstance(part, Drawn) and isinstance(session.hidden, BlindShare):
+        if isinstance(part, Drawn) and session.hidden is not None and not session.hidden.told_drawn:
             session.drawn = part.commitment
             return []
         if isinstance(part, Relay) and session.hidden is not None:
             replies = [Relay(message=reply) for reply in session.hidden.receive(part.message)]
-            learned = session.hidden.learn() if isinstance(session.hidden, EncryptedShare) else []
-            return [*replies, *learned, *self._contribute(session)]
+            return [*replies, *session.hidden.learn(), *self._contribute(session)]
         if isinstance(part, Task):
             if session.hidden is not None and not session.hidden.begun:
                 raise RefusalError("request", f"round {part.round} comes before its masks")
@@ -221,11 +213,7 @@ class SiloParty:
             return [session.post.seal(self._number, task.round, answered.coded)]
         if hidden is None:
             return [Vector(values=answered.vector)]
-        if isinstance(hidden, EncryptedShare):
-            return [Relay(message=message) for message in hidden.begin(answered)]
-        if isinstance(hidden, BlindShare):
-            return [Relay(message=hidden.contribute(WeightedInput.decode(answered.coded)))]
-        return [Relay(message=hidden.contribute(answered.vector))]
+        return [Relay(message=message) for message in hidden.contribute(answered)]
 
     # --- joining a run ---------------------------------------------------------------------------------------
 
@@ -247,7 +235,7 @@ class SiloParty:
         self._reopen_ledger()
         self._check_budget(letter.run, experiment, event)
         by_records = discloses_counts(prepared.method)
-        hidden = self._hide(prepared, letter)
+        hidden = hidden_share(prepared, self._place(letter.run), run=letter.run, session=letter.session)
         post = CodedPost(run=letter.run, session=letter.session) if codes(prepared.method) else None
         if post is not None:
             post.meet(self._number, only(letter.parts, Agreement, SERVER))
@@ -265,7 +253,8 @@ class SiloParty:
         joined = Joined(counts=self._counts() if by_records else np.zeros(0, dtype=np.int64))
         if post is not None:
             return [joined, post.offer]
-        return [joined] if hidden is None else [joined, Relay(message=hidden.announce())]
+        first = None if hidden is None else hidden.announce()
+        return [joined] if first is None else [joined, Relay(message=first)]
 
     def _request(self, text: str) -> Experiment:
         try:
@@ -287,30 +276,15 @@ class SiloParty:
                 f"{budget.delta:g} over all runs; fewer rounds, or more noise",
             )
 
-    def _hide(self, prepared: Prepared, letter: Letter) -> MaskedShare | BlindShare | EncryptedShare | None:
-        agreed, run, session = prepared.agreed, letter.run, letter.session
-        number, identity, roster = self._number, self._identity, self._membership.roster
-        if isinstance(agreed, MaskedRange):
-            return MaskedShare(
-                agreed, run=run, session=session, number=number, identity=identity, roster=roster
-            )
-        if isinstance(agreed, WeightingRange):
-            return BlindShare(
-                agreed, run=run, session=session, number=number, identity=identity, roster=roster
-            )
-        if isinstance(agreed, PartialRange):
-            return EncryptedShare(
-                prepared,
-                run=run,
-                session=session,
-                number=number,
-                identity=identity,
-                roster=roster,
-                orders=None if number else self._store.secret(run),
-                keep=lambda answered: self._store.write(run, answered),
-                publish=ModelShelf(self._state / MODELS, run).put,
-            )
-        return None
+    def _place(self, run: bytes) -> SiloPlace:
+        return SiloPlace(
+            number=self._number,
+            identity=self._identity,
+            roster=self._membership.roster,
+            secret=lambda: self._store.secret(run),
+            keep=lambda answered: self._store.write(run, answered),
+            publish=ModelShelf(self._state / MODELS, run).put,
+        )
 
     def _counts(self) -> np.ndarray:
         return np.bincount(self._share.train.user, minlength=self._share.n_users).astype(np.int64)
@@ -331,46 +305,50 @@ class SiloParty:
         """Return the noisy sum of a round: the one that was stored before, or a new one that is charged first.
 
         A round that was charged and not stored (a crash between the two) is charged again: new noise is never free.
-        So is one whose users are drawn anew in every session.
+        So is one that the protocol does not repeat: whose users are drawn anew in every session, or that may be
+        summed over other silos.
         """
         prepared, name, hidden = session.prepared, _run_name(session.run), session.hidden
         self._check_task(session, task)
-        blind = hidden if isinstance(hidden, BlindShare) else None
-        asked = session.terms + task.encode()
-        if blind is not None:
-            asked += session.drawn + blind.binding
-        request = hashlib.sha256(asked).digest()
+        repeats = hidden is None or hidden.repeats
+        asked = session.terms + task.encode() + session.drawn
+        request = hashlib.sha256(asked if hidden is None else asked + hidden.binding).digest()
         last = self._store.read(session.run)
-        charged = {entry.round for entry in self._ledger.entries if entry.run == name}
-        done = 0 if last is None else last.round
-        if charged - set(range(1, done + 2)) or not set(range(1, done + 1)) <= charged:
-            raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
-        if last is not None and task.round == last.round:
+        self._check_state(session, 0 if last is None else last.round, repeats)
+        if last is None or task.round != last.round:
+            if hidden is None:
+                check_next(last, task.round)
+            else:
+                hidden.follow(last, task.round)
+        elif repeats:
             if request != last.request:
-                counted = "" if blind is None else ", or for other records of its users"
                 raise RefusalError(
                     "replay",
-                    f"round {task.round} was answered for another experiment, another model or other users{counted}",
+                    f"round {task.round} was answered for another experiment or model, or other records of its users",
                 )
-            if blind is None or blind.repeats:
-                return last
-        elif task.round != done + 1 or task.round > prepared.experiment.rounds:
-            raise RefusalError(
-                "replay", f"round {task.round} does not follow round {done}, the last answered"
-            )
+            return last
+        if task.round > prepared.experiment.rounds:
+            raise RefusalError("replay", f"the run has {prepared.experiment.rounds} rounds")
         again = sum(entry.run == name and entry.round == task.round for entry in self._ledger.entries)
-        if isinstance(hidden, EncryptedShare):
-            hidden.follow(last)
         self._ledger.charge(
             run=name, round=task.round, attempt=again, event=session.event, budget=self._policy.budget
         )
-        answered = self._new_answer(session, task, request)
+        own = OwnRound(prepared=prepared, silo=self._number, attempt=0 if repeats else again)
+        answered = self._new_answer(own, session, task, request)
         self._store.write(session.run, answered)
         return answered
 
+    def _check_state(self, session: _Session, done: int, repeats: bool) -> None:
+        """Refuse to go on where ledger and answers of a run tell of different pasts."""
+        name = _run_name(session.run)
+        charged = {entry.round for entry in self._ledger.entries if entry.run == name}
+        known = set(range(1, done + 1)) if repeats else {done} - {0}
+        if not known <= charged or (repeats and charged - set(range(1, done + 2))):
+            raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
+
     def _check_task(self, session: _Session, task: Task) -> None:
-        encrypted = isinstance(session.hidden, EncryptedShare)
-        dimension = 0 if encrypted else session.prepared.task.dimension
+        hidden = session.hidden
+        dimension = 0 if hidden is not None and not hidden.shown_model else session.prepared.task.dimension
         if len(task.model) != dimension:
             raise RefusalError(
                 "request", f"the model has {len(task.model)} parameters instead of {dimension}"
@@ -379,59 +357,23 @@ class SiloParty:
             raise RefusalError(
                 "request", f"{len(task.drawn)} users were drawn from instead of {self._share.n_users}"
             )
-        blind = session.hidden if isinstance(session.hidden, BlindShare) else None
-        if blind is not None and (task.drawn is not None or bool(session.drawn) != blind.draws):
-            raise RefusalError("request", "who is drawn, silos are not told; the coordinator commits itself")
+        if hidden is not None and not hidden.told_drawn and task.drawn is not None:
+            raise RefusalError("request", "who is drawn, silos of this protocol are not told")
+        if hidden is not None and bool(session.drawn) != hidden.committed:
+            raise RefusalError(
+                "request", "a coordinator commits itself to who is drawn where silos are not told"
+            )
         if not session.weighted:
             raise RefusalError("request", "a round begins before the users' totals are known")
 
-    def _new_answer(self, session: _Session, task: Task, request: bytes) -> Answered:
+    def _new_answer(self, own: OwnRound, session: _Session, task: Task, request: bytes) -> Answered:
         """Train and draw noise."""
-        prepared, number = session.prepared, task.round
-        if isinstance(session.hidden, BlindShare):
-            start = torch.from_numpy(task.model)
-            content = weighted_input(prepared, start, silo=self._number, round_number=number)
-            return Answered(round=number, request=request, coded=content.encode())
-        if isinstance(session.hidden, EncryptedShare):
-            total = self._own_sum(session, replace(task, model=session.hidden.before))
-            return Answered(round=number, request=request, coded=session.hidden.first(number, total))
-        message = self._train(session, task)
-        coded = None if message.sent is None else message.sent.coded
-        if coded is not None:
-            return Answered(round=number, request=request, coded=to_bytes(coded))
-        return Answered(round=number, request=request, vector=message.vector)
-
-    def _train(self, session: _Session, task: Task) -> SiloMessage:
-        prepared, number = session.prepared, task.round
-        seat = prepared.seat
-        if isinstance(seat.method.channel, ClientMessages):
-            return client_message(
-                seat,
-                torch.from_numpy(task.model),
-                client=self._number,
-                round_number=number,
-                experiment=ExperimentRandomness(prepared.experiment.seed),
-                privacy=privacy_randomness(prepared.experiment),
-            )
-        return silo_message(
-            seat.method,
-            self._own_sum(session, task),
-            n_silos=seat.cohort.n_silos,
-            silo=self._number,
-            round_number=number,
-            privacy=privacy_randomness(prepared.experiment),
-        )
-
-    def _own_sum(self, session: _Session, task: Task) -> Float64[np.ndarray, " d"]:
-        """Train, and return the silo's bounded, weighted sum; it carries no noise."""
-        seat = session.prepared.seat
-        own = seat.cohort.groups.silo == self._number
-        members = members_of(seat.cohort.groups, task.drawn)
-        members = members[torch.from_numpy(own)[members]]
-        experiment = ExperimentRandomness(session.prepared.experiment.seed)
-        sums = local_sums(seat, torch.from_numpy(task.model), members, task.round, experiment)
-        total: np.ndarray = sums.total[self._number].cpu().numpy()
-        return total
+        if session.hidden is not None:
+            return session.hidden.new_answer(own, task, request)
+        message = own.message(task)
+        if message.sent is not None and message.sent.coded is not None:
+            return Answered(round=task.round, request=request, coded=to_bytes(message.sent.coded))
+        return Answered(round=task.round, request=request, vector=message.vector)
 
     # --- its own files -----------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
-from fedveil.methods.protections import PartialEncryption, PrivateWeighting
+from fedveil.methods.protections import PartialEncryption, PrivateWeighting, SecureAggregation
 from fedveil.methods.stages import (
     ClientContribution,
     GaussianShares,
@@ -39,6 +39,21 @@ def check_travels(prepared: Prepared) -> None:
         raise CompositionError(
             f"{method.name}: between institutions nobody is trusted to add the noise of others' sums; silos add their "
             'own: channel.name = "lrsuq", or a method whose silos do'
+        )
+    protection = method.protection
+    if (
+        isinstance(protection, SecureAggregation)
+        and protection.on_missing == "retry"
+        and protection.missing_silos
+    ):
+        raise CompositionError(
+            f'{method.name}: protection.on_missing = "retry" with missing_silos = {protection.missing_silos}: between '
+            'institutions a round goes on without silos by on_missing = "recover"; "end" waits for all of them'
+        )
+    if prepared.experiment.protection.dropout_rate:
+        raise CompositionError(
+            f"{method.name}: protection.dropout_rate lets silos vanish in a simulation; institutions do so by "
+            "themselves: remove it"
         )
     if method.noise_decay != 1:
         raise CompositionError(f"{method.name}: between institutions the noise of a run stays as it is")

@@ -18,14 +18,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.crypto.agreement import RUN_BYTES, Moment
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.transfer import POINT_BYTES
-from fedveil.engine.federation.hidden_sums import Outgoing, session_run
+from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, session_run
 from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.engine.federation.own_round import OwnRound
+from fedveil.engine.federation.parts import Task
+from fedveil.engine.federation.store import Answered
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import WeightedTraining
 from fedveil.engine.weighting import WeightingRange
@@ -102,7 +106,7 @@ def weighted_input(
     return WeightedInput(contributions=contributions, noise=noise, dither=training.dither(silo))
 
 
-class BlindSum:
+class BlindSum(HiddenSum):
     """Private weighting, the coordinator's side; its keys are those of one session.
 
     Args:
@@ -115,14 +119,20 @@ class BlindSum:
     """
 
     def __init__(self, agreed: WeightingRange, *, run: bytes, session: int) -> None:
-        self.largest, down = letter_bytes(agreed)
-        if max(self.largest, down) > LARGEST_LETTER:
+        self._largest, down = letter_bytes(agreed)
+        if max(self._largest, down) > LARGEST_LETTER:
             raise ProtocolError(
-                f"a letter of this protocol would have {max(self.largest, down)} bytes, above the limit of "
+                f"a letter of this protocol would have {max(self._largest, down)} bytes, above the limit of "
                 f"{LARGEST_LETTER}: fewer users or parameters, another cipher, or no private sampling"
             )
         self._plan, self._grid = _plan(agreed, run, session), agreed.grid
         self._server = WeightingServer(self._plan, agreed.key_holder(self._plan))
+        self.least = self._plan.silos
+
+    @property
+    def largest(self) -> int:
+        """How long a silo's letter may be."""
+        return self._largest
 
     @property
     def ready(self) -> bool:
@@ -134,7 +144,19 @@ class BlindSum:
         """Whether a round that is asked for in another session has the same sum."""
         return not self._plan.places
 
-    def begin(self, round_number: int, drawn: Bool[np.ndarray, " users"] | None) -> Outgoing:
+    @property
+    def tells_drawn(self) -> bool:
+        """Nobody but the coordinator knows who is drawn, or nobody at all."""
+        return False
+
+    @property
+    def summed(self) -> int:
+        """All silos."""
+        return self._plan.silos
+
+    def begin(
+        self, round_number: int, drawn: Bool[np.ndarray, " users"] | None, silos: tuple[int, ...]
+    ) -> Outgoing:
         """Begin a round with fresh encrypted weights where users are drawn, or with an offer to draw them."""
         moment = Moment(run=self._plan.run, round=round_number, attempt=0)
         return self._server.begin(moment, drawn)
@@ -152,7 +174,7 @@ class BlindSum:
         return np.asarray(self._server.result() * self._grid)
 
 
-class BlindShare:
+class BlindShare(HiddenShare):
     """Private weighting, a silo's side; its keys are those of one session.
 
     Args:
@@ -188,8 +210,17 @@ class BlindShare:
         )
         public = replace(agreed.plan, run=bytes(RUN_BYTES))
         counts = agreed.counts[number].astype("<i8").tobytes()
-        self.binding = hashlib.sha256(f"{public!r} {agreed.grid!r} ".encode() + counts).digest()
+        self._binding = hashlib.sha256(f"{public!r} {agreed.grid!r} ".encode() + counts).digest()
+
+    @property
+    def binding(self) -> bytes:
         """What a stored answer belongs to, besides the request: the plan's numbers and the silo's own counts."""
+        return self._binding
+
+    @property
+    def told_drawn(self) -> bool:
+        """Whether the silo is told which users are drawn: never."""
+        return False
 
     @property
     def repeats(self) -> bool:
@@ -197,7 +228,7 @@ class BlindShare:
         return not self._plan.places
 
     @property
-    def draws(self) -> bool:
+    def committed(self) -> bool:
         """Whether the coordinator draws the users of a round, and must commit itself to them."""
         return self._plan.renewed and not self._plan.places
 
@@ -223,9 +254,16 @@ class BlindShare:
         """
         return self._silo.receive(message)
 
-    def contribute(self, content: WeightedInput) -> bytes:
+    def new_answer(self, own: OwnRound, task: Task, request: bytes) -> Answered:
+        """Train all users of the silo, draw its noise; return what is kept."""
+        start = torch.from_numpy(task.model)
+        content = weighted_input(own.prepared, start, silo=own.silo, round_number=task.round)
+        return Answered(round=task.round, request=request, coded=content.encode())
+
+    def contribute(self, answered: Answered) -> list[bytes]:
         """Return the silo's weighted noisy sum under the coordinator's key and fresh masks."""
-        return self._silo.contribute(content.contributions, content.noise, content.dither)
+        content = WeightedInput.decode(answered.coded)
+        return [self._silo.contribute(content.contributions, content.noise, content.dither)]
 
 
 def letter_bytes(agreed: WeightingRange) -> tuple[int, int]:

@@ -1,0 +1,293 @@
+"""Rounds that go on without silos: the sum of the others, and no noisy vector in two sums whatever goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.engine.attempts import Absences
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.federation.coordinator import _DRAWN, CoordinatorParty
+from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.recovered_sums import RecoveredShare, RecoveredSum
+from fedveil.engine.federation.silo import LEDGER
+from fedveil.engine.federation.store import Answered
+from fedveil.errors import CompositionError
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.session import NOBODY, Absent
+from tests.federation_world import Chaos, Moments, World, asked, in_one_process, population
+from tests.test_run import files, same_model
+
+SILOS = 5
+RECOVER: dict[str, Any] = {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 2}
+
+
+def recovering(seeded: bool = True, **changes: Any) -> Experiment:
+    """An experiment whose rounds go on without up to two of five silos."""
+    method = {"user_sampling_rate": 0.7} | changes.pop("method", {})
+    protection = RECOVER | changes.pop("protection", {})
+    experiment = asked(method=method, protection=protection, **changes)
+    if seeded:
+        return experiment
+    privacy = experiment.privacy.model_copy(update={"insecure_seed": None})
+    return experiment.model_copy(update={"privacy": privacy})
+
+
+def world_of(folder: Path, experiment: Experiment) -> World:
+    return World(folder, experiment, population(silos=SILOS))
+
+
+def step(coordinator: CoordinatorParty) -> str:
+    """Which step of an attempt is awaited: IDLE (joining), KEYS, SHARES, VECTORS, REVEAL."""
+    hidden = coordinator._hidden
+    assert isinstance(hidden, RecoveredSum)
+    return hidden._server._step.name
+
+
+def exchange(world: World, coordinator: CoordinatorParty, without: Collection[int] = ()) -> None:
+    """Carry every letter that waits, but those to silos that are away; then the others go on."""
+    for number, data in reversed(coordinator.letters()):  # those to silos left behind come first
+        party = world.silos[number]
+        if number not in without and party is not None:
+            coordinator.receive(number, party.receive(data))
+    silent = set(without) - set(coordinator._absent)
+    if silent and not coordinator.finished:
+        assert set(coordinator.go_on()) == {f"silo{number}" for number in silent}
+
+
+def play(
+    world: World, gone: Callable[[int, str], Collection[int]] = lambda number, at: ()
+) -> CoordinatorParty:
+    """Play a run to its end; a silo that is away in a step of a round reads its letter later."""
+    coordinator = world.coordinator = world.coordinate()
+    for _ in range(1000):
+        if coordinator.finished:
+            return coordinator
+        exchange(world, coordinator, gone(coordinator._checkpoint.round + 1, step(coordinator)))
+    raise AssertionError("the run does not end")
+
+
+def reach(world: World, coordinator: CoordinatorParty, number: int, at: str) -> None:
+    """Play up to a step of a round."""
+    for _ in range(200):
+        if (coordinator._checkpoint.round + 1, step(coordinator)) == (number, at):
+            return
+        exchange(world, coordinator)
+    raise AssertionError("the run does not come so far")
+
+
+def charged(world: World, silo: int) -> list[int]:
+    return [entry.round for entry in read_entries(world.folder / f"state-{silo}" / LEDGER)]
+
+
+def paid(world: World) -> list[int]:
+    return [entry.round for entry in read_entries(world.run_folder / "ledger.jsonl")]
+
+
+def summed(world: World) -> list[int]:
+    return [row["summed"] for row in files(world.run_folder.path)[2][1:]]
+
+
+def restart(world: World, silo: int) -> None:
+    party = world.silos[silo]
+    assert party is not None
+    party.close()
+    world.silos[silo] = world.silo(silo)
+
+
+class Inputs:
+    """Every noisy vector that went under a mask, by silo."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: dict[int, list[bytes]] = {}
+        contribute = RecoveredShare.contribute
+
+        def giving(share: RecoveredShare, answered: Answered) -> list[bytes]:
+            sent = contribute(share, answered)
+            self.given.setdefault(share._silo.index, []).append(answered.vector.tobytes())
+            return sent
+
+        monkeypatch.setattr(RecoveredShare, "contribute", giving)
+
+
+def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {(2, "VECTORS"): (1, 4), (4, "REVEAL"): (2,), (7, "SHARES"): (0,), (7, "VECTORS"): (3,)}
+    here = {
+        2: Absent(before_input=frozenset({1, 4})),
+        4: Absent(before_reveal=frozenset({2})),
+        5: Absent(before_input=frozenset({2})),  # it is heard again when the round has begun
+        7: Absent(before_input=frozenset({0, 3})),
+    }
+    world = world_of(tmp_path, recovering(rounds=8))
+    play(world, lambda *now: there.get(now, ()))
+    monkeypatch.setattr(Absences, "of", lambda self, number, attempt, cohort: here.get(number, NOBODY))
+    simulated = recovering(rounds=8, protection={"dropout_rate": 0.5})
+    _, model, rows = files(in_one_process(simulated, world.held, tmp_path / "here"))
+    assert [row["summed"] for row in rows[1:]] == summed(world) == [5, 3, 5, 5, 4, 5, 3, 5]
+    assert same_model(model, files(world.run_folder.path)[1])
+    assert paid(world) == list(range(1, 9))
+    world.close()
+
+
+def test_the_others_go_on_without_a_silo_that_never_comes_back(tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering(rounds=6))
+    play(world, lambda number, at: (2,) if number > 3 or (number, at) == (3, "SHARES") else ())
+    assert summed(world) == [5, 5, 4, 4, 4, 4]
+    assert charged(world, 2) == [1, 2]
+    assert charged(world, 0) == paid(world) == [1, 2, 3, 4, 5, 6]
+    world.close()
+
+
+@pytest.mark.parametrize("at", ["IDLE", "KEYS", "SHARES", "VECTORS", "REVEAL"])
+def test_a_silo_that_was_away_is_in_the_next_round(at: str, tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering())
+    number = 1 if at == "IDLE" else 2
+    play(world, lambda *now: (1,) if now == (number, at) else ())
+    later = at == "REVEAL"  # its vector was in, and the next round has begun when it is heard
+    assert summed(world) == [4 if turn == number + later else 5 for turn in range(1, 5)]
+    assert paid(world) == [1, 2, 3, 4]
+    world.close()
+
+
+@pytest.mark.parametrize("at", ["KEYS", "SHARES", "VECTORS", "REVEAL"])
+def test_a_silo_that_was_restarted_costs_the_others_nothing(at: str, tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering())
+    coordinator = world.coordinator = world.coordinate()
+    reach(world, coordinator, 2, at)
+    restart(world, 4)
+    while not coordinator.finished:
+        exchange(world, coordinator)
+    assert summed(world) == [5, 5 if at == "REVEAL" else 4, 5, 5]
+    assert paid(world) == charged(world, 0) == [1, 2, 3, 4]
+    world.close()
+
+
+@pytest.mark.parametrize("at", ["VECTORS", "REVEAL"])
+def test_another_attempt_is_another_release(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, world = Inputs(monkeypatch), world_of(tmp_path, recovering(seeded=False))
+    coordinator = world.coordinate()
+    reach(world, coordinator, 2, at)
+    for number, data in coordinator.letters()[:3]:  # the vectors of some, or the shares, have arrived
+        party = world.silos[number]
+        assert party is not None
+        coordinator.receive(number, party.receive(data))
+    drawn = (world.run_folder / _DRAWN).read_bytes()
+    coordinator.close()
+    again = world.coordinate()
+    reach(world, again, 2, "KEYS")
+    assert (world.run_folder / _DRAWN).read_bytes() != drawn
+    again.close()
+    play(world)
+    assert paid(world) == [1, 2, 2, 2, 3, 4]
+    assert charged(world, 0) == [1, 2, 2, 3, 4]
+    for silo, given in inputs.given.items():
+        assert len(given) == len(set(given)) == len(charged(world, silo))
+    world.close()
+
+
+def test_too_few_are_waited_for_and_begin_again_with_those_that_are_back(tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering())
+    coordinator = world.coordinator = world.coordinate()
+    reach(world, coordinator, 1, "SHARES")
+    exchange(world, coordinator, {0, 1})
+    waiting = [number for number, _ in coordinator.letters() if number not in (0, 1, 2)]
+    for number, data in coordinator.letters():
+        party = world.silos[number]
+        assert party is not None
+        if number in waiting:
+            coordinator.receive(number, party.receive(data))
+    assert coordinator.go_on() == ()  # two of five are not enough
+    assert step(coordinator) == "VECTORS"
+    for number, data in coordinator.letters():
+        party = world.silos[number]
+        if number in (0, 1) and party is not None:
+            coordinator.receive(number, party.receive(data))
+    assert coordinator.go_on() == ("silo2",)
+    assert step(coordinator) == "IDLE"
+    while not coordinator.finished:
+        exchange(world, coordinator, {2} - set(coordinator._absent))
+    assert summed(world) == [4, 4, 4, 4]
+    assert paid(world) == [1, 1, 2, 3, 4]
+    world.close()
+
+
+def test_an_earlier_round_is_not_answered_again(tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering())
+    coordinator = world.coordinator = world.coordinate()
+    reach(world, coordinator, 3, "KEYS")
+    share = world.silos[0]
+    assert share is not None
+    assert share._session is not None
+    hidden, last = share._session.hidden, share._store.read(coordinator.run)
+    assert isinstance(hidden, RecoveredShare)
+    assert last is not None
+    with pytest.raises(RefusalError, match="round 1 is over"):
+        hidden.follow(last, 1)
+    hidden.follow(last, 4)
+    world.close()
+
+
+def test_a_silo_whose_ledger_lost_its_last_answer_goes_no_further(tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering())
+    coordinator = world.coordinator = world.coordinate()
+    reach(world, coordinator, 3, "KEYS")
+    party = world.silos[0]
+    assert party is not None
+    party.close()
+    (tmp_path / "state-0" / LEDGER).unlink()
+    world.silos[0] = world.silo(0)
+    while not coordinator.finished:
+        exchange(world, coordinator)
+    assert coordinator.outcome is not None
+    assert "silo0 refuses (state)" in (coordinator.outcome.stopped or "")
+    world.close()
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_no_noisy_vector_is_in_two_sums_whatever_goes_wrong(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, moments = Inputs(monkeypatch), Moments(monkeypatch)
+    world = world_of(tmp_path, recovering(seeded=False, rounds=12))
+    chaos = Chaos(world, moments, seed, rate=0.2, impatient=True)
+    chaos.play()
+    assert moments.kills + chaos.cuts >= 100
+    assert len(summed(world)) == 12
+    assert set(summed(world)) <= {3, 4, 5}
+    assert min(summed(world)) < 5
+    assert sorted(set(paid(world))) == list(range(1, 13))
+    for silo in range(SILOS):
+        given = inputs.given[silo]
+        assert len(given) == len(set(given)) <= len(charged(world, silo))
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("protection", "reason"),
+    [
+        ({"on_missing": "retry"}, 'goes on without silos by on_missing = "recover"'),
+        ({"dropout_rate": 0.1}, "lets silos vanish in a simulation"),
+    ],
+)
+def test_what_does_not_travel_is_refused(protection: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering(protection=protection))
+    with pytest.raises(CompositionError, match=reason):
+        world.coordinate()
+    world.close()
+
+
+def test_without_recovery_all_are_waited_for(tmp_path: Path) -> None:
+    world = world_of(tmp_path, asked(protection={"name": "secure-aggregation"}))
+    coordinator = world.coordinator = world.coordinate()
+    for number, data in coordinator.letters()[:-1]:
+        party = world.silos[number]
+        assert party is not None
+        coordinator.receive(number, party.receive(data))
+    assert coordinator.go_on() == ()
+    assert [number for number, _ in coordinator.letters()] == [SILOS - 1]
+    world.close()
