@@ -330,6 +330,35 @@ def test_flowers_messages_carry_private_weighting(
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
 
 
+def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
+    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("run_id", "task_id", "node_id"):
+        monkeypatch.setattr(identity, f"_{name}", 1)
+    from fedveil.flower.carrier import carry
+
+    text = made.experiment.read_text()
+    recovery = '"secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
+    made.experiment.write_text(text.replace('"secure-aggregation"', recovery))
+    home = CoordinatorFolder(made.founded.coordinator)
+    home.settings.model_copy(update={"go_on_after": 2.0, "resend_after": 0.05}).write(
+        home / "coordinator.toml"
+    )
+    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    party = open_run(home, folder.path)
+    present = list(HOSPITALS)[:3]
+    nodes = [
+        Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(present)
+    ]
+    carry(LoopGrid(nodes, guards), party, home)  # type: ignore[arg-type]
+    assert party.outcome is not None
+    assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
+    assert "silo va: silent for 2 s; the others go on" in caplog.text
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["summed"] for row in rows[1:]] == [3, 3]
+
+
 def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Two hosts, as network namespaces: a silo behind a cable that is cut for a while, and healed."""
+"""Two hosts, as network namespaces: a silo behind a cable that is cut for a while, and healed; and cut for good."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.privacy.ledger import read_entries
 
 FEDVEIL = [sys.executable, "-m", "fedveil"]
 HOST, FAR = "10.213.77.1", "10.213.77.2"
@@ -62,40 +63,66 @@ def wait_for_port() -> None:
     time.sleep(15)
 
 
-def rounds(run: Path) -> list[int]:
+def column(run: Path, name: str) -> list[int]:
+    """What metrics.jsonl says of every round so far."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line)["round"] for line in lines]
+    return [json.loads(line).get(name) for line in lines]
 
 
-def test_a_host_that_is_cut_off_goes_on_when_it_is_healed(far_host: str, tmp_path: Path) -> None:
+def recovering(experiment: Path) -> Path:
+    """The same experiment, whose rounds go on without one of the four silos."""
+    text = experiment.read_text().replace('"demonstration"\nrounds = 3', '"recovered"\nrounds = 2')
+    text = text.replace(
+        '"secure-aggregation"', '"secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
+    )
+    path = experiment.with_name("recovered.toml")
+    path.write_text(text)
+    return path
+
+
+def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=PORT)
     home = CoordinatorFolder(made.founded.coordinator)
     home.settings.model_copy(update={"resend_after": 30.0}).write(home / "coordinator.toml")
     *near, far = made.founded.silos
     processes = [subprocess.Popen([*FEDVEIL, "coordinator", str(home.path)])]
+
+    def submit(experiment: Path) -> subprocess.Popen[bytes]:
+        command = [*FEDVEIL, "federation", "run", str(experiment), "--home", str(home.path)]
+        processes.append(subprocess.Popen(command))
+        return processes[-1]
+
     try:
         processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in near]
         processes.append(subprocess.Popen(["ip", "netns", "exec", far_host, *FEDVEIL, "silo", str(far)]))
         wait_for_port()
-        submitted = subprocess.Popen(
-            [*FEDVEIL, "federation", "run", str(made.experiment), "--home", home.path]
-        )
-        processes.append(submitted)
+        submitted = submit(made.experiment)
         run = home / "runs" / "demonstration"
         deadline = time.monotonic() + 900
-        while 1 not in rounds(run):
+        while 1 not in column(run, "round"):
             assert time.monotonic() < deadline
             assert submitted.poll() is None
             time.sleep(0.5)
         ip("link", "set", NEAR_END, "down")
         time.sleep(CUT_SECONDS)
-        before = rounds(run)
+        before = column(run, "round")
         ip("link", "set", NEAR_END, "up")
         assert submitted.wait(900) == 0
         assert before[-1] < 3
-        assert rounds(run) == [0, 1, 2, 3]
+        assert column(run, "round") == [0, 1, 2, 3]
+        assert column(run, "summed")[1:] == [4, 4, 4]
+        ip("link", "set", NEAR_END, "down")
+        home.settings.model_copy(update={"go_on_after": 20.0}).write(home / "coordinator.toml")
+        assert submit(recovering(made.experiment)).wait(900) == 0
+        run = home / "runs" / "recovered"
+        assert column(run, "round") == [0, 1, 2]
+        assert column(run, "summed")[1:] == [3, 3]
+        charged = {
+            path.name: len(read_entries(path / "state" / "ledger.jsonl")) for path in made.founded.silos
+        }
+        assert charged == {path.name: 5 for path in near} | {far.name: 3}
     finally:
         for process in processes:
             process.terminate()
