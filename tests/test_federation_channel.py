@@ -52,6 +52,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("clients", of_clients("fl-gaussian-sdq", step=1.0)),
     ("clients", of_clients("fl-laplace")),
     ("clients", of_clients("dp-fedavg")),
+    ("clients", of_clients("dp-fed")),
+    ("clients", of_clients("dp-fed", client_sampling_rate=0.5, denominator="actual")),
+    ("clients", of_clients("dp-fed-ls", smoothing=1.0, client_sampling_rate=0.7)),
     ("clients", of_clients("dp-fed") | LRSUQ),
     ("clients", of_clients("dp-fed-ls", smoothing=1.0) | LRSUQ),
     ("clients", of_clients("stevens") | {"protection": {"name": "secure-aggregation"}}),
@@ -209,13 +212,18 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
     world.close()
 
 
-def test_who_does_not_trust_the_coordinator_refuses(tmp_path: Path) -> None:
-    experiment = asked(**LRSUQ)
+@pytest.mark.parametrize(("who", "changes"), [("pairs", LRSUQ), ("clients", of_clients("dp-fed"))])
+def test_who_does_not_trust_the_coordinator_refuses(
+    who: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    experiment = asked(**changes)
     secret = experiment.privacy.model_copy(update={"insecure_seed": None})
     experiment = experiment.model_copy(update={"privacy": secret})
     for trusts in (False, True):
-        policy = Policy(**OPEN, disclose_counts=True, trust_coordinator=trusts)
-        world = World(tmp_path, experiment, population(), policy)
+        policy = Policy(
+            **OPEN, methods=("uldp-avg", "dp-fed"), disclose_counts=True, trust_coordinator=trusts
+        )
+        world = World(tmp_path, experiment, held_by(who), policy)
         terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
         answer = told(world, terms, CodedPost(run=RUN, session=1).offer)[0]
         assert isinstance(answer, Joined if trusts else Refused)
@@ -228,7 +236,7 @@ def test_who_does_not_trust_the_coordinator_refuses(tmp_path: Path) -> None:
     ("changes", "held", "expected"),
     [
         (of_clients("cepam-gaussian"), replace(clients(), n_users=6), "takes 3 users, not 6"),
-        (of_clients("dp-fed"), clients(), "nobody is trusted"),
+        (of_clients("dp-fed", client_sampling="uniform", client_sampling_rate=0.7), clients(), "everyone"),
         (
             of_clients("dp-fed", client_sampling="uniform", client_sampling_rate=0.7) | LRSUQ,
             clients(),

@@ -486,7 +486,10 @@ def test_a_sum_over_fewer_silos_is_refused(world: World) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": {"name": "dp-fed"}, "data": {"n_users": 3}},
+        {
+            "method": {"name": "dp-fed", "client_sampling": "uniform", "client_sampling_rate": 0.7},
+            "data": {"n_users": 3},
+        },
         {"method": {"name": "uldp-group", "group_size": 2}},
     ],
 )

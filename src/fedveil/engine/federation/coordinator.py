@@ -117,6 +117,7 @@ class CoordinatorParty:
         self._hidden: HiddenSum | None = None
         self._post: CodedPost | None = None
         self._totals: Int64[np.ndarray, " users"] | None = None
+        self._taking_part = prepared.seat.n_users
         self._began = time.perf_counter()
         self._exchange: Exchange | None = None
         self._absent = Absentees()
@@ -324,6 +325,7 @@ class CoordinatorParty:
                 run=prepared.experiment.name, round=number, attempt=charged, event=prepared.guarantee.event
             )
         drawn, commitment = self._drawn(number, 0 if repeats else charged)
+        self._taking_part = prepared.seat.n_users if drawn is None else int(drawn.sum())
         secret = drawn is not None and self._hidden is not None and not self._hidden.tells_drawn
         told: list[Part] = [Drawn(commitment=commitment)] if secret else []
         model = self._checkpoint.model.cpu().numpy()
@@ -391,7 +393,7 @@ class CoordinatorParty:
             aggregate,
             n_silos=len(self._membership.silos),
             n_users=seat.n_users,
-            drawn=seat.n_users,
+            drawn=self._taking_part,
             shapes=seat.shapes,
             round_number=number,
             privacy=self._privacy,

@@ -12,6 +12,7 @@ from fedveil.engine.federation.parts import Task
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import SiloMessage, client_message, local_sums, members_of, silo_message
 from fedveil.methods.client_messages import ClientMessages
+from fedveil.methods.stages import ClientContribution
 from fedveil.randomness import ExperimentRandomness
 
 
@@ -32,12 +33,14 @@ class OwnRound:
     def total(self, task: Task) -> Float64[np.ndarray, " d"]:
         """Train, and return the silo's bounded, weighted sum; it carries no noise."""
         seat = self.prepared.seat
-        own = seat.cohort.groups.silo == self.silo
-        members = members_of(seat.cohort.groups, task.drawn)
+        groups, clients = seat.cohort.groups, isinstance(seat.method.contribution, ClientContribution)
+        together = clients and seat.cohort.n_silos == 1  # in one process their updates are summed at once
+        own = (groups.user if together else groups.silo) == self.silo
+        members = members_of(groups, task.drawn)
         members = members[torch.from_numpy(own)[members]]
         experiment = ExperimentRandomness(self.prepared.experiment.seed)
         sums = local_sums(seat, torch.from_numpy(task.model), members, task.round, experiment)
-        total: np.ndarray = sums.total[self.silo].cpu().numpy()
+        total: np.ndarray = sums.total[0 if together else self.silo].cpu().numpy()
         return total
 
     def message(self, task: Task) -> SiloMessage:

@@ -1,4 +1,4 @@
-"""Which methods run between institutions: those whose silos send one message that carries its own noise."""
+"""Which methods run between institutions: those whose silos each send one message a round."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from fedveil.methods.method import Method
 from fedveil.methods.protections import PartialEncryption, PrivateWeighting, SecureAggregation
 from fedveil.methods.stages import (
     ClientContribution,
-    GaussianShares,
-    Identity,
-    LayeredShares,
     SiloContribution,
     SiloUserContribution,
     Weights,
@@ -24,8 +21,8 @@ def check_travels(prepared: Prepared) -> None:
     """Return if silos and coordinator of a federation know how to play an experiment's method.
 
     Raises:
-        CompositionError: DP-SGD inside the silos, a trusted server's noise, messages whose scale or number is private,
-            or clients that are no silos.
+        CompositionError: DP-SGD inside the silos, messages whose scale or number is private, noise that falls, silos
+            that vanish in a simulation, or clients that are no silos.
     """
     method = prepared.method
     if isinstance(method.contribution, ClientContribution):
@@ -34,11 +31,6 @@ def check_travels(prepared: Prepared) -> None:
         raise CompositionError(
             f"{method.name}: contributions of silos, of users in silos, or of clients that are silos run between "
             "institutions; DP-SGD inside the silos does not: use fedavg, uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
-        )
-    if not isinstance(method.channel, Identity | GaussianShares | LayeredShares | ClientMessages):
-        raise CompositionError(
-            f"{method.name}: between institutions nobody is trusted to add the noise of others' sums; silos add their "
-            'own: channel.name = "lrsuq", or a method whose silos do'
         )
     protection = method.protection
     if (
