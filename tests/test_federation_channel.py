@@ -15,9 +15,12 @@ from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.parts import Agreement, Joined, Part, Refused, Sealed, Task, Terms
 from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.silo import LEDGER
 from fedveil.engine.federation.store import AnswerStore
+from fedveil.engine.setup import prepare
 from fedveil.population.records import Population
+from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
@@ -57,6 +60,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("clients", of_clients("dp-fed-ls", smoothing=1.0, client_sampling_rate=0.7)),
     ("clients", of_clients("dp-fed") | LRSUQ),
     ("clients", of_clients("dp-fed-ls", smoothing=1.0) | LRSUQ),
+    ("clients", of_clients("varying-dp")),
     ("clients", of_clients("stevens") | {"protection": {"name": "secure-aggregation"}}),
 ]
 
@@ -242,7 +246,6 @@ def test_who_does_not_trust_the_coordinator_refuses(
             clients(),
             "everyone",
         ),
-        (of_clients("varying-dp"), clients(), "stays as it is"),
         (of_clients("dp-fedavg", calibration="as-published"), clients(), "largest client"),
     ],
 )
@@ -276,3 +279,20 @@ def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
     assert isinstance(answer, Refused)
     assert "stands for user 0" in answer.reason
     world.close()
+
+
+def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
+    experiment = asked(**of_clients("varying-dp", noise_decay=0.5, noise_multiplier=8.0))
+    world = World(tmp_path, experiment, clients())
+    world.play()
+    for path in (world.run_folder / "ledger.jsonl", tmp_path / "state-0" / LEDGER):
+        events = [entry.event for entry in read_entries(path)]
+        assert all(isinstance(event, GaussianEvent) for event in events)
+        multipliers = [event.noise_multiplier for event in events if isinstance(event, GaussianEvent)]
+        assert multipliers == pytest.approx([multipliers[0] * 0.5**number for number in range(4)])
+    world.close()
+    guarantee = prepare(experiment, Held(clients())).guarantee
+    last, rest = guarantee.of_round(guarantee.event, 4), guarantee.after(guarantee.event, 4, since=3)
+    assert isinstance(last, GaussianEvent)
+    assert isinstance(rest, GaussianEvent)
+    assert rest.noise_multiplier == pytest.approx(last.noise_multiplier)

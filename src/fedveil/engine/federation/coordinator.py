@@ -321,9 +321,8 @@ class CoordinatorParty:
             return
         self._began = time.perf_counter()
         if due:
-            self._ledger.charge(
-                run=prepared.experiment.name, round=number, attempt=charged, event=prepared.guarantee.event
-            )
+            event = prepared.guarantee.of_round(prepared.guarantee.event, number)
+            self._ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
         drawn, commitment = self._drawn(number, 0 if repeats else charged)
         self._taking_part = prepared.seat.n_users if drawn is None else int(drawn.sum())
         secret = drawn is not None and self._hidden is not None and not self._hidden.tells_drawn
@@ -367,7 +366,7 @@ class CoordinatorParty:
             number = self._checkpoint.round + 1
             vectors = open_sums(
                 answers,
-                method=self._prepared.method,
+                method=self._prepared.method.at_round(number),
                 post=self._post,
                 round_number=number,
                 length=self._prepared.task.dimension,
@@ -388,7 +387,7 @@ class CoordinatorParty:
         prepared, number = self._prepared, self._checkpoint.round + 1
         experiment, seat = prepared.experiment, prepared.seat
         model = coordinate(
-            prepared.method,
+            prepared.method.at_round(number),
             self._checkpoint.model,
             aggregate,
             n_silos=len(self._membership.silos),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ class OwnRound:
     def message(self, task: Task) -> SiloMessage:
         """Train, and return what the method's channel makes of the sum, or of the client's update."""
         seat, privacy = self.prepared.seat, privacy_randomness(self.prepared.experiment)
+        seat = replace(seat, method=seat.method.at_round(task.round))
         if isinstance(seat.method.channel, ClientMessages):
             return client_message(
                 seat,

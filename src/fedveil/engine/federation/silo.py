@@ -51,8 +51,9 @@ from fedveil.engine.federation.travel import check_own_client, check_travels, di
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError, RunFolderError
+from fedveil.methods.guarantee import Guarantee
 from fedveil.population.records import Population
-from fedveil.privacy.events import Event, SelfComposedEvent
+from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.messages import SERVER
 
@@ -233,7 +234,7 @@ class SiloParty:
         check_own_client(prepared, self._number)
         event = self._policy.event(prepared.guarantee)
         self._reopen_ledger()
-        self._check_budget(letter.run, experiment, event)
+        self._check_budget(letter.run, experiment.rounds, prepared.guarantee, event)
         by_records = discloses_counts(prepared.method)
         hidden = hidden_share(prepared, self._place(letter.run), run=letter.run, session=letter.session)
         post = CodedPost(run=letter.run, session=letter.session) if codes(prepared.method) else None
@@ -262,17 +263,17 @@ class SiloParty:
         except tomllib.TOMLDecodeError as error:
             raise RefusalError("request", f"the experiment is no TOML document: {error}") from None
 
-    def _check_budget(self, run: bytes, experiment: Experiment, event: Event) -> None:
+    def _check_budget(self, run: bytes, rounds: int, guarantee: Guarantee, event: Event) -> None:
         """Refuse a run whose remaining rounds do not fit what the users have left."""
         last = self._store.read(run)
-        remaining = experiment.rounds - (0 if last is None else last.round)
+        done = 0 if last is None else last.round
         budget = self._policy.budget
-        if budget is None or remaining < 1:
+        if budget is None or rounds <= done:
             return
-        if self._ledger.would_exceed(SelfComposedEvent(event=event, count=remaining), budget):
+        if self._ledger.would_exceed(guarantee.after(event, rounds, since=done), budget):
             raise RefusalError(
                 "budget",
-                f"{remaining} rounds would bring this silo's users above epsilon {budget.epsilon:g} at delta "
+                f"{rounds - done} rounds would bring this silo's users above epsilon {budget.epsilon:g} at delta "
                 f"{budget.delta:g} over all runs; fewer rounds, or more noise",
             )
 
@@ -331,7 +332,11 @@ class SiloParty:
             raise RefusalError("replay", f"the run has {prepared.experiment.rounds} rounds")
         again = sum(entry.run == name and entry.round == task.round for entry in self._ledger.entries)
         self._ledger.charge(
-            run=name, round=task.round, attempt=again, event=session.event, budget=self._policy.budget
+            run=name,
+            round=task.round,
+            attempt=again,
+            event=prepared.guarantee.of_round(session.event, task.round),
+            budget=self._policy.budget,
         )
         own = OwnRound(prepared=prepared, silo=self._number, attempt=0 if repeats else again)
         answered = self._new_answer(own, session, task, request)

@@ -21,16 +21,16 @@ def check_travels(prepared: Prepared) -> None:
     """Return if silos and coordinator of a federation know how to play an experiment's method.
 
     Raises:
-        CompositionError: DP-SGD inside the silos, messages whose scale or number is private, noise that falls, silos
-            that vanish in a simulation, or clients that are no silos.
+        CompositionError: DP-SGD inside the silos, messages whose scale or number is private, silos that vanish in a
+            simulation, or clients that are no silos.
     """
     method = prepared.method
     if isinstance(method.contribution, ClientContribution):
         _check_clients(prepared)
     elif not isinstance(method.contribution, SiloContribution | SiloUserContribution):
         raise CompositionError(
-            f"{method.name}: contributions of silos, of users in silos, or of clients that are silos run between "
-            "institutions; DP-SGD inside the silos does not: use fedavg, uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
+            f"{method.name}: DP-SGD keeps a number of records of each user over all silos, and between institutions "
+            "nobody knows whose: use fedavg, uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
         )
     protection = method.protection
     if (
@@ -47,8 +47,6 @@ def check_travels(prepared: Prepared) -> None:
             f"{method.name}: protection.dropout_rate lets silos vanish in a simulation; institutions do so by "
             "themselves: remove it"
         )
-    if method.noise_decay != 1:
-        raise CompositionError(f"{method.name}: between institutions the noise of a run stays as it is")
     if isinstance(method.protection, PartialEncryption) and prepared.experiment.model.initial is not None:
         raise CompositionError(
             f"{method.name}: model.initial: under partial encryption the coordinator gives no model; silos begin with "
