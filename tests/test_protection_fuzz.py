@@ -1,5 +1,6 @@
 """Every decoder meets 20,000 messages, cut, stretched, altered or random: a typed error or a message, no more."""
 
+import hashlib
 import os
 
 import numpy as np
@@ -9,6 +10,7 @@ from gmpy2 import mpz
 from fedveil.crypto.agreement import Moment, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.fields import BLOCK, REST, body, integers, many, number, pair
 from fedveil.protection.messages import (
     KINDS,
     SERVER,
@@ -105,6 +107,15 @@ def test_messages_survive_their_bytes(example):
     assert decoded.encode() == envelope(example)
 
 
+def test_the_bytes_of_version_1_stay():
+    """The order of a class's fields is the order of its bytes; another order needs another version."""
+    content = b"".join(envelope(example) for example in EXAMPLES)
+    assert (
+        hashlib.sha256(content).hexdigest()
+        == "61abf6776cc89f1d5989a53ff9da4770974ae6a6e9520006ba2eebc33b82d8b3"
+    )
+
+
 def mutations(count, seed):
     """Yield altered messages: bytes changed, cut off, added, with right and wrong lengths, or random."""
     rng = np.random.default_rng(seed)
@@ -168,11 +179,39 @@ def test_state_machines_raise_typed_errors_alone_and_reveal_nothing():
 
 
 def test_announced_sizes_do_not_allocate_memory():
-    for body in (b"\xff\xff\xff\xff", b"\x0f\xff\xff\xff" + bytes(8)):
+    for content in (b"\xff\xff\xff\xff", b"\x0f\xff\xff\xff" + bytes(8)):
         with pytest.raises(ProtocolError, match="announces"):
-            BlindedHistogram.decode(body)
+            BlindedHistogram.decode(content)
     with pytest.raises(ProtocolError, match="ends"):
         Reader(b"\x00" * 7 + b"\xff").block()
+
+
+def test_a_count_is_bounded_by_the_least_bytes_of_its_items():
+    layout = many(pair(number(2), many(pair(BLOCK, body(RecoveryKeys)), size=1)), size=2)
+    assert layout.least == 2
+    item = pair(BLOCK, body(RecoveryKeys))
+    assert item.least == 8 + 2 * (32 + 64)
+    for count, left in ((1, item.least - 1), (3, 3 * item.least - 1), (255, 0)):
+        with pytest.raises(ProtocolError, match=f"announces {count} items and has {left} bytes"):
+            many(item, size=1).read(Reader(bytes([count]) + bytes(left)))
+    with pytest.raises(ProtocolError, match="announces 2 items"):
+        layout.read(Reader(b"\x00\x02\x00\x00\x00"))
+
+
+def test_a_layout_refuses_what_does_not_fit_it_and_reads_what_does():
+    even = many(number(1), size=1).checked(lambda values: sum(values) % 2 == 0, "the sum is odd")
+    text = BLOCK.of(str.encode, bytes.decode)
+    for layout, value, written in (
+        (even, (3, 5), b"\x02\x03\x05"),
+        (pair(text, REST), ("ab", b"rest"), bytes(7) + b"\x02abrest"),
+        (integers(2), (mpz(1), mpz(256)), b"\x00\x00\x00\x02\x00\x00\x00\x02\x00\x01\x01\x00"),
+    ):
+        writer = Writer()
+        layout.write(writer, value)
+        assert writer.bytes() == written
+        assert layout.read(Reader(written)) == value
+    with pytest.raises(ProtocolError, match="the sum is odd"):
+        even.read(Reader(b"\x01\x03"))
 
 
 def test_fields_are_checked_when_written_too():

@@ -9,16 +9,17 @@ body is read.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
+from typing import ClassVar, Final, TypeVar, dataclass_transform
 
 import numpy as np
 from jaxtyping import UInt32, UInt64
 
 from fedveil.crypto.agreement import KEY_BYTES, RUN_BYTES, Moment, SignedKey
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.fields import Body, Layout, fixed, many, number, pair, sent_as
 from fedveil.protection.wire import Reader, Writer
 
 SERVER: Final = 0xFFFF
@@ -32,7 +33,7 @@ _HEADER: Final = struct.Struct(f">2sBB{RUN_BYTES}sIHHHQ")
 SIGNATURE_BYTES: Final = 64
 
 
-class Message(Protocol):
+class Message(Body):
     """One kind of message: a frozen value with a body.
 
     Attributes:
@@ -43,31 +44,29 @@ class Message(Protocol):
     kind: ClassVar[int]
     purpose: ClassVar[str]
 
-    def encode(self) -> bytes:
-        """Return the body."""
-        ...
-
-    @classmethod
-    def decode(cls, body: bytes) -> Self:
-        """Return the message of a body, or raise ProtocolError."""
-        ...
-
 
 KINDS: Final[dict[int, type[Message]]] = {}
 """Every kind of message by its number."""
 
-_M = TypeVar("_M")
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
 
 
-def message(kind: int) -> Callable[[type[_M]], type[_M]]:
-    """Register a message class under its number on the wire."""
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(sent_as,))
+def message(kind: int, purpose: str, *, eq: bool = True) -> Callable[[type[_M]], type[_M]]:
+    """Make a class a frozen dataclass, registered under its number on the wire.
+
+    Args:
+        kind: the number.
+        purpose: what the message is for, as the transcript prints it.
+        eq: whether two of them can be compared; not if they hold arrays.
+    """
 
     def register(cls: type[_M]) -> type[_M]:
         assert kind not in KINDS
-        registered: Any = cls
-        registered.kind = kind
-        KINDS[kind] = registered
-        return cls
+        cls.kind, cls.purpose = kind, purpose
+        KINDS[kind] = cls
+        return dataclass(frozen=True, kw_only=True, eq=eq)(cls)
 
     return register
 
@@ -198,85 +197,53 @@ class Inbox:
         self._seen.add(key)
 
 
-@message(1)
-@dataclass(frozen=True, kw_only=True)
-class Announcement:
+def _ascending(silos: Iterable[int]) -> bool:
+    """Return whether silos' numbers ascend strictly and are those of silos."""
+    return all(a < b for a, b in pairwise([-1, *silos, LARGEST_SILOS]))
+
+
+_ASCEND: Final = f"a list of silos must ascend and stay below {LARGEST_SILOS}"
+
+SILOS: Final = many(number(2), size=2).checked(_ascending, _ASCEND)
+"""Numbers of silos, ascending."""
+
+
+def by_silo(layout: Layout[_T]) -> Layout[tuple[tuple[int, _T], ...]]:
+    """Return the layout of a value for each of some silos, with the silo's number; the silos ascend."""
+    values = many(pair(number(2), layout), size=2)
+    return values.checked(lambda found: _ascending(silo for silo, _ in found), _ASCEND)
+
+
+SIGNED_KEY: Final[Layout[SignedKey]] = pair(fixed(KEY_BYTES), fixed(SIGNATURE_BYTES)).of(
+    lambda key: (key.public, key.signature), lambda raw: SignedKey(public=raw[0], signature=raw[1])
+)
+
+
+@message(1, "a signed public key")
+class Announcement(Message):
     """A silo's agreement key, signed with its identity."""
 
-    purpose: ClassVar[str] = "a signed public key"
-    kind: ClassVar[int]
-    key: SignedKey
-
-    def encode(self) -> bytes:
-        """Return key and signature."""
-        return Writer().fixed(self.key.public, KEY_BYTES).fixed(self.key.signature, SIGNATURE_BYTES).bytes()
-
-    @classmethod
-    def decode(cls, body: bytes) -> Announcement:
-        """Return the announcement of a body."""
-        reader = Reader(body)
-        key = SignedKey(public=reader.fixed(KEY_BYTES), signature=reader.fixed(SIGNATURE_BYTES))
-        reader.finish()
-        return cls(key=key)
+    key: SignedKey = sent_as(SIGNED_KEY)
 
 
-@message(2)
-@dataclass(frozen=True, kw_only=True)
-class Directory:
+@message(2, "the silos' signed public keys")
+class Directory(Message):
     """The signed keys of all silos of a cohort, relayed by the server."""
 
-    purpose: ClassVar[str] = "the silos' signed public keys"
-    kind: ClassVar[int]
-    keys: tuple[tuple[int, SignedKey], ...]
-
-    def encode(self) -> bytes:
-        """Return silo, key and signature of each."""
-        writer = Writer().number(len(self.keys), 2)
-        for silo, key in self.keys:
-            writer.number(silo, 2).fixed(key.public, KEY_BYTES).fixed(key.signature, SIGNATURE_BYTES)
-        return writer.bytes()
-
-    @classmethod
-    def decode(cls, body: bytes) -> Directory:
-        """Return the directory of a body; the silos must ascend."""
-        reader = Reader(body)
-        keys = []
-        for _ in range(reader.count(2, 2 + KEY_BYTES + SIGNATURE_BYTES)):
-            silo = reader.number(2)
-            keys.append(
-                (silo, SignedKey(public=reader.fixed(KEY_BYTES), signature=reader.fixed(SIGNATURE_BYTES)))
-            )
-        reader.finish()
-        check_ascending([silo for silo, _ in keys])
-        return cls(keys=tuple(keys))
+    keys: tuple[tuple[int, SignedKey], ...] = sent_as(by_silo(SIGNED_KEY))
 
 
-@message(3)
-@dataclass(frozen=True, kw_only=True)
-class RoundStart:
+@message(3, "the start of a round")
+class RoundStart(Message):
     """The server begins a round or another attempt of it, with these silos."""
 
-    purpose: ClassVar[str] = "the start of a round"
-    kind: ClassVar[int]
-    cohort: tuple[int, ...]
-
-    def encode(self) -> bytes:
-        """Return the silos' numbers."""
-        return encode_silos(self.cohort)
-
-    @classmethod
-    def decode(cls, body: bytes) -> RoundStart:
-        """Return the start of a body; the silos must ascend."""
-        return cls(cohort=decode_silos(body))
+    cohort: tuple[int, ...] = sent_as(SILOS)
 
 
-@message(4)
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MaskedVector:
+@message(4, "a masked vector", eq=False)
+class MaskedVector(Message):
     """A silo's vector under its masks: uniform words to whoever lacks one of them."""
 
-    purpose: ClassVar[str] = "a masked vector"
-    kind: ClassVar[int]
     words: UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"]
 
     def encode(self) -> bytes:
@@ -284,74 +251,21 @@ class MaskedVector:
         return Writer().number(self.words.dtype.itemsize, 1).bytes() + self.words.tobytes()
 
     @classmethod
-    def decode(cls, body: bytes) -> MaskedVector:
+    def decode(cls, data: bytes) -> MaskedVector:
         """Return the vector of a body (read-only, without a copy of the words)."""
-        reader = Reader(body[:1])
-        size = reader.number(1)
-        if size not in (4, 8) or (len(body) - 1) % size:
+        size = Reader(data[:1]).number(1)
+        if size not in (4, 8) or (len(data) - 1) % size:
             raise ProtocolError(f"a masked vector has words of 4 or 8 bytes, this one claims {size}")
-        return cls(words=np.frombuffer(body, dtype=f"<u{size}", offset=1))
+        return cls(words=np.frombuffer(data, dtype=f"<u{size}", offset=1))
 
 
-@message(5)
-@dataclass(frozen=True, kw_only=True)
-class RevealRequest:
+@message(5, "the request for the silos' own masks")
+class RevealRequest(Message):
     """All masked inputs of the attempt are in: the silos may give their own masks."""
 
-    purpose: ClassVar[str] = "the request for the silos' own masks"
-    kind: ClassVar[int]
 
-    def encode(self) -> bytes:
-        """Return nothing."""
-        return b""
-
-    @classmethod
-    def decode(cls, body: bytes) -> RevealRequest:
-        """Return the request of an empty body."""
-        Reader(body).finish()
-        return cls()
-
-
-@message(6)
-@dataclass(frozen=True, kw_only=True)
-class OwnMask:
+@message(6, "the seed of a silo's own mask")
+class OwnMask(Message):
     """The seed of a silo's own mask; without it the sum stays hidden, with it nothing but the sum shows."""
 
-    purpose: ClassVar[str] = "the seed of a silo's own mask"
-    kind: ClassVar[int]
-    seed: bytes
-
-    def encode(self) -> bytes:
-        """Return the seed."""
-        return Writer().fixed(self.seed, KEY_BYTES).bytes()
-
-    @classmethod
-    def decode(cls, body: bytes) -> OwnMask:
-        """Return the seed of a body."""
-        reader = Reader(body)
-        seed = reader.fixed(KEY_BYTES)
-        reader.finish()
-        return cls(seed=seed)
-
-
-def encode_silos(silos: tuple[int, ...]) -> bytes:
-    """Return the body of a list of silos."""
-    writer = Writer().number(len(silos), 2)
-    for silo in silos:
-        writer.number(silo, 2)
-    return writer.bytes()
-
-
-def decode_silos(body: bytes) -> tuple[int, ...]:
-    """Return the list of silos of a body, which must ascend."""
-    reader = Reader(body)
-    silos = [reader.number(2) for _ in range(reader.count(2, 2))]
-    reader.finish()
-    check_ascending(silos)
-    return tuple(silos)
-
-
-def check_ascending(silos: list[int]) -> None:
-    """Return if the silos' numbers ascend strictly and are those of silos."""
-    if any(a >= b for a, b in pairwise(silos)) or any(silo >= LARGEST_SILOS for silo in silos):
-        raise ProtocolError(f"a list of silos must ascend and stay below {LARGEST_SILOS}")
+    seed: bytes = sent_as(fixed(KEY_BYTES))

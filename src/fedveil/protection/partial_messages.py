@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final, Self
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,71 +11,36 @@ from jaxtyping import Int64
 from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.crypto.ckks import FINGERPRINT_BYTES
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import message
+from fedveil.protection.fields import REST, sent_as
+from fedveil.protection.messages import Message, message
 from fedveil.protection.wire import Reader, Writer
 
 LARGEST_WORD: Final = 8
 
 
-@message(40)
-@dataclass(frozen=True, kw_only=True)
-class SealedKeys:
+@message(40, "the silos' common keys, sealed for one silo")
+class SealedKeys(Message):
     """The CKKS key and the secret of the ballots' orders, from the first silo to another, sealed for it."""
 
-    purpose: ClassVar[str] = "the silos' common keys, sealed for one silo"
-    kind: ClassVar[int]
-    sealed: bytes
-
-    def encode(self) -> bytes:
-        """Return the sealed keys."""
-        return self.sealed
-
-    @classmethod
-    def decode(cls, body: bytes) -> SealedKeys:
-        """Return the sealed keys of a body."""
-        return cls(sealed=bytes(body))
+    sealed: bytes = sent_as(REST)
 
 
-@message(41)
-@dataclass(frozen=True, kw_only=True)
-class Ballot:
+@message(41, "votes in a secret order")
+class Ballot(Message):
     """A silo's votes: a bitmap of the coordinates in the round's secret order."""
 
-    purpose: ClassVar[str] = "votes in a secret order"
-    kind: ClassVar[int]
-    bitmap: bytes
-
-    def encode(self) -> bytes:
-        """Return the coded bitmap."""
-        return self.bitmap
-
-    @classmethod
-    def decode(cls, body: bytes) -> Ballot:
-        """Return the ballot of a body."""
-        return cls(bitmap=bytes(body))
+    bitmap: bytes = sent_as(REST)
 
 
-@message(42)
-@dataclass(frozen=True, kw_only=True)
-class Partition:
+@message(42, "the coordinates to encrypt, in a secret order")
+class Partition(Message):
     """The coordinates with most votes, as a bitmap in the round's secret order."""
 
-    purpose: ClassVar[str] = "the coordinates to encrypt, in a secret order"
-    kind: ClassVar[int]
-    bitmap: bytes
-
-    def encode(self) -> bytes:
-        """Return the coded bitmap."""
-        return self.bitmap
-
-    @classmethod
-    def decode(cls, body: bytes) -> Partition:
-        """Return the partition of a body."""
-        return cls(bitmap=bytes(body))
+    bitmap: bytes = sent_as(REST)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Parts:
+class _Parts(Message):
     """Two parts of a vector: whole numbers in clear, as many little-endian bytes each as they need, and ciphertexts.
 
     Attributes:
@@ -99,10 +64,10 @@ class _Parts:
         split = self.clear.astype("<i8").reshape(-1, 1).view(np.uint8)
         return head.bytes() + split[:, : self.size].tobytes() + self.hidden
 
-    @staticmethod
-    def read(body: bytes) -> tuple[bytes, bytes, int, Int64[np.ndarray, " n"], bytes]:
-        """Return the fields of a body."""
-        reader = Reader(body)
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Return the two parts of a body."""
+        reader = Reader(data)
         tag, fingerprint = reader.fixed(KEY_BYTES), reader.fixed(FINGERPRINT_BYTES)
         size = reader.number(1)
         if not 1 <= size <= LARGEST_WORD:
@@ -112,34 +77,14 @@ class _Parts:
         padded = np.zeros((count, LARGEST_WORD), dtype=np.uint8)
         padded[:, LARGEST_WORD - size :] = split
         clear = padded.view("<i8")[:, 0] >> (8 * (LARGEST_WORD - size))  # keeps the sign
-        return tag, fingerprint, size, clear, reader.rest()
+        return cls(tag=tag, fingerprint=fingerprint, size=size, clear=clear, hidden=reader.rest())
 
 
-@message(43)
-@dataclass(frozen=True, kw_only=True, eq=False)
+@message(43, "an update, partly encrypted", eq=False)
 class PartialUpdate(_Parts):
     """A silo's vector: a part in clear, with its noise, and a part encrypted."""
 
-    purpose: ClassVar[str] = "an update, partly encrypted"
-    kind: ClassVar[int]
 
-    @classmethod
-    def decode(cls, body: bytes) -> PartialUpdate:
-        """Return the update of a body."""
-        tag, fingerprint, size, clear, hidden = cls.read(body)
-        return cls(tag=tag, fingerprint=fingerprint, size=size, clear=clear, hidden=hidden)
-
-
-@message(44)
-@dataclass(frozen=True, kw_only=True, eq=False)
+@message(44, "the sum, partly encrypted", eq=False)
 class PartialSum(_Parts):
     """The sum of all updates, for every silo: the part in clear, and the part that silos decrypt."""
-
-    purpose: ClassVar[str] = "the sum, partly encrypted"
-    kind: ClassVar[int]
-
-    @classmethod
-    def decode(cls, body: bytes) -> PartialSum:
-        """Return the sum of a body."""
-        tag, fingerprint, size, clear, hidden = cls.read(body)
-        return cls(tag=tag, fingerprint=fingerprint, size=size, clear=clear, hidden=hidden)

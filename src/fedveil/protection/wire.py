@@ -42,6 +42,11 @@ class Writer:
         self._parts += [int(value).to_bytes(size, "big") for value in values]
         return self
 
+    def rest(self, value: bytes) -> Writer:
+        """Append bytes that run to the end of the body."""
+        self._parts.append(value)
+        return self
+
     def bytes(self) -> bytes:
         """Return the body."""
         return b"".join(self._parts)
@@ -53,15 +58,19 @@ class Reader:
     Every method raises ProtocolError when the body is shorter than the field asked for.
     """
 
-    def __init__(self, body: bytes | memoryview) -> None:
-        self._rest = memoryview(body)
+    def __init__(self, body: bytes) -> None:
+        self._body, self._at = body, 0
+
+    @property
+    def _left(self) -> int:
+        return len(self._body) - self._at
 
     def fixed(self, size: int) -> bytes:
         """Take exactly ``size`` bytes."""
-        if size > len(self._rest):
-            raise ProtocolError(f"a message ends {size - len(self._rest)} bytes early")
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(taken)
+        if size > self._left:
+            raise ProtocolError(f"a message ends {size - self._left} bytes early")
+        self._at += size
+        return self._body[self._at - size : self._at]
 
     def number(self, size: int) -> int:
         """Take an unsigned number of ``size`` bytes."""
@@ -70,10 +79,8 @@ class Reader:
     def count(self, size: int, item_bytes: int) -> int:
         """Take a count of items of at least ``item_bytes`` each: memory is bounded by the message."""
         value = self.number(size)
-        if value > _LARGEST_COUNT or value * item_bytes > len(self._rest):
-            raise ProtocolError(
-                f"a message announces {value} items and has {len(self._rest)} bytes left for them"
-            )
+        if value > _LARGEST_COUNT or value * item_bytes > self._left:
+            raise ProtocolError(f"a message announces {value} items and has {self._left} bytes left for them")
         return value
 
     def block(self) -> bytes:
@@ -91,9 +98,9 @@ class Reader:
 
     def rest(self) -> bytes:
         """Take everything that is left."""
-        return self.fixed(len(self._rest))
+        return self.fixed(self._left)
 
     def finish(self) -> None:
         """Return if nothing is left."""
-        if len(self._rest):
-            raise ProtocolError(f"a message has {len(self._rest)} bytes too many")
+        if self._left:
+            raise ProtocolError(f"a message has {self._left} bytes too many")
