@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.agreement import RUN_BYTES, Moment, derive
+from fedveil.crypto.agreement import RUN_BYTES, derive
 from fedveil.crypto.ckks import CkksKey
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
@@ -34,17 +34,16 @@ from fedveil.protection.ballots import Order, decode_bitmap, encode_bitmap, larg
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
     SERVER,
-    Announcement,
     Directory,
     Envelope,
-    Inbox,
     MaskedVector,
     Message,
     RoundStart,
 )
 from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.peers import Peers, Roster, check_cohort
+from fedveil.protection.parties import KeyedSilo
+from fedveil.protection.peers import Roster
 
 KEY_PURPOSE = "partial encryption"
 _SEAL, _MASK = "partial encryption: common keys", "partial encryption: ballot mask"
@@ -65,7 +64,7 @@ class Phase(Enum):
     DONE = auto()
 
 
-class PartialSilo:
+class PartialSilo(KeyedSilo):
     """One silo of a run. It reads bytes and answers with bytes.
 
     Args:
@@ -88,27 +87,16 @@ class PartialSilo:
         order_secret: bytes | None = None,
         workers: Executor | None = None,
     ) -> None:
-        if len(roster) != plan.silos:
-            raise ProtocolError(f"the roster names {len(roster)} silos, the plan {plan.silos}")
-        self.index = index
+        super().__init__(plan, index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
         self._plan = plan
-        self._peers = Peers(index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
-        self._inbox = Inbox(index)
-        self._moment = Moment(run=plan.run, round=0, attempt=0)
-        self._inbox.open(self._moment)
         self._phase = Phase.SETUP
         self._directory_known = False
         self._key: CkksKey | None = None
         self._secret = b""
         self._kept_orders, self._workers = order_secret, workers
-        self._cohort: tuple[int, ...] = ()
         self._order: Order = np.zeros(0, dtype=np.int64)
         self._partition = np.zeros(0, dtype=np.bool_)
         self._sums = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-
-    def announce(self) -> bytes:
-        """Return the silo's first message: its signed public key."""
-        return self._envelope(Announcement(key=self._peers.sign(self._moment)))
 
     @property
     def order_secret(self) -> bytes:
@@ -247,26 +235,19 @@ class PartialSilo:
         return self._sums
 
     def _meet(self, directory: Directory) -> list[bytes]:
-        if len(directory.keys) != self._plan.silos:
-            raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._plan.silos}")
-        self._peers.meet(directory.keys, self._moment)
+        self._agree(directory)
         self._directory_known = True
         if self.index:
             return []
         key = CkksKey(self._plan.ckks)
         common = (self._kept_orders or os.urandom(_SECRET_BYTES)) + key.private_bytes()
         self._take(common)
-        return [
-            Envelope(
-                moment=self._moment,
-                sender=0,
-                recipient=silo,
-                message=SealedKeys(
-                    sealed=seal(self._peers.key(silo, _SEAL, self._moment), common, self._associated(silo))
-                ),
-            ).encode()
-            for silo in range(1, self._plan.silos)
-        ]
+        sealed = []
+        for silo in range(1, self._plan.silos):
+            seal_key = self._peers.key(silo, _SEAL, self._moment)
+            content = SealedKeys(sealed=seal(seal_key, common, self._associated(silo)))
+            sealed.append(self._envelope(content, silo))
+        return sealed
 
     def _unseal(self, content: SealedKeys) -> None:
         if not self._directory_known:
@@ -288,10 +269,8 @@ class PartialSilo:
     def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
         if self._phase is Phase.SETUP:
             raise ProtocolError("a round begins before the silos' common keys are known")
-        check_cohort(start.cohort, self._plan.silos, index=self.index)
-        self._inbox.open(envelope.moment)
-        self._inbox.accept(envelope, RoundStart)
-        self._moment, self._cohort, self._phase = envelope.moment, start.cohort, Phase.VOTES
+        self._join(envelope, start)
+        self._phase = Phase.VOTES
         return []
 
     def _masked(self, chosen: Bool[np.ndarray, " d"], noise: Int64[np.ndarray, " d"] | None) -> np.ndarray:
@@ -334,6 +313,3 @@ class PartialSilo:
 
     def _tag(self) -> bytes:
         return derive(self._secret, _TAG, self._moment)
-
-    def _envelope(self, content: Message) -> bytes:
-        return Envelope(moment=self._moment, sender=self.index, recipient=SERVER, message=content).encode()

@@ -9,23 +9,14 @@ from fedveil.crypto.ckks import CkksSum
 from fedveil.crypto.errors import CryptoError
 from fedveil.protection.ballots import decode_bitmap, encode_bitmap, largest
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import (
-    SERVER,
-    Announcement,
-    Directory,
-    Envelope,
-    Inbox,
-    MaskedVector,
-    Message,
-    RoundStart,
-)
+from fedveil.protection.messages import Announcement, Envelope, MaskedVector, Message, RoundStart
 from fedveil.protection.partial_encryption import Phase
 from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.peers import check_cohort
+from fedveil.protection.parties import CohortServer
 
 
-class PartialServer:
+class PartialServer(CohortServer):
     """The server of a run: relays keys it cannot open, counts votes, adds up both parts of the updates.
 
     Args:
@@ -33,15 +24,10 @@ class PartialServer:
     """
 
     def __init__(self, plan: PartialPlan) -> None:
+        super().__init__(plan)
         self._plan = plan
-        self._inbox = Inbox(SERVER)
-        self._moment = Moment(run=plan.run, round=0, attempt=0)
-        self._inbox.open(self._moment)
         self._phase = Phase.SETUP
-        self._cohort = tuple(range(plan.silos))
-        self._keys: dict[int, Announcement] = {}
         self._relayed: set[int] = set()
-        self._arrived: set[int] = set()
         self._counts = np.zeros(0, dtype=np.int64)
         self._words = np.zeros(0, dtype="<u4")
         self._clear = np.zeros(0, dtype=np.int64)
@@ -52,13 +38,6 @@ class PartialServer:
     def ready(self) -> bool:
         """Whether the common keys have been relayed, so that a round may begin."""
         return self._phase is not Phase.SETUP
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Silos of the cohort whose message for the present step has not arrived."""
-        if self._phase is Phase.DONE:
-            return ()
-        return tuple(silo for silo in self._cohort if silo not in self._arrived)
 
     @property
     def may_have_released(self) -> bool:
@@ -73,10 +52,8 @@ class PartialServer:
         """
         if self._phase is Phase.SETUP:
             raise ProtocolError("a round cannot begin before every silo has the common keys")
-        check_cohort(cohort, self._plan.silos)
-        self._inbox.open(moment)
-        self._moment, self._cohort = moment, cohort
-        self._arrived, self._tag = set(), (0, b"")
+        self._start(moment, cohort)
+        self._tag = (0, b"")
         plan, count = self._plan, self._plan.hidden(moment.round)
         self._counts = np.zeros(plan.length, dtype=np.int64)
         self._words = np.zeros(plan.count_words, dtype="<u4")
@@ -120,7 +97,7 @@ class PartialServer:
     def _take(self, sender: int, content: Message) -> None:
         plan = self._plan
         if isinstance(content, Announcement):
-            self._keys[sender] = content
+            self._keys[sender] = content.key
         elif isinstance(content, Ballot):
             self._counts += decode_bitmap(content.bitmap, plan.length, plan.hidden(self._moment.round))
         elif isinstance(content, MaskedVector):
@@ -165,12 +142,11 @@ class PartialServer:
         return [(recipient, data)]
 
     def _next_phase(self) -> list[tuple[int, bytes]]:
-        self._arrived = set()
         if self._phase is Phase.SETUP:
-            keys = tuple((silo, self._keys[silo].key) for silo in self._cohort)
-            return self._to_cohort(Directory(keys=keys))
+            self._arrived = set()
+            return self._to_cohort(self._directory())
         if self._phase is Phase.VOTES:
-            self._phase = Phase.INPUTS
+            self._arrived, self._phase = set(), Phase.INPUTS
             masked = self._plan.ballots == "secagg"
             counts = self._plan.unpack_counts(self._words) if masked else self._counts
             chosen = largest(counts, self._plan.hidden(self._moment.round))
@@ -184,12 +160,3 @@ class PartialServer:
             hidden=self._hidden.encode(),
         )
         return self._to_cohort(sums)
-
-    def _to_cohort(self, content: Message) -> list[tuple[int, bytes]]:
-        return [
-            (
-                silo,
-                Envelope(moment=self._moment, sender=SERVER, recipient=silo, message=content).encode(),
-            )
-            for silo in self._cohort
-        ]

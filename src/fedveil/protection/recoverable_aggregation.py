@@ -31,14 +31,8 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import (
-    SERVER,
-    Envelope,
-    Inbox,
-    MaskedVector,
-    Message,
-    RoundStart,
-)
+from fedveil.protection.messages import SERVER, Envelope, MaskedVector, Message, RoundStart
+from fedveil.protection.parties import Party
 from fedveil.protection.peers import Peers, Roster, check_cohort
 from fedveil.protection.recovery_messages import (
     RecoveryDirectory,
@@ -76,7 +70,7 @@ def check_threshold(threshold: int, silos: int) -> None:
         )
 
 
-class RecoverableSilo:
+class RecoverableSilo(Party):
     """One silo of a run.
 
     Args:
@@ -91,11 +85,10 @@ class RecoverableSilo:
         self, plan: AggregationPlan, *, threshold: int, index: int, identity: IdentityKey, roster: Roster
     ) -> None:
         check_threshold(threshold, plan.silos)
+        super().__init__(plan, index)
         self.index = index
         self._plan, self._threshold, self._identity, self._roster = plan, threshold, identity, roster
         self._new_peers()
-        self._inbox = Inbox(index)
-        self._moment = Moment(run=plan.run, round=0, attempt=0)
         self._step = _Step.IDLE
         self._cohort: tuple[int, ...] = ()
         self._seed = b""
@@ -217,11 +210,8 @@ class RecoverableSilo:
     def _associated(self, sender: int, recipient: int) -> bytes:
         return self._moment.encode() + sender.to_bytes(2, "big") + recipient.to_bytes(2, "big")
 
-    def _envelope(self, content: Message) -> bytes:
-        return Envelope(moment=self._moment, sender=self.index, recipient=SERVER, message=content).encode()
 
-
-class RecoverableServer:
+class RecoverableServer(Party):
     """The server of a run. The caller decides with :meth:`proceed` when it has waited long enough.
 
     Args:
@@ -231,9 +221,8 @@ class RecoverableServer:
 
     def __init__(self, plan: AggregationPlan, *, threshold: int) -> None:
         check_threshold(threshold, plan.silos)
+        super().__init__(plan, SERVER)
         self._plan, self._threshold = plan, threshold
-        self._inbox = Inbox(SERVER)
-        self._moment = Moment(run=plan.run, round=0, attempt=0)
         self._step = _Step.IDLE
         self._cohort: tuple[int, ...] = ()
         self._arrived: dict[int, Message] = {}
@@ -277,7 +266,7 @@ class RecoverableServer:
         self._moment, self._cohort, self._step = moment, cohort, _Step.KEYS
         self._arrived, self._keys = {}, {}
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
-        return self._to_all(RoundStart(cohort=cohort))
+        return self._to_each(self._cohort, RoundStart(cohort=cohort))
 
     def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
         """Read a message of a silo; return the messages that follow when all of a step are in.
@@ -316,7 +305,7 @@ class RecoverableServer:
             self._step = _Step.SHARES
             keys = [(silo, m) for silo, m in sorted(answers.items()) if isinstance(m, RecoveryKeys)]
             self._keys = {silo: pair.mask.public for silo, pair in keys}
-            return self._to_all(RecoveryDirectory(keys=tuple(keys)))
+            return self._to_each(self._cohort, RecoveryDirectory(keys=tuple(keys)))
         if self._step is _Step.SHARES:
             self._step, self._sharers = _Step.VECTORS, self._cohort
             return self._relay(
@@ -327,7 +316,7 @@ class RecoverableServer:
             for content in answers.values():
                 if isinstance(content, MaskedVector):
                     self._sum += content.words
-            return self._to_all(Survivors(silos=self._cohort))
+            return self._to_each(self._cohort, Survivors(silos=self._cohort))
         self._step = _Step.DONE
         self._unmask({s: dict(m.shares) for s, m in answers.items() if isinstance(m, RevealedShares)})
         return []
@@ -357,7 +346,7 @@ class RecoverableServer:
             raise ProtocolError("did not give one share for every silo")
 
     def _relay(self, bundles: dict[int, dict[int, bytes]]) -> list[tuple[int, bytes]]:
-        messages = []
+        messages: list[tuple[int, bytes]] = []
         for recipient in self._cohort:
             shares = []
             for sender in self._cohort:
@@ -365,7 +354,7 @@ class RecoverableServer:
                     if recipient not in bundles[sender]:
                         raise ProtocolError(f"sealed no shares for silo {recipient}", silo=sender)
                     shares.append((sender, bundles[sender][recipient]))
-            messages.append((recipient, self._to(recipient, RelayedShares(shares=tuple(shares)))))
+            messages += self._to_each([recipient], RelayedShares(shares=tuple(shares)))
         return messages
 
     def _unmask(self, revealed: dict[int, dict[int, bytes]]) -> None:
@@ -387,9 +376,3 @@ class RecoverableServer:
                 key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._moment)
                 masks.append((key, survivor > silo))
         apply_masks_(self._sum, masks)
-
-    def _to(self, silo: int, content: Message) -> bytes:
-        return Envelope(moment=self._moment, sender=SERVER, recipient=silo, message=content).encode()
-
-    def _to_all(self, content: Message) -> list[tuple[int, bytes]]:
-        return [(silo, self._to(silo, content)) for silo in self._cohort]

@@ -27,18 +27,17 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
-    SERVER,
     Announcement,
     Directory,
     Envelope,
-    Inbox,
     MaskedVector,
     Message,
     OwnMask,
     RevealRequest,
     RoundStart,
 )
-from fedveil.protection.peers import Peers, Roster, check_cohort
+from fedveil.protection.parties import CohortServer, KeyedSilo
+from fedveil.protection.peers import Roster
 
 Words = UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"]
 
@@ -127,7 +126,7 @@ class _Phase(Enum):
     DONE = auto()
 
 
-class AggregationSilo:
+class AggregationSilo(KeyedSilo):
     """One silo of a run. It reads the server's bytes and answers with bytes.
 
     Args:
@@ -138,21 +137,10 @@ class AggregationSilo:
     """
 
     def __init__(self, plan: AggregationPlan, *, index: int, identity: IdentityKey, roster: Roster) -> None:
-        if len(roster) != plan.silos:
-            raise ProtocolError(f"the roster names {len(roster)} silos, the plan {plan.silos}")
-        self.index = index
+        super().__init__(plan, index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
         self._plan = plan
-        self._peers = Peers(index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
-        self._inbox = Inbox(index)
-        self._moment = Moment(run=plan.run, round=0, attempt=0)
-        self._inbox.open(self._moment)
         self._phase = _Phase.SETUP
-        self._cohort: tuple[int, ...] = ()
         self._seed = b""
-
-    def announce(self) -> bytes:
-        """Return the silo's first message: its signed public key."""
-        return self._envelope(Announcement(key=self._peers.sign(self._moment)))
 
     @property
     def moment(self) -> Moment:
@@ -202,9 +190,7 @@ class AggregationSilo:
 
     def _meet(self, directory: Message) -> list[bytes]:
         assert isinstance(directory, Directory)
-        if len(directory.keys) != self._plan.silos:
-            raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._plan.silos}")
-        self._peers.meet(directory.keys, self._moment)
+        self._agree(directory)
         self._phase = _Phase.IDLE
         return []
 
@@ -213,18 +199,12 @@ class AggregationSilo:
         assert isinstance(start, RoundStart)
         if self._phase is _Phase.SETUP:
             raise ProtocolError("a round begins before the silos' keys are known")
-        check_cohort(start.cohort, self._plan.silos, index=self.index)
-        self._inbox.open(envelope.moment)
-        self._inbox.accept(envelope, RoundStart)
-        self._moment, self._cohort, self._seed = envelope.moment, start.cohort, b""
-        self._phase = _Phase.INPUTS
+        self._join(envelope, start)
+        self._seed, self._phase = b"", _Phase.INPUTS
         return []
 
-    def _envelope(self, message: Message) -> bytes:
-        return Envelope(moment=self._moment, sender=self.index, recipient=SERVER, message=message).encode()
 
-
-class AggregationServer:
+class AggregationServer(CohortServer):
     """The server of a run: relays signed keys, adds masked vectors up, takes the own masks off.
 
     Args:
@@ -232,22 +212,10 @@ class AggregationServer:
     """
 
     def __init__(self, plan: AggregationPlan) -> None:
+        super().__init__(plan)
         self._plan = plan
-        self._inbox = Inbox(SERVER)
-        self._moment = Moment(run=plan.run, round=0, attempt=0)
-        self._inbox.open(self._moment)
         self._phase = _Phase.SETUP
-        self._cohort = tuple(range(plan.silos))
-        self._keys: dict[int, Announcement] = {}
-        self._arrived: set[int] = set()
         self._sum = np.zeros(0, dtype=plan.word)
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Silos of the cohort whose message for the present step has not arrived."""
-        if self._phase is _Phase.DONE:
-            return ()
-        return tuple(silo for silo in self._cohort if silo not in self._arrived)
 
     @property
     def survivors(self) -> tuple[int, ...]:
@@ -267,10 +235,8 @@ class AggregationServer:
         """
         if self._phase is _Phase.SETUP:
             raise ProtocolError("a round cannot begin before every silo's key is known")
-        check_cohort(cohort, self._plan.silos)
-        self._inbox.open(moment)
-        self._moment, self._cohort, self._phase = moment, cohort, _Phase.INPUTS
-        self._arrived = set()
+        self._start(moment, cohort)
+        self._phase = _Phase.INPUTS
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
         return self._to_cohort(RoundStart(cohort=cohort))
 
@@ -291,7 +257,7 @@ class AggregationServer:
         self._inbox.accept(envelope, awaited[self._phase])
         content = envelope.message
         if isinstance(content, Announcement):
-            self._keys[sender] = content
+            self._keys[sender] = content.key
         elif isinstance(content, MaskedVector):
             self._add(sender, content.words)
         elif isinstance(content, OwnMask):
@@ -319,22 +285,12 @@ class AggregationServer:
         self._sum += words
 
     def _next_phase(self) -> list[tuple[int, bytes]]:
+        if self._phase is _Phase.REVEAL:
+            self._phase = _Phase.DONE
+            return []
         self._arrived = set()
         if self._phase is _Phase.SETUP:
             self._phase = _Phase.IDLE
-            keys = tuple((silo, self._keys[silo].key) for silo in self._cohort)
-            return self._to_cohort(Directory(keys=keys))
-        if self._phase is _Phase.INPUTS:
-            self._phase = _Phase.REVEAL
-            return self._to_cohort(RevealRequest())
-        self._phase = _Phase.DONE
-        return []
-
-    def _to_cohort(self, content: Message) -> list[tuple[int, bytes]]:
-        return [
-            (
-                silo,
-                Envelope(moment=self._moment, sender=SERVER, recipient=silo, message=content).encode(),
-            )
-            for silo in self._cohort
-        ]
+            return self._to_cohort(self._directory())
+        self._phase = _Phase.REVEAL
+        return self._to_cohort(RevealRequest())

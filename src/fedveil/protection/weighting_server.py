@@ -12,16 +12,8 @@ from fedveil.crypto.agreement import Moment
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.transfer import TransferSender
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import (
-    SERVER,
-    Announcement,
-    Directory,
-    Envelope,
-    Inbox,
-    Message,
-    OwnMask,
-    RevealRequest,
-)
+from fedveil.protection.messages import Announcement, Envelope, Message, OwnMask, RevealRequest
+from fedveil.protection.parties import CohortServer
 from fedveil.protection.private_weighting import KeyHolder, Phase, transfer_context
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
@@ -37,7 +29,7 @@ from fedveil.protection.weighting_messages import (
 from fedveil.protection.weighting_plan import WeightingPlan
 
 
-class WeightingServer:
+class WeightingServer(CohortServer):
     """The server of a run under private weighting.
 
     Args:
@@ -46,13 +38,9 @@ class WeightingServer:
     """
 
     def __init__(self, plan: WeightingPlan, holder: KeyHolder) -> None:
+        super().__init__(plan)
         self._plan, self._holder = plan, holder
-        self._inbox = Inbox(SERVER)
-        self._moment = plan.setup
-        self._inbox.open(self._moment)
         self._phase = Phase.SETUP
-        self._arrived: set[int] = set()
-        self._keys: dict[int, Announcement] = {}
         self._relayed: set[int] = set()
         self._totals = [mpz(0)] * plan.users
         self._inverses: dict[int, int] = {}
@@ -66,13 +54,6 @@ class WeightingServer:
     def ready(self) -> bool:
         """Whether the setup is complete, so that a round may begin."""
         return self._phase not in (Phase.SETUP, Phase.HISTOGRAM)
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Silos whose message for the present step has not arrived."""
-        if self._phase is Phase.DONE:
-            return ()
-        return tuple(silo for silo in range(self._plan.silos) if silo not in self._arrived)
 
     @property
     def may_have_released(self) -> bool:
@@ -117,7 +98,7 @@ class WeightingServer:
             weights = [inverse if user in taking_part else 0 for user, inverse in self._inverses.items()]
             self._weights = tuple(self._holder.encrypt(weights))
             known = False
-        return self._to_all(EncryptedWeights(blocks=() if known else self._weights))
+        return self._to_cohort(EncryptedWeights(blocks=() if known else self._weights))
 
     def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
         """Read a message of a silo; return the messages that follow, as pairs of recipient and bytes.
@@ -172,7 +153,7 @@ class WeightingServer:
 
     def _take(self, sender: int, content: Message) -> list[tuple[int, bytes]]:
         if isinstance(content, Announcement):
-            self._keys[sender] = content
+            self._keys[sender] = content.key
         elif isinstance(content, BlindedHistogram):
             self._add_histogram(content)
         elif isinstance(content, TransferRequests):
@@ -203,11 +184,13 @@ class WeightingServer:
         self._totals = [(a + b) % modulus for a, b in zip(self._totals, values, strict=True)]
 
     def _next_phase(self) -> list[tuple[int, bytes]]:
+        if self._phase is Phase.REVEAL:
+            self._phase = Phase.DONE
+            return []
         self._arrived = set()
         if self._phase is Phase.SETUP:
             self._phase = Phase.HISTOGRAM
-            keys = tuple((silo, self._keys[silo].key) for silo in range(self._plan.silos))
-            return self._to_all(WeightingKey(key=self._holder.public)) + self._to_all(Directory(keys=keys))
+            return self._to_cohort(WeightingKey(key=self._holder.public)) + self._to_cohort(self._directory())
         if self._phase is Phase.HISTOGRAM:
             if not any(self._totals):
                 raise ProtocolError("no user has a record in any silo")
@@ -216,15 +199,12 @@ class WeightingServer:
             self._inverses = {
                 user: inverse_weight(total, modulus) for user, total in enumerate(self._totals) if total
             }
-            return self._to_all(Participants(present=tuple(bool(total) for total in self._totals)))
+            return self._to_cohort(Participants(present=tuple(bool(total) for total in self._totals)))
         if self._phase is Phase.TRANSFER:
             self._phase = Phase.INPUTS
             return []
-        if self._phase is Phase.INPUTS:
-            self._phase = Phase.REVEAL
-            return self._to_all(RevealRequest())
-        self._phase = Phase.DONE
-        return []
+        self._phase = Phase.REVEAL
+        return self._to_cohort(RevealRequest())
 
     def _offer(self) -> list[tuple[int, bytes]]:
         self._phase = Phase.TRANSFER
@@ -233,7 +213,7 @@ class WeightingServer:
         for inverse in self._inverses.values():
             drawn = drawn_places(self._plan.places, self._plan.chosen)
             self._places.append(self._holder.encrypt([inverse if place else 0 for place in drawn.tolist()]))
-        return self._to_all(TransferOffer(public=self._sender.public, constants=self._sender.constants))
+        return self._to_cohort(TransferOffer(public=self._sender.public, constants=self._sender.constants))
 
     def _answer(self, sender: int, requests: TransferRequests) -> list[tuple[int, bytes]]:
         assert self._sender is not None
@@ -247,13 +227,7 @@ class WeightingServer:
                 blocks += self._sender.answer(point, places, transfer_context(self._moment, sender, user))
         except CryptoError as error:
             raise ProtocolError(f"its request was refused: {error}") from error
-        return [(sender, self._to(sender, TransferAnswers(blocks=tuple(blocks))))]
-
-    def _to(self, silo: int, content: Message) -> bytes:
-        return Envelope(moment=self._moment, sender=SERVER, recipient=silo, message=content).encode()
-
-    def _to_all(self, content: Message) -> list[tuple[int, bytes]]:
-        return [(silo, self._to(silo, content)) for silo in range(self._plan.silos)]
+        return self._to_each([sender], TransferAnswers(blocks=tuple(blocks)))
 
 
 def inverse_weight(total: mpz, modulus: int) -> int:

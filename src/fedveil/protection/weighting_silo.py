@@ -20,15 +20,14 @@ from fedveil.crypto.transfer import TransferReceiver, check_point
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
     SERVER,
-    Announcement,
     Directory,
     Envelope,
-    Inbox,
     Message,
     OwnMask,
     RevealRequest,
 )
-from fedveil.protection.peers import Peers, Roster
+from fedveil.protection.parties import KeyedSilo
+from fedveil.protection.peers import Roster
 from fedveil.protection.private_weighting import Contributions, Evaluator, Phase, transfer_context
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
@@ -51,7 +50,7 @@ SEED_BYTES = 32
 """Of every seed of the protocol."""
 
 
-class WeightingSilo:
+class WeightingSilo(KeyedSilo):
     """One silo of a run under private weighting.
 
     Args:
@@ -76,15 +75,9 @@ class WeightingSilo:
         counts: Int64[np.ndarray, " users"],
         evaluator: Callable[[WeightingPlan, bytes], Evaluator],
     ) -> None:
-        if len(roster) != plan.silos:
-            raise ProtocolError(f"the plan has {plan.silos} silos, the roster {len(roster)}", silo=index)
+        super().__init__(plan, index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
         plan.check_counts(counts, index)
-        self.index = index
         self._plan, self._counts, self._make = plan, counts.astype(np.int64), evaluator
-        self._peers = Peers(index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
-        self._inbox = Inbox(index)
-        self._moment = plan.setup
-        self._inbox.open(self._moment)
         self._phase = Phase.SETUP
         self._directory_known = False
         self._evaluator: Evaluator | None = None
@@ -110,10 +103,6 @@ class WeightingSilo:
     def awaits_input(self) -> bool:
         """Whether a round has begun and :meth:`contribute` is due."""
         return self._phase is Phase.INPUTS
-
-    def announce(self) -> bytes:
-        """Return the silo's first message: its signed public key."""
-        return self._envelope(Announcement(key=self._peers.sign(self._moment)))
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message; return the answers to it.
@@ -143,7 +132,7 @@ class WeightingSilo:
         if isinstance(content, SealedSeed):
             return self._unseal(content)
         if isinstance(content, Participants):
-            return self._agree(content)
+            return self._take_part(content)
         if isinstance(content, TransferAnswers):
             return self._open(content)
         self._phase = Phase.DONE
@@ -194,9 +183,7 @@ class WeightingSilo:
         return self._envelope(EncryptedSum(blocks=tuple(blocks)))
 
     def _meet(self, directory: Directory) -> list[bytes]:
-        if len(directory.keys) != self._plan.silos:
-            raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._plan.silos}")
-        self._peers.meet(directory.keys, self._moment)
+        self._agree(directory)
         self._directory_known = True
         if self.index:
             return self._histogram()
@@ -205,7 +192,7 @@ class WeightingSilo:
         for silo in range(1, self._plan.silos):
             key = self._peers.key(silo, _SEED, self._moment)
             content = SealedSeed(sealed=seal(key, self._root, self._associated(silo)))
-            sealed.append(Envelope(moment=self._moment, sender=0, recipient=silo, message=content).encode())
+            sealed.append(self._envelope(content, silo))
         return sealed + self._histogram()
 
     def _unseal(self, content: SealedSeed) -> list[bytes]:
@@ -242,7 +229,7 @@ class WeightingSilo:
         size = (modulus.bit_length() + 7) // 8
         return [self._envelope(BlindedHistogram(blocks=tuple(int(t).to_bytes(size, "big") for t in totals)))]
 
-    def _agree(self, participants: Participants) -> list[bytes]:
+    def _take_part(self, participants: Participants) -> list[bytes]:
         present = np.array(participants.present, dtype=np.bool_)
         if present.shape != (self._plan.users,) or not present[self.members].all():
             raise ProtocolError(
@@ -322,9 +309,6 @@ class WeightingSilo:
         self._load(weights)
         self._phase = Phase.INPUTS
         return []
-
-    def _envelope(self, content: Message) -> bytes:
-        return Envelope(moment=self._moment, sender=self.index, recipient=SERVER, message=content).encode()
 
 
 def _unit(stream: UniformIntegers, modulus: int) -> mpz:

@@ -1,0 +1,120 @@
+"""What the parties of all protocols have in common; each protocol adds its phases and reads its own messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from fedveil.crypto.agreement import Moment, SignedKey
+from fedveil.crypto.keys import IdentityKey
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER, Announcement, Directory, Envelope, Inbox, Message, RoundStart
+from fedveil.protection.peers import Peers, Roster, check_cohort
+
+
+class Plan(Protocol):
+    """What every plan says."""
+
+    @property
+    def run(self) -> bytes:
+        """16 bytes that no other run has."""
+
+    @property
+    def silos(self) -> int:
+        """How many silos there are."""
+
+
+class Party:
+    """A party with its inbox, at the moment that is being played: in the beginning, the setup.
+
+    Args:
+        plan: what all parties agreed on.
+        number: a silo's number, or SERVER.
+    """
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self._silos, self._number = plan.silos, number
+        self._moment = Moment(run=plan.run, round=0, attempt=0)
+        self._inbox = Inbox(number)
+        self._inbox.open(self._moment)
+
+    def _envelope(self, message: Message, recipient: int = SERVER) -> bytes:
+        moment, sender = self._moment, self._number
+        return Envelope(moment=moment, sender=sender, recipient=recipient, message=message).encode()
+
+    def _to_each(self, silos: Iterable[int], message: Message) -> list[tuple[int, bytes]]:
+        return [(silo, self._envelope(message, silo)) for silo in silos]
+
+
+class KeyedSilo(Party):
+    """A silo that agrees on a key with every other one in the setup and takes part in rounds.
+
+    Args:
+        plan: what all parties agreed on.
+        index: the silo's number.
+        identity: its long-term key.
+        roster: all silos' public identities.
+        purpose: what the agreement key is for.
+
+    Raises:
+        ProtocolError: a roster of another number of silos, or with another identity for this one.
+    """
+
+    def __init__(
+        self, plan: Plan, *, index: int, identity: IdentityKey, roster: Roster, purpose: str
+    ) -> None:
+        if len(roster) != plan.silos:
+            raise ProtocolError(f"the roster names {len(roster)} silos, the plan {plan.silos}")
+        super().__init__(plan, index)
+        self.index = index
+        self._peers = Peers(index=index, identity=identity, roster=roster, purpose=purpose)
+        self._cohort: tuple[int, ...] = ()
+
+    def announce(self) -> bytes:
+        """Return the silo's first message: its signed public key."""
+        return self._envelope(Announcement(key=self._peers.sign(self._moment)))
+
+    def _agree(self, directory: Directory) -> None:
+        """Agree with every silo of the plan."""
+        if len(directory.keys) != self._silos:
+            raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._silos}")
+        self._peers.meet(directory.keys, self._moment)
+
+    def _join(self, envelope: Envelope, start: RoundStart) -> None:
+        """Go on to a round of which this silo is asked to be."""
+        check_cohort(start.cohort, self._silos, index=self.index)
+        self._inbox.open(envelope.moment)
+        self._inbox.accept(envelope, RoundStart)
+        self._moment, self._cohort = envelope.moment, start.cohort
+
+
+class CohortServer(Party):
+    """A server that relays the silos' keys in the setup, and in every step of a round waits for its whole cohort.
+
+    Args:
+        plan: what all parties agreed on.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, SERVER)
+        self._cohort = tuple(range(plan.silos))
+        self._keys: dict[int, SignedKey] = {}
+        self._arrived: set[int] = set()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Silos of the cohort whose message for the present step has not arrived."""
+        return tuple(silo for silo in self._cohort if silo not in self._arrived)
+
+    def _start(self, moment: Moment, cohort: tuple[int, ...]) -> None:
+        """Go on to a round or another attempt of it."""
+        check_cohort(cohort, self._silos)
+        self._inbox.open(moment)
+        self._moment, self._cohort, self._arrived = moment, cohort, set()
+
+    def _directory(self) -> Directory:
+        """Return all silos' keys."""
+        return Directory(keys=tuple(sorted(self._keys.items())))
+
+    def _to_cohort(self, message: Message) -> list[tuple[int, bytes]]:
+        return self._to_each(self._cohort, message)
