@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
+from fedveil.protection.wire import Writer
 from tests.federation_world import OPEN, TESTING, World, asked, clients, population
 
 RUN = bytes(range(16))
@@ -374,6 +376,17 @@ def test_every_kind_of_part_has_an_example() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
 def test_parts_survive_their_bytes(example: Part) -> None:
     assert type(example).decode(example.encode()).encode() == example.encode()
+
+
+def test_the_bytes_of_version_1_stay() -> None:
+    """The order of a class's fields is the order of its bytes; another order needs another version."""
+    writer = Writer()
+    for example in EXAMPLES:
+        writer.number(example.kind, 1).block(example.encode())
+    assert (
+        hashlib.sha256(writer.bytes()).hexdigest()
+        == "f1a3581fff26e87ea197845d8850d3bbe9661754e54e5c7f498ecb43d88a0834"
+    )
 
 
 def test_no_bytes_do_more_than_be_refused() -> None:
