@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,14 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.curves import Place
-from benchmarks.flower_nodes import Node, register
+from benchmarks.flower_nodes import connected, free_port
 from benchmarks.harness import Row
-from fedveil.engine.federation.silo import SiloParty
 from fedveil.engine.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.guard import open_silo
-from fedveil.flower.processes import start_superlink, submit
+from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.processes import submit
 from fedveil.flower.submission import END, read_experiment
 
 _ROUNDS = 5
@@ -57,35 +53,13 @@ class _Found:
 
 
 def _measure(folder: Path, silos: int) -> _Found:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = min(free.getsockname()[1], 65000)
     names = {f"silo{number:02}": 40 for number in range(silos)}
-    made = write_demonstration(folder / "demo", rounds=_ROUNDS, port=port, hospitals=names)
+    made = write_demonstration(folder / "demo", rounds=_ROUNDS, port=free_port(), hospitals=names)
     home = CoordinatorFolder(made.founded.coordinator)
-    link = start_superlink(home, output=subprocess.DEVNULL)
-    ended = threading.Event()
-    parties: list[SiloParty] = []
-    nodes: list[Node] = []
-    try:
-        run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-        register(home)
-        for path in made.founded.silos:
-            parties.append(open_silo(SiloFolder(path)))
-            nodes.append(Node(SiloFolder(path), parties[-1], ended))
-        for node in nodes:
-            node.start()
+    run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    with connected(made, output=subprocess.DEVNULL) as link:
         submit(home, run.path)
-        found = _watch(run, link.pid)
-    finally:
-        ended.set()
-        for node in nodes:
-            node.join(30)
-        for party in parties:
-            party.close()
-        link.terminate()
-        link.wait()
-    return found
+        return _watch(run, link.pid)
 
 
 def _watch(run: RunFolder, link: int) -> _Found:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,8 +18,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedveil.engine.federation.silo import SiloParty
 from fedveil.flower.client_app import RECORD
+from fedveil.flower.demonstration import Demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.processes import CONNECTION
+from fedveil.flower.guard import open_silo
+from fedveil.flower.processes import CONNECTION, start_superlink
 
 _POLL_SECONDS = 3.0
 _log = logging.getLogger("fedveil.silo")
@@ -104,6 +107,44 @@ class Node(threading.Thread):
             object_ids_to_push=wanted,
             max_concurrent_pushes=1,
         )
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(min(free.getsockname()[1], 65000))
+
+
+@contextlib.contextmanager
+def connected(made: Demonstration, *, output: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Play a federation: its SuperLink is a process, which is yielded, and its silos are threads.
+
+    Args:
+        made: its folders.
+        output: where the SuperLink prints, as for ``start_superlink``.
+    """
+    home = CoordinatorFolder(made.founded.coordinator)
+    ended, link = threading.Event(), start_superlink(home, output=output)
+    parties: list[SiloParty] = []
+    nodes: list[Node] = []
+    try:
+        register(home)
+        for folder in map(SiloFolder, made.founded.silos):
+            parties.append(open_silo(folder))
+            nodes.append(Node(folder, parties[-1], ended))
+        for node in nodes:
+            node.start()
+        yield link
+    finally:
+        ended.set()
+        for node in nodes:
+            if node.is_alive():
+                node.join(60)
+        for party in parties:
+            party.close()
+        link.terminate()
+        link.wait()
 
 
 def register(home: CoordinatorFolder) -> None:

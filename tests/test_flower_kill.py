@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from benchmarks.flower_nodes import Node, register
+from benchmarks.flower_nodes import connected, free_port
 
 from fedveil.engine.folder import RunFolder
 from fedveil.flower.demonstration import Demonstration, write_demonstration
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.guard import open_silo
-from fedveil.flower.processes import start_superlink, submit
+from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.processes import submit
 from fedveil.flower.submission import END, read_experiment
 from fedveil.privacy.ledger import read_entries
 
@@ -97,29 +94,10 @@ class Play:
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Play]:
     pytest.importorskip("flwr")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = min(free.getsockname()[1], 65000)
-    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=port)
+    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port())
     seeded(made)
-    home = CoordinatorFolder(made.founded.coordinator)
-    ended, link = threading.Event(), start_superlink(home)
-    folders = [SiloFolder(path) for path in made.founded.silos]
-    parties = [open_silo(folder) for folder in folders]
-    nodes = [Node(folder, party, ended) for folder, party in zip(folders, parties, strict=True)]
-    try:
-        register(home)
-        for node in nodes:
-            node.start()
-        yield Play(made=made, home=home, link=link)
-    finally:
-        ended.set()
-        for node in nodes:
-            node.join(60)
-        for party in parties:
-            party.close()
-        link.terminate()
-        link.wait()
+    with connected(made) as link:
+        yield Play(made=made, home=CoordinatorFolder(made.founded.coordinator), link=link)
 
 
 @pytest.mark.slow
