@@ -21,6 +21,7 @@ from fedveil.flower.folders import CoordinatorFolder
 from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1
+_LOOK_PAUSE: Final = 4.0  # times what a look took: with many silos the SuperLink has other things to do
 _NODES_SECONDS: Final = 2.0
 _log = logging.getLogger("fedveil.coordinator")
 
@@ -64,7 +65,10 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
             look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
         _push(grid, party, nodes, under_way, settings.resend_after)
         silence = time.monotonic() - heard
-        if _pull(grid, party, under_way):
+        looked = time.monotonic()
+        replies = _look(grid, under_way)
+        took = time.monotonic() - looked
+        if _hand_over(replies, party, under_way):
             heard = time.monotonic()
         elif silence > settings.go_on_after and (left := party.go_on()):
             heard = time.monotonic()
@@ -72,8 +76,7 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
         elif silence > settings.patience:
             missing = ", ".join(silos[silo] for silo, _ in party.letters())
             party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
-        else:
-            time.sleep(_LOOK_SECONDS)
+        time.sleep(max(_LOOK_SECONDS, _LOOK_PAUSE * took))
 
 
 def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
@@ -119,13 +122,17 @@ def _push(
         under_way[letter] = sent
 
 
-def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]) -> bool:
+def _look(grid: Grid, under_way: dict[bytes, _UnderWay]) -> list[Message]:
+    """Return the answers that have arrived."""
+    keys = [key for sent in under_way.values() for key in sent.keys]
+    return list(grid.pull_messages(keys)) if keys else []
+
+
+def _hand_over(replies: list[Message], party: CoordinatorParty, under_way: dict[bytes, _UnderWay]) -> bool:
     """Hand over the answers that have arrived; return whether there was one."""
     by_key = {key: sent for sent in under_way.values() for key in sent.keys}
-    if not by_key:
-        return False
     heard = False
-    for reply in grid.pull_messages(list(by_key)):
+    for reply in replies:
         key = reply.metadata.reply_to_message_id
         sent = by_key.get(key)
         if sent is None:
