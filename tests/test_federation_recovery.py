@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.attempts import Absences
+from fedveil.engine.attempts import MOST_ATTEMPTS, Absences
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coordinator import _DRAWN, CoordinatorParty
 from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.parts import Task
 from fedveil.engine.federation.recovered_sums import RecoveredShare, RecoveredSum
 from fedveil.engine.federation.silo import LEDGER
 from fedveil.engine.federation.store import Answered
 from fedveil.errors import CompositionError
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.session import NOBODY, Absent
-from tests.federation_world import Chaos, Moments, World, asked, in_one_process, population
+from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
 
 SILOS = 5
@@ -216,6 +217,66 @@ def test_too_few_are_waited_for_and_begin_again_with_those_that_are_back(tmp_pat
     world.close()
 
 
+def test_a_run_whose_last_round_is_over_asks_nobody_again(tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering())
+    coordinator = world.coordinator = world.coordinate()
+    reach(world, coordinator, 4, "VECTORS")
+    restart(world, 1)
+    for _ in range(2):
+        exchange(world, coordinator)
+    assert coordinator.finished
+    assert summed(world) == [5, 5, 5, 4]
+    world.close()
+
+
+def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tmp_path: Path) -> None:
+    experiment = recovering(seeded=False)
+    policy = TESTING.model_copy(update={"without_guarantee": False, "accountant": "rdp", "epsilon": 1e-3})
+    world = World(tmp_path, experiment, population(silos=SILOS))
+    play(world)
+    assert policy.budget is not None
+    cost = policy.budget.accountant.epsilon(world.silos[0]._ledger.spent(), policy.delta)  # type: ignore[union-attr]
+    world.close()
+    (tmp_path / "again").mkdir()
+    policy = policy.model_copy(update={"epsilon": 1.0001 * cost})
+    world = World(tmp_path / "again", experiment, population(silos=SILOS), policy)
+    coordinator = world.coordinate()
+    reach(world, coordinator, 1, "REVEAL")
+    coordinator.close()
+    coordinator = world.coordinator = world.coordinate()
+    reach(world, coordinator, 2, "SHARES")
+    restart(world, 1)  # so that another session begins when the round is over
+    while not coordinator.finished:
+        exchange(world, coordinator)
+    assert coordinator.outcome is not None
+    assert "refuses (budget): round 4: would spend more than" in (coordinator.outcome.stopped or "")
+    assert summed(world) == [5, 4, 5]
+    assert charged(world, 0) == [1, 1, 2, 3]
+    world.close()
+
+
+def test_a_silo_that_dies_in_every_attempt_does_not_spend_what_the_others_have(tmp_path: Path) -> None:
+    world = world_of(tmp_path, recovering())
+    coordinator = world.coordinator = world.coordinate()
+    exchange(world, coordinator, {0, 1})
+    for _ in range(100):
+        if (
+            step(coordinator) == "VECTORS"
+        ):  # two send theirs, then the third, without which there are too few, dies
+            for number, data in coordinator.letters():
+                party = world.silos[number]
+                if number in (3, 4) and party is not None:
+                    coordinator.receive(number, party.receive(data))
+            restart(world, 2)
+        exchange(world, coordinator, {0, 1})
+        if coordinator.finished:
+            break
+    assert coordinator.outcome is not None
+    assert "silos vanished in each of 10 attempts at round 1" in (coordinator.outcome.stopped or "")
+    assert len(paid(world)) == len(charged(world, 3)) == MOST_ATTEMPTS
+    world.close()
+
+
 def test_an_earlier_round_is_not_answered_again(tmp_path: Path) -> None:
     world = world_of(tmp_path, recovering())
     coordinator = world.coordinator = world.coordinate()
@@ -229,6 +290,24 @@ def test_an_earlier_round_is_not_answered_again(tmp_path: Path) -> None:
     with pytest.raises(RefusalError, match="round 1 is over"):
         hidden.follow(last, 1)
     hidden.follow(last, 4)
+    world.close()
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_round_that_the_run_does_not_have_is_neither_charged_nor_answered(
+    number: int, tmp_path: Path
+) -> None:
+    world = world_of(tmp_path, recovering())
+    coordinator = world.coordinator = world.coordinate()
+    reach(world, coordinator, 1, "KEYS")
+    party = world.silos[0]
+    assert party is not None
+    session = party._session
+    assert session is not None
+    model = coordinator._checkpoint.model.numpy()
+    with pytest.raises(RefusalError, match="the run has rounds 1 to 4"):
+        party._sum(session, Task(round=number, model=model, drawn=None))
+    assert charged(world, 0) == []
     world.close()
 
 

@@ -291,3 +291,35 @@ def test_thresholds_lie_above_half(threshold, silos):
     with pytest.raises(ProtocolError, match="above half"):
         check_threshold(threshold, silos)
     check_threshold(3, 4)
+
+
+def test_a_server_that_tells_every_silo_something_else_opens_the_vector_of_one():
+    """Why the claim is for a server that follows the protocol: no silo hears what the others were told."""
+    run = Run(silos=5, threshold=3)
+    moment = Moment(run=run.plan.run, round=1, attempt=0)
+
+    def told(silo, message):
+        envelope = Envelope(moment=moment, sender=SERVER, recipient=silo, message=message)
+        return [Envelope.decode(reply).message for reply in run.silos[silo].receive(envelope.encode())]
+
+    messages, _ = run.step(run.server.begin(moment, (0, 1, 2, 3, 4)))
+    masked = dict(Envelope.decode(messages[0][1]).message.keys)[0].mask.public
+    for silo, data in run.step(messages)[0]:
+        shares = Envelope.decode(data).message.shares
+        told(
+            silo, RelayedShares(shares=shares[:2] if silo == 0 else shares)
+        )  # silo 0 has masks with 1 and 2 alone
+    vectors = [run.silos[silo].contribute(np.arange(6) + silo) for silo in range(5)]
+    named = {0: (0, 1, 2), 1: (0, 1, 3), 2: (0, 2, 3), 3: (0, 3, 4), 4: (0, 3, 4)}
+    given = {silo: dict(told(silo, Survivors(silos=alive))[0].shares) for silo, alive in named.items()}
+
+    def rebuilt(silo, holders):
+        return combine([Share(point=s + 1, value=given[s][silo]) for s in holders], threshold=3)
+
+    masks = [(rebuilt(0, (0, 1, 2)), False)]
+    for peer, holders in ((1, (2, 3, 4)), (2, (1, 3, 4))):
+        key = AgreementKey.from_bytes(rebuilt(peer, holders))
+        masks.append((key.agree(masked).derive(MASK_PURPOSE, moment), False))
+    words = Envelope.decode(vectors[0]).message.words.copy()
+    apply_masks_(words, masks)
+    np.testing.assert_array_equal(run.plan.decode(words), np.arange(6))

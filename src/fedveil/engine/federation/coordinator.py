@@ -8,7 +8,8 @@ again: silos repeat their answers. A restarted coordinator opens the run folder 
 with the round that was not released, for the same users and from the same model, under the charge in the ledger.
 
 Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round that is begun again then
-is another release: it is charged again, for users drawn anew. A silo that is heard again is in the next session.
+is another release: it is charged again, for users drawn anew. A silo that is heard again is in the next session. The
+run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import PLAIN_SUM
+from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.coordinator_side import coordinate, draw_users
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coded_sums import CodedPost, codes, open_sums
@@ -113,7 +115,7 @@ class CoordinatorParty:
         self._ledger.require_extends(self._checkpoint.ledger)
         folder.mend_metrics(self._checkpoint)
         self._run, self._session = self._identify()
-        self._number = 0
+        self._number = self._attempts = 0
         self._hidden: HiddenSum | None = None
         self._post: CodedPost | None = None
         self._totals: Int64[np.ndarray, " users"] | None = None
@@ -316,9 +318,14 @@ class CoordinatorParty:
         repeats = self._hidden is None or self._hidden.repeats
         due = not charged or not repeats
         stopped = over_budget(prepared, number, len(self._ledger.entries) + due)
+        if stopped is None and not repeats and self._attempts == MOST_ATTEMPTS:
+            stopped = (
+                f"silos vanished in each of {MOST_ATTEMPTS} attempts at round {number}; resume when they stay"
+            )
         if stopped is not None:
             self.stop(stopped)
             return
+        self._attempts += 1
         self._began = time.perf_counter()
         if due:
             event = prepared.guarantee.of_round(prepared.guarantee.event, number)
@@ -411,10 +418,10 @@ class CoordinatorParty:
         row |= {"summed": summed, "seconds": seconds, "elapsed": self._checkpoint.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, row=row, ledger=self._ledger.head)
         self._folder.write_checkpoint(checkpoint)
-        self._checkpoint = checkpoint
+        self._checkpoint, self._attempts = checkpoint, 0
         self._folder.append("metrics.jsonl", row)
         self._observer.completed(row)
-        if self._absent.back:
+        if self._absent.back and number < prepared.experiment.rounds:
             self._begin_session()
         else:
             self._begin_round([])

@@ -9,7 +9,11 @@ the noise alone give what the statement says. Conditions and where they are enfo
 - A vector is in one sum alone. A silo draws noise anew whenever a round is asked for, and charges its users again
   (:attr:`RecoveredShare.repeats`, ``SiloParty._sum``); it reveals shares once an attempt (``RecoverableSilo``).
 - Two attempts have each their own users where users are sampled: the coordinator draws them anew.
-- The threshold is above half of the silos, so no two sets of silos open both masks of one silo (``check_threshold``).
+- The coordinator follows the protocol: it tells all silos the same. Nothing enforces that. One that tells every silo of
+  other shares and survivors can open a sum over fewer silos, down to one silo's vector with its share of the noise
+  (``test_a_server_that_tells_every_silo_something_else_opens_the_vector_of_one``).
+- The threshold is above half of the silos, so whatever they are told, no two sets of honest silos open both masks of
+  one silo (``check_threshold``): of a vector at most one sum is opened.
 """
 
 from __future__ import annotations

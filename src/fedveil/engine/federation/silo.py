@@ -24,7 +24,7 @@ import torch
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.coded_sums import CodedPost, codes, to_bytes
-from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.errors import Cause, RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenShare, check_next
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.membership import Membership
@@ -50,7 +50,7 @@ from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
 from fedveil.engine.federation.travel import check_own_client, check_travels, discloses_counts
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import FedveilError, RunFolderError
+from fedveil.errors import BudgetError, FedveilError, RunFolderError
 from fedveil.methods.guarantee import Guarantee
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event
@@ -162,7 +162,8 @@ class SiloParty:
             self._session = None
             return self._seal(letter, Refused(cause="storage", reason=str(error)))
         except FedveilError as error:
-            return self._seal(letter, Refused(cause="request", reason=str(error)))
+            cause: Cause = "budget" if isinstance(error, BudgetError) else "request"
+            return self._seal(letter, Refused(cause=cause, reason=str(error)))
         reply = self._seal(letter, *parts)
         if self._session is not None:
             self._session.exchange, self._session.request, self._session.reply = letter.number, digest, reply
@@ -264,16 +265,18 @@ class SiloParty:
             raise RefusalError("request", f"the experiment is no TOML document: {error}") from None
 
     def _check_budget(self, run: bytes, rounds: int, guarantee: Guarantee, event: Event) -> None:
-        """Refuse a run whose remaining rounds do not fit what the users have left."""
-        last = self._store.read(run)
-        done = 0 if last is None else last.round
+        """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.
+
+        Later each round must fit by itself: an attempt that was charged twice ends the run where the budget does, and
+        not when the next session begins.
+        """
         budget = self._policy.budget
-        if budget is None or rounds <= done:
+        if budget is None or any(entry.run == _run_name(run) for entry in self._ledger.entries):
             return
-        if self._ledger.would_exceed(guarantee.after(event, rounds, since=done), budget):
+        if self._ledger.would_exceed(guarantee.after(event, rounds), budget):
             raise RefusalError(
                 "budget",
-                f"{rounds - done} rounds would bring this silo's users above epsilon {budget.epsilon:g} at delta "
+                f"{rounds} rounds would bring this silo's users above epsilon {budget.epsilon:g} at delta "
                 f"{budget.delta:g} over all runs; fewer rounds, or more noise",
             )
 
@@ -328,8 +331,8 @@ class SiloParty:
                     f"round {task.round} was answered for another experiment or model, or other records of its users",
                 )
             return last
-        if task.round > prepared.experiment.rounds:
-            raise RefusalError("replay", f"the run has {prepared.experiment.rounds} rounds")
+        if not 1 <= task.round <= prepared.experiment.rounds:
+            raise RefusalError("replay", f"the run has rounds 1 to {prepared.experiment.rounds}")
         again = sum(entry.run == name and entry.round == task.round for entry in self._ledger.entries)
         self._ledger.charge(
             run=name,
