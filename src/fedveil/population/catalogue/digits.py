@@ -1,7 +1,6 @@
 """Handwritten digits, 8 x 8 pixels, which come with scikit-learn, so that a first run needs no network."""
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from fedveil.population.catalogue.data_set import DataSet, Request
 from fedveil.population.catalogue.files import DataFile, Store
@@ -13,6 +12,8 @@ BRIGHTEST = 16
 
 
 def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
+    from sklearn.datasets import load_digits  # here, for it is slow to load and no other command needs it
+
     pixels, digits = load_digits(return_X_y=True)
     features, labels = pixels.astype(np.uint8), digits.astype(np.int64)
     count = int(np.ceil(TEST_SHARE * len(labels)))

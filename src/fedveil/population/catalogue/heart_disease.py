@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from sklearn.model_selection import train_test_split
 
 from fedveil.population.catalogue.data_set import DataSet, Request
 from fedveil.population.catalogue.files import DataFile, Store
@@ -66,6 +65,8 @@ def _read(path: Path) -> tuple[Float64[np.ndarray, "n 13"], Int64[np.ndarray, "n
 
 def _split(labels: Int64[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray]:
     """Return FLamby's training and test rows of one hospital: scikit-learn's split, its published seed."""
+    from sklearn.model_selection import train_test_split  # here, for it is slow to load
+
     enough = np.bincount(labels, minlength=2).min() > 2
     train, test = train_test_split(
         np.arange(len(labels)),
