@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from fedveil.engine.experiment import merge, parse, parse_assignment
+from fedveil.engine.setup import Populations, prepare
 from fedveil.engine.study import Selection, load_study, preset_text, presets
 from fedveil.errors import ConfigError
+from fedveil.population.catalogue import catalogue
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -103,6 +105,23 @@ def test_every_preset_is_valid_at_both_scales(name: str) -> None:
     assert 0 < len(quick.experiments) <= len(full.experiments)
     assert max(e.rounds for e in quick.experiments) < max(e.rounds for e in full.experiments)
     assert full.title in preset_text(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_prepares_at_the_quick_scale(name: str, data_folder: Path) -> None:
+    overrides = ({"data": {"folder": str(data_folder)}},)
+    experiments = load_study(name, Selection(quick=True, overrides=overrides)).experiments
+    present = {entry.name for entry in catalogue(data_folder) if entry.present}
+    wanted = {experiment.data.name for experiment in experiments}
+    if not wanted <= present:
+        pytest.skip(f"files of {', '.join(map(str, wanted - present))} are not there")
+    populations = Populations()
+    for experiment in experiments:
+        prepared = prepare(experiment, populations)
+        assert len(prepared.population.train) > 0
+        budget = experiment.privacy.budget
+        assert budget is None or prepared.epsilon_after(experiment.rounds) <= budget
 
 
 def test_presets_cover_figures_4_to_9() -> None:
