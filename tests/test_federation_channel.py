@@ -15,10 +15,8 @@ from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.parts import Agreement, Joined, Part, Refused, Sealed, Task, Terms
 from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.silo import LEDGER
 from fedveil.engine.federation.store import AnswerStore
-from fedveil.engine.setup import prepare
 from fedveil.population.records import Population
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
@@ -291,8 +289,3 @@ def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
         multipliers = [event.noise_multiplier for event in events if isinstance(event, GaussianEvent)]
         assert multipliers == pytest.approx([multipliers[0] * 0.5**number for number in range(4)])
     world.close()
-    guarantee = prepare(experiment, Held(clients())).guarantee
-    last, rest = guarantee.of_round(guarantee.event, 4), guarantee.after(guarantee.event, 4, since=3)
-    assert isinstance(last, GaussianEvent)
-    assert isinstance(rest, GaussianEvent)
-    assert rest.noise_multiplier == pytest.approx(last.noise_multiplier)

@@ -42,7 +42,7 @@ def world_of(folder: Path, experiment: Experiment) -> World:
 
 
 def step(coordinator: CoordinatorParty) -> str:
-    """Which step of an attempt is awaited: IDLE (joining), KEYS, SHARES, VECTORS, REVEAL."""
+    """Which step of an attempt is awaited: IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
     hidden = coordinator._hidden
     assert isinstance(hidden, RecoveredSum)
     return hidden._server._step.name
@@ -144,18 +144,18 @@ def test_the_others_go_on_without_a_silo_that_never_comes_back(tmp_path: Path) -
     world.close()
 
 
-@pytest.mark.parametrize("at", ["IDLE", "KEYS", "SHARES", "VECTORS", "REVEAL"])
+@pytest.mark.parametrize("at", ["IDLE", "KEYS", "SHARES", "VECTORS", "SIGN", "REVEAL"])
 def test_a_silo_that_was_away_is_in_the_next_round(at: str, tmp_path: Path) -> None:
     world = world_of(tmp_path, recovering())
     number = 1 if at == "IDLE" else 2
     play(world, lambda *now: (1,) if now == (number, at) else ())
     later = at == "REVEAL"  # its vector was in, and the next round has begun when it is heard
-    assert summed(world) == [4 if turn == number + later else 5 for turn in range(1, 5)]
+    assert summed(world) == [4 if turn == number + later and at != "SIGN" else 5 for turn in range(1, 5)]
     assert paid(world) == [1, 2, 3, 4]
     world.close()
 
 
-@pytest.mark.parametrize("at", ["KEYS", "SHARES", "VECTORS", "REVEAL"])
+@pytest.mark.parametrize("at", ["KEYS", "SHARES", "VECTORS", "SIGN", "REVEAL"])
 def test_a_silo_that_was_restarted_costs_the_others_nothing(at: str, tmp_path: Path) -> None:
     world = world_of(tmp_path, recovering())
     coordinator = world.coordinator = world.coordinate()
@@ -163,7 +163,7 @@ def test_a_silo_that_was_restarted_costs_the_others_nothing(at: str, tmp_path: P
     restart(world, 4)
     while not coordinator.finished:
         exchange(world, coordinator)
-    assert summed(world) == [5, 5 if at == "REVEAL" else 4, 5, 5]
+    assert summed(world) == [5, 5 if at in ("SIGN", "REVEAL") else 4, 5, 5]
     assert paid(world) == charged(world, 0) == [1, 2, 3, 4]
     world.close()
 
@@ -222,7 +222,7 @@ def test_a_run_whose_last_round_is_over_asks_nobody_again(tmp_path: Path) -> Non
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 4, "VECTORS")
     restart(world, 1)
-    for _ in range(2):
+    for _ in range(3):
         exchange(world, coordinator)
     assert coordinator.finished
     assert summed(world) == [5, 5, 5, 4]

@@ -24,11 +24,13 @@ from fedveil.protection.messages import (
 )
 from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.recovery_messages import (
+    AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
     RelayedShares,
     RevealedShares,
     ShareBundle,
+    SignedSurvivors,
     Survivors,
 )
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
@@ -64,6 +66,8 @@ EXAMPLES = [
     ShareBundle(shares=((0, b"abc"), (2, b""))),
     RelayedShares(shares=((1, b"abc"),)),
     Survivors(silos=(0, 2)),
+    SignedSurvivors(signature=bytes(64)),
+    AgreedSurvivors(signatures=((0, bytes(64)), (2, bytes(64)))),
     RevealedShares(shares=((0, bytes(33)), (1, bytes(33)))),
     WeightingKey(key=b"key"),
     SealedSeed(sealed=b"sealed"),
@@ -112,7 +116,7 @@ def test_the_bytes_of_version_1_stay():
     content = b"".join(envelope(example) for example in EXAMPLES)
     assert (
         hashlib.sha256(content).hexdigest()
-        == "61abf6776cc89f1d5989a53ff9da4770974ae6a6e9520006ba2eebc33b82d8b3"
+        == "76095983d8c81a17cdf50dcaf33cf4359cf6385ee7ae9d07c15ce9f1a2063dd7"
     )
 
 

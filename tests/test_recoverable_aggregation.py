@@ -28,6 +28,7 @@ from fedveil.protection.recoverable_aggregation import (
     check_threshold,
 )
 from fedveil.protection.recovery_messages import (
+    AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
     RelayedShares,
@@ -81,14 +82,19 @@ class Run:
             self.silos[recipient].receive(data)
         return [recipient for recipient, _ in messages]
 
-    def finish(self, units, vanished=(), silent=()):
+    def to_signatures(self, units, vanished=()):
+        """Send the vectors; return them, and the messages that ask for signatures."""
         members = [silo.index for silo in self.silos if silo.awaits_input]
         vectors = {silo: self.silos[silo].contribute(units[silo]) for silo in members}
         replies = []
         for silo in members:
             if silo not in vanished:
                 replies = self.give(silo, vectors[silo])
-        messages = replies or self.server.proceed()
+        return vectors, replies or self.server.proceed()
+
+    def finish(self, units, vanished=(), unsigned=(), silent=()):
+        vectors, messages = self.to_signatures(units, vanished)
+        messages, _ = self.step(messages, unsigned)
         self.said = {recipient: self.silos[recipient].receive(data)[0] for recipient, data in messages}
         for silo, reply in self.said.items():
             if silo not in silent:
@@ -116,11 +122,13 @@ def test_the_sum_over_the_survivors_is_exact(silos, seed, data):
     np.testing.assert_array_equal(run.server.result(), sum(units[s] for s in alive))
 
 
-def test_a_silo_may_vanish_after_its_vector_too():
+@pytest.mark.parametrize("gone", [{"unsigned": (2,)}, {"silent": (2,)}])
+def test_a_silo_may_vanish_after_its_vector_too(gone):
     run = Run()
     run.to_vectors()
     units = {s: np.full(6, s + 1) for s in range(4)}
-    run.finish(units, silent=(2,))
+    run.finish(units, **gone)
+    assert run.server.survivors == (0, 1, 2, 3)
     np.testing.assert_array_equal(run.server.result(), 10)
 
 
@@ -138,6 +146,16 @@ def test_too_few_survivors_end_the_attempt_and_reveal_nothing():
     run.to_vectors(attempt=1, cohort=(0, 1, 3))
     run.finish({s: np.full(6, 5) for s in range(4)})
     np.testing.assert_array_equal(run.server.result(), 15)
+
+
+def test_an_attempt_counts_as_released_once_shares_are_asked_for():
+    run = Run()
+    run.to_vectors()
+    _, messages = run.to_signatures({s: np.zeros(6, dtype=np.int64) for s in range(4)})
+    assert not run.server.may_have_released
+    run.step(messages, (3,))
+    assert run.server.may_have_released
+    assert run.server.missing == (0, 1, 2)
 
 
 def opened_by_the_server(run, received, late, gone):
@@ -235,7 +253,7 @@ def test_wrong_revealed_shares_are_noticed():
     for silo in (0, 1, 2):
         run.server.receive(silo, run.silos[silo].contribute(np.zeros(6, dtype=np.int64)))
     answers = []
-    for recipient, data in run.server.proceed():
+    for recipient, data in run.step(run.server.proceed())[0]:
         envelope = Envelope.decode(run.silos[recipient].receive(data)[0])
         altered = tuple((s, share[:-1] + bytes([share[-1] ^ 1])) for s, share in envelope.message.shares)
         bad = dataclasses.replace(envelope, message=RevealedShares(shares=altered))
@@ -293,33 +311,100 @@ def test_thresholds_lie_above_half(threshold, silos):
     check_threshold(3, 4)
 
 
-def test_a_server_that_tells_every_silo_something_else_opens_the_vector_of_one():
-    """Why the claim is for a server that follows the protocol: no silo hears what the others were told."""
-    run = Run(silos=5, threshold=3)
-    moment = Moment(run=run.plan.run, round=1, attempt=0)
+class Liar:
+    """A server that tells every silo of five what it likes: other shares, other survivors, other signatures."""
 
-    def told(silo, message):
-        envelope = Envelope(moment=moment, sender=SERVER, recipient=silo, message=message)
-        return [Envelope.decode(reply).message for reply in run.silos[silo].receive(envelope.encode())]
+    def __init__(self):
+        self.run = Run(silos=5, threshold=3)
+        self.moment = Moment(run=self.run.plan.run, round=1, attempt=0)
+        self.announced = self.run.server.begin(self.moment, (0, 1, 2, 3, 4))
 
-    messages, _ = run.step(run.server.begin(moment, (0, 1, 2, 3, 4)))
-    masked = dict(Envelope.decode(messages[0][1]).message.keys)[0].mask.public
-    for silo, data in run.step(messages)[0]:
-        shares = Envelope.decode(data).message.shares
-        told(
-            silo, RelayedShares(shares=shares[:2] if silo == 0 else shares)
-        )  # silo 0 has masks with 1 and 2 alone
-    vectors = [run.silos[silo].contribute(np.arange(6) + silo) for silo in range(5)]
-    named = {0: (0, 1, 2), 1: (0, 1, 3), 2: (0, 2, 3), 3: (0, 3, 4), 4: (0, 3, 4)}
-    given = {silo: dict(told(silo, Survivors(silos=alive))[0].shares) for silo, alive in named.items()}
+    def told(self, silo, message):
+        envelope = Envelope(moment=self.moment, sender=SERVER, recipient=silo, message=message)
+        return [Envelope.decode(reply).message for reply in self.run.silos[silo].receive(envelope.encode())]
 
-    def rebuilt(silo, holders):
-        return combine([Share(point=s + 1, value=given[s][silo]) for s in holders], threshold=3)
+    def to_vectors(self, relayed=lambda silo, shares: shares):
+        """Play to the vectors; every silo gets the sealed shares that ``relayed`` leaves of them."""
+        messages, _ = self.run.step(self.announced)
+        for silo, data in self.run.step(messages)[0]:
+            self.told(silo, RelayedShares(shares=relayed(silo, Envelope.decode(data).message.shares)))
+        return [self.run.silos[silo].contribute(np.arange(6) + silo) for silo in range(5)]
 
-    masks = [(rebuilt(0, (0, 1, 2)), False)]
-    for peer, holders in ((1, (2, 3, 4)), (2, (1, 3, 4))):
-        key = AgreementKey.from_bytes(rebuilt(peer, holders))
-        masks.append((key.agree(masked).derive(MASK_PURPOSE, moment), False))
-    words = Envelope.decode(vectors[0]).message.words.copy()
-    apply_masks_(words, masks)
-    np.testing.assert_array_equal(run.plan.decode(words), np.arange(6))
+    def signatures(self, named):
+        """Name survivors to each silo; return the signatures of those that sign."""
+        given = {}
+        for silo, alive in named.items():
+            with contextlib.suppress(ProtocolError):
+                given[silo] = self.told(silo, Survivors(silos=alive))[0].signature
+        return given
+
+
+LIES = {0: (0, 1, 2), 1: (0, 1, 3), 2: (0, 2, 3), 3: (0, 3, 4), 4: (0, 3, 4)}
+"""With silo 0 masked with 1 and 2 alone, shares for these lists would open its vector."""
+
+
+@pytest.mark.parametrize("relayed", ["of the same list", "of the list's silos", "of all"])
+def test_a_server_that_names_other_survivors_to_every_silo_gets_no_share(relayed):
+    liar = Liar()
+    liar.to_vectors(lambda silo, shares: shares[:2] if silo == 0 else shares)
+    signed = liar.signatures(LIES)
+    assert set(signed) == {0, 1, 2, 3, 4}
+    for silo, alive in LIES.items():
+        signatures = {
+            "of the same list": {other: signed[other] for other in alive if LIES[other] == alive},
+            "of the list's silos": {other: signed[other] for other in alive},
+            "of all": signed,
+        }[relayed]
+        with pytest.raises(ProtocolError, match=r"3 are needed|other survivors|not in"):
+            liar.told(silo, AgreedSurvivors(signatures=tuple(signatures.items())))
+
+
+def test_a_server_that_hides_shares_from_one_silo_gets_no_share_for_a_list_it_is_not_masked_with():
+    liar = Liar()
+    liar.to_vectors(lambda silo, shares: shares[2:] if silo == 0 else shares)  # silo 0: masks with 3 and 4
+    signed = liar.signatures(dict.fromkeys(range(5), (0, 1, 2)))
+    assert set(signed) == {1, 2}  # silo 0 holds no shares of 1 and 2; 3 and 4 are not among the survivors
+    with pytest.raises(ProtocolError, match="2 silos were told of these survivors; 3 are needed"):
+        liar.told(1, AgreedSurvivors(signatures=tuple(signed.items())))
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_all_shares_of_an_attempt_are_given_for_one_list(data):
+    liar = Liar()
+    liar.to_vectors()
+    every = [alive for size in (3, 4, 5) for alive in itertools.combinations(range(5), size)]
+    few = data.draw(st.lists(st.sampled_from(every), min_size=2, max_size=2))
+    named = {silo: data.draw(st.sampled_from(few)) for silo in range(5)}
+    signed = liar.signatures(named)
+    opened = set()
+    for silo in signed:
+        same = tuple((other, signed[other]) for other in signed if named[other] == named[silo])
+        with contextlib.suppress(ProtocolError):
+            liar.told(silo, AgreedSurvivors(signatures=same))
+            opened.add(named[silo])
+    assert len(opened) <= 1
+
+
+def test_a_signature_is_of_one_silo_and_one_attempt():
+    run = Run()
+    run.to_vectors()
+    units = {s: np.zeros(6, dtype=np.int64) for s in range(4)}
+    _, messages = run.to_signatures(units)
+    _, before = run.step(messages)
+    run.to_vectors(attempt=1)
+    _, messages = run.to_signatures(units)
+    _, said = run.step(messages)
+    signed = {silo: Envelope.decode(reply).message.signature for silo, reply in said.items()}
+    old = {silo: Envelope.decode(reply).message.signature for silo, reply in before.items()}
+    for silo, bad in enumerate((signed[1], old[2])):
+        agreed = AgreedSurvivors(signatures=((0, signed[0]), (1, signed[1]), (2, bad)))
+        told = Envelope(moment=run.server._moment, sender=SERVER, recipient=silo, message=agreed)
+        with pytest.raises(ProtocolError, match="silo 2: was told of other survivors"):
+            run.silos[silo].receive(told.encode())
+
+
+def test_silos_that_pool_what_they_know_need_a_higher_threshold():
+    check_threshold(4, 5, 2)
+    with pytest.raises(ProtocolError, match="2 of which may pool"):
+        check_threshold(3, 5, 2)

@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -19,6 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedveil.crypto.errors import CryptoError
+
+SIGNATURE_BYTES: Final = 64
+"""Length of a signature."""
 
 
 @dataclass(frozen=True)

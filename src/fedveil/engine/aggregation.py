@@ -89,13 +89,15 @@ class MaskedRange:
         weight = 1.0 / n_silos if method.weights is Weights.UNIFORM else 1.0
         largest = contributions * weight * bound.norm + NOISE_REACH * channel.share_std(n_silos)
         grid = channel.message_grid(bound.grid, n_silos)
-        recovers = method.protection.on_missing == "recover"
+        threshold = n_silos - channel.missing_silos if method.protection.on_missing == "recover" else None
+        if threshold is not None:
+            check_threshold(threshold, n_silos, channel.colluding_silos)
         return cls(
             silos=n_silos,
             length=length,
             grid=grid,
             limit=math.ceil(largest / grid),
-            threshold=n_silos - channel.missing_silos if recovers else None,
+            threshold=threshold,
         )
 
 

@@ -23,6 +23,7 @@ from fedveil.protection.errors import ProtocolError
 _LOOK_SECONDS: Final = 0.1
 _LOOK_PAUSE: Final = 4.0  # times what a look took: with many silos the SuperLink has other things to do
 _NODES_SECONDS: Final = 2.0
+_LONGEST_WAIT: Final = 3600.0
 _log = logging.getLogger("fedveil.coordinator")
 
 
@@ -33,7 +34,7 @@ class _UnderWay:
     Attributes:
         silo: to whom.
         keys: Flower's numbers of the messages that carry it; an answer to any will do.
-        again: when it is sent again; the intervals double, because training may simply take long.
+        again: when it is sent again; the intervals double, because training may simply take long, up to an hour.
         wait: seconds between the last two sendings.
     """
 
@@ -55,6 +56,7 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
     """
     settings, silos = home.settings, home.membership.silos
     keys = {node_key_pem(home / "nodes" / f"{name}.pub"): number for number, name in enumerate(silos)}
+    enough = min(settings.go_on_after, settings.patience)
     under_way: dict[bytes, _UnderWay] = {}
     nodes: dict[int, int] = {}
     heard, look_again = time.monotonic(), 0.0
@@ -70,9 +72,9 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
         took = time.monotonic() - looked
         if _hand_over(replies, party, under_way):
             heard = time.monotonic()
-        elif silence > settings.go_on_after and (left := party.go_on()):
+        elif silence > enough and (left := party.go_on()):
             heard = time.monotonic()
-            _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), settings.go_on_after)
+            _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), enough)
         elif silence > settings.patience:
             missing = ", ".join(silos[silo] for silo, _ in party.letters())
             party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
@@ -117,7 +119,7 @@ def _push(
             continue
         sent = under_way.get(letter) or _UnderWay(silo=silo, keys=set(), again=0.0, wait=resend_after / 2)
         sent.keys.add(key)
-        sent.wait *= 2
+        sent.wait = min(2 * sent.wait, max(_LONGEST_WAIT, resend_after))
         sent.again = now + sent.wait
         under_way[letter] = sent
 

@@ -43,7 +43,7 @@ class CoordinatorSettings(_Settings):
         port: the one port that silos must be able to reach.
         resend_after: seconds without an answer after which a letter is sent again.
         go_on_after: seconds without any answer after which a round goes on without the silos that are silent, where
-            the experiment recovers (``protection.on_missing = "recover"``).
+            the experiment recovers (``protection.on_missing = "recover"``); at the latest when patience is out.
         patience: seconds without any answer after which a run ends with the model it has.
     """
 

@@ -80,18 +80,12 @@ class Guarantee:
         assert isinstance(event, GaussianEvent), "Method lets Gaussian noise alone fall"
         return GaussianEvent(noise_multiplier=event.noise_multiplier * self.noise_decay ** (number - 1))
 
-    def after(self, event: Event, rounds: int, since: int = 0) -> Event:
-        """Return what rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2).
-
-        Args:
-            event: of the first round.
-            rounds: up to this one.
-            since: after this one.
-        """
+    def after(self, event: Event, rounds: int) -> Event:
+        """Return what so many rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2)."""
         if self.noise_decay == 1 or isinstance(event, NoGuarantee):
-            return SelfComposedEvent(event=event, count=rounds - since)
+            return SelfComposedEvent(event=event, count=rounds)
         assert isinstance(event, GaussianEvent), "Method lets Gaussian noise alone fall"
-        precision = sum(self.noise_decay ** (-2 * t) for t in range(since, rounds))
+        precision = sum(self.noise_decay ** (-2 * t) for t in range(rounds))
         return GaussianEvent(noise_multiplier=event.noise_multiplier / precision**0.5)
 
     def grid_loss_after(self, rounds: int, dimension: int) -> float:

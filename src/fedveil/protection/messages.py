@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import UInt32, UInt64
 
 from fedveil.crypto.agreement import KEY_BYTES, RUN_BYTES, Moment, SignedKey
+from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import Body, Layout, fixed, many, number, pair, sent_as
 from fedveil.protection.wire import Reader, Writer
@@ -30,7 +31,6 @@ LARGEST_SILOS: Final = 1000
 _MAGIC: Final = b"FV"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct(f">2sBB{RUN_BYTES}sIHHHQ")
-SIGNATURE_BYTES: Final = 64
 
 
 class Message(Body):

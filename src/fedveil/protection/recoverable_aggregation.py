@@ -2,11 +2,20 @@
 
 For every attempt each silo makes two fresh agreement keys, one for its masks and one for sealing, and a fresh seed of
 its own mask. It gives each other silo one Shamir share of the seed and of the mask key, sealed under the sealing keys
-of the two. When the vectors are in, a silo answers with one share per silo: of the seed if that silo survived, of the
-mask key if it vanished, never both. From ``threshold`` answers the server rebuilds what it has to take off.
+of the two. When the vectors are in, each silo signs the one list of survivors that it is told of. With ``threshold``
+signatures over that list it answers with one share per silo: of the seed if that silo survived, of the mask key if
+it vanished, never both. From ``threshold`` answers the server rebuilds what it has to take off.
 
     start -> fresh signed keys -> directory -> sealed shares -> relayed shares -> masked vectors ->
-    survivors -> shares
+    survivors -> signatures -> all signatures -> shares
+
+Claim: whatever the server says to whom, of an attempt it opens the sum over one list of at least ``threshold`` silos,
+or nothing; silos follow the protocol. With c silos that do not, 2 threshold > |S| + c is needed (``check_threshold``).
+Why: two lists that both have ``threshold`` signatures share an honest silo, which signs once. So all shares are given
+for one list L, and of each silo only one kind. Every silo that gives shares holds shares of all of L, so it is masked
+with all of L, and a smaller sum that has its vector stays masked. A vector of the others, at most |L| - threshold, is
+masked with at least threshold - 1 silos; masks come off with those others and with the |S| - |L| that vanished, which
+are fewer. (Bonawitz et al. 2017 sign the list too, against a server that does not follow the protocol.)
 
 The server relays all sealed shares, so the private half of a sealing key is never shared: with one key for both uses it
 could open the shares of a vanished silo's seed with the key that it rebuilds (Bonawitz et al. 2017, c_u and s_u).
@@ -35,11 +44,13 @@ from fedveil.protection.messages import SERVER, Envelope, MaskedVector, Message,
 from fedveil.protection.parties import Party
 from fedveil.protection.peers import Peers, Roster, check_cohort
 from fedveil.protection.recovery_messages import (
+    AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
     RelayedShares,
     RevealedShares,
     ShareBundle,
+    SignedSurvivors,
     Survivors,
 )
 from fedveil.protection.secure_aggregation import MASK_PURPOSE, AggregationPlan
@@ -47,6 +58,7 @@ from fedveil.protection.secure_aggregation import MASK_PURPOSE, AggregationPlan
 KEY_PURPOSE = "recoverable aggregation: mask key"
 SEAL_PURPOSE = "recoverable aggregation: sealing key"
 SHARE_PURPOSE = "recoverable aggregation: shares"
+SIGN_PURPOSE = "recoverable aggregation: survivors"
 
 
 class _Step(Enum):
@@ -54,20 +66,28 @@ class _Step(Enum):
     KEYS = auto()
     SHARES = auto()
     VECTORS = auto()
+    SIGN = auto()
     REVEAL = auto()
     DONE = auto()
 
 
-def check_threshold(threshold: int, silos: int) -> None:
-    """Return if more than half of the silos are needed: then no two disjoint groups can both open something.
+def check_threshold(threshold: int, silos: int, colluding: int = 0) -> None:
+    """Return if any two groups of so many silos have one in common that does not pool what it knows.
 
     Raises:
         ProtocolError: the threshold is too low or above the number of silos.
     """
-    if not silos // 2 < threshold <= silos:
+    if not silos + colluding < 2 * threshold <= 2 * silos:
+        besides = f", {colluding} of which may pool what they know" if colluding else ""
         raise ProtocolError(
-            f"threshold {threshold} of {silos} silos; it must lie above half and at most at all of them"
+            f"threshold {threshold} of {silos} silos{besides}; it must lie above half of {silos + colluding} and at "
+            "most at all silos"
         )
+
+
+def _list_of(moment: Moment, survivors: tuple[int, ...]) -> bytes:
+    """Return what silos sign of a list of survivors."""
+    return SIGN_PURPOSE.encode() + moment.encode() + Survivors(silos=survivors).encode()
 
 
 class RecoverableSilo(Party):
@@ -94,6 +114,7 @@ class RecoverableSilo(Party):
         self._seed = b""
         self._own: tuple[bytes, bytes] = (b"", b"")
         self._held: dict[int, tuple[bytes, bytes]] = {}
+        self._survivors: tuple[int, ...] = ()
 
     @property
     def begun(self) -> bool:
@@ -118,7 +139,8 @@ class RecoverableSilo(Party):
         awaited: dict[_Step, type[Message]] = {
             _Step.KEYS: RecoveryDirectory,
             _Step.SHARES: RelayedShares,
-            _Step.REVEAL: Survivors,
+            _Step.SIGN: Survivors,
+            _Step.REVEAL: AgreedSurvivors,
         }
         if self._step not in awaited:
             raise ProtocolError("the server sent a message when none was awaited")
@@ -127,7 +149,9 @@ class RecoverableSilo(Party):
             return self._share(content)
         if isinstance(content, RelayedShares):
             return self._hold(content)
-        assert isinstance(content, Survivors)
+        if isinstance(content, Survivors):
+            return self._sign(content)
+        assert isinstance(content, AgreedSurvivors)
         return self._reveal(content)
 
     def contribute(self, units: Int64[np.ndarray, " d"]) -> bytes:
@@ -137,7 +161,7 @@ class RecoverableSilo(Party):
         words = self._plan.encode(units, self.index)
         pairwise = self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._moment)
         apply_masks_(words, [(self._seed, True), *pairwise])
-        self._step = _Step.REVEAL
+        self._step = _Step.SIGN
         return self._envelope(MaskedVector(words=words))
 
     def _new_peers(self) -> None:
@@ -196,13 +220,30 @@ class RecoverableSilo(Party):
         self._held, self._step = held, _Step.VECTORS
         return []
 
-    def _reveal(self, survivors: Survivors) -> list[bytes]:
+    def _sign(self, survivors: Survivors) -> list[bytes]:
         alive = set(survivors.silos)
         if not alive <= set(self._held) or self.index not in alive or len(alive) < self._threshold:
             raise ProtocolError(
                 f"the server names {len(alive)} survivors; at least {self._threshold} of the silos that "
                 "shared, this one among them, are needed"
             )
+        self._survivors, self._step = survivors.silos, _Step.REVEAL
+        signature = self._identity.sign(_list_of(self._moment, self._survivors))
+        return [self._envelope(SignedSurvivors(signature=signature))]
+
+    def _reveal(self, agreed: AgreedSurvivors) -> list[bytes]:
+        for silo, signature in agreed.signatures:
+            if silo not in self._survivors:
+                raise ProtocolError("signs a list of survivors that it is not in", silo=silo)
+            try:
+                self._roster[silo].verify(_list_of(self._moment, self._survivors), signature)
+            except CryptoError as error:
+                raise ProtocolError(f"was told of other survivors: {error}", silo=silo) from error
+        if len(agreed.signatures) < self._threshold:
+            raise ProtocolError(
+                f"{len(agreed.signatures)} silos were told of these survivors; {self._threshold} are needed"
+            )
+        alive = self._survivors
         shares = tuple((silo, self._held[silo][0 if silo in alive else 1]) for silo in sorted(self._held))
         self._step, self._held = _Step.DONE, {}
         return [self._envelope(RevealedShares(shares=shares))]
@@ -225,6 +266,7 @@ class RecoverableServer(Party):
         self._plan, self._threshold = plan, threshold
         self._step = _Step.IDLE
         self._cohort: tuple[int, ...] = ()
+        self._asked: tuple[int, ...] = ()
         self._arrived: dict[int, Message] = {}
         self._keys: dict[int, bytes] = {}
         self._sharers: tuple[int, ...] = ()
@@ -235,7 +277,7 @@ class RecoverableServer(Party):
         """Silos whose message for the present step has not arrived."""
         if self._step is _Step.DONE:
             return ()
-        return tuple(silo for silo in self._cohort if silo not in self._arrived)
+        return tuple(silo for silo in self._asked if silo not in self._arrived)
 
     @property
     def enough(self) -> bool:
@@ -263,7 +305,7 @@ class RecoverableServer(Party):
         if moment.run != self._plan.run:
             raise ProtocolError("a round of another run cannot be played")
         self._inbox.open(moment)
-        self._moment, self._cohort, self._step = moment, cohort, _Step.KEYS
+        self._moment, self._cohort, self._asked, self._step = moment, cohort, cohort, _Step.KEYS
         self._arrived, self._keys = {}, {}
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
         return self._to_each(self._cohort, RoundStart(cohort=cohort))
@@ -280,9 +322,10 @@ class RecoverableServer(Party):
                 _Step.KEYS: RecoveryKeys,
                 _Step.SHARES: ShareBundle,
                 _Step.VECTORS: MaskedVector,
+                _Step.SIGN: SignedSurvivors,
                 _Step.REVEAL: RevealedShares,
             }
-            if envelope.sender != sender or sender not in self._cohort or self._step not in awaited:
+            if envelope.sender != sender or sender not in self._asked or self._step not in awaited:
                 raise ProtocolError("sent a message as somebody else, too late, or when none was awaited")
             self._inbox.accept(envelope, awaited[self._step])
             self._check(envelope.message)
@@ -299,8 +342,9 @@ class RecoverableServer(Party):
         """
         self._check_enough(len(self._arrived))
         answers, self._arrived = self._arrived, {}
-        if self._step is not _Step.REVEAL:
-            self._cohort = tuple(sorted(answers))
+        self._asked = tuple(sorted(answers))
+        if self._step not in (_Step.SIGN, _Step.REVEAL):
+            self._cohort = self._asked
         if self._step is _Step.KEYS:
             self._step = _Step.SHARES
             keys = [(silo, m) for silo, m in sorted(answers.items()) if isinstance(m, RecoveryKeys)]
@@ -312,11 +356,15 @@ class RecoverableServer(Party):
                 {silo: dict(m.shares) for silo, m in answers.items() if isinstance(m, ShareBundle)}
             )
         if self._step is _Step.VECTORS:
-            self._step = _Step.REVEAL
+            self._step = _Step.SIGN
             for content in answers.values():
                 if isinstance(content, MaskedVector):
                     self._sum += content.words
             return self._to_each(self._cohort, Survivors(silos=self._cohort))
+        if self._step is _Step.SIGN:
+            self._step = _Step.REVEAL
+            signed = [(s, m.signature) for s, m in sorted(answers.items()) if isinstance(m, SignedSurvivors)]
+            return self._to_each(self._asked, AgreedSurvivors(signatures=tuple(signed)))
         self._step = _Step.DONE
         self._unmask({s: dict(m.shares) for s, m in answers.items() if isinstance(m, RevealedShares)})
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedveil.crypto.agreement import SignedKey
+from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.crypto.shamir import SHARE_BYTES
 from fedveil.protection.fields import BLOCK, body, fixed, sent_as
 from fedveil.protection.messages import SIGNED_KEY, SILOS, Message, by_silo, message
@@ -42,6 +43,20 @@ class Survivors(Message):
     """The silos whose masked vectors arrived."""
 
     silos: tuple[int, ...] = sent_as(SILOS)
+
+
+@message(13, "a signature over the survivors")
+class SignedSurvivors(Message):
+    """A silo's signature over the one list of survivors that it was told of in an attempt."""
+
+    signature: bytes = sent_as(fixed(SIGNATURE_BYTES))
+
+
+@message(14, "the silos' signatures over the survivors")
+class AgreedSurvivors(Message):
+    """Who of the survivors was told the same list."""
+
+    signatures: tuple[tuple[int, bytes], ...] = sent_as(by_silo(fixed(SIGNATURE_BYTES)))
 
 
 @message(10, "one share per silo")

@@ -16,7 +16,7 @@ from typing import Final
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import IdentityKey, PublicIdentity
+from fedveil.crypto.keys import SIGNATURE_BYTES, IdentityKey, PublicIdentity
 from fedveil.engine.federation.parts import PARTS, Part
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
@@ -25,7 +25,6 @@ from fedveil.protection.wire import Reader, Writer
 _MAGIC: Final = b"FVL"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}sIIHHH")
-_SIGNATURE_BYTES: Final = 64
 _SIGNED_AS: Final = b"fedveil/1/letter"
 
 
@@ -98,9 +97,9 @@ class Letter:
         silo = None if sender == SERVER else sender
         if len(data) > largest:
             raise ProtocolError(f"a letter of {len(data)} bytes is above the limit of {largest}", silo=silo)
-        if len(data) < _HEADER.size + _SIGNATURE_BYTES:
-            raise ProtocolError(f"a letter has at least {_HEADER.size + _SIGNATURE_BYTES} bytes", silo=silo)
-        content, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
+        if len(data) < _HEADER.size + SIGNATURE_BYTES:
+            raise ProtocolError(f"a letter has at least {_HEADER.size + SIGNATURE_BYTES} bytes", silo=silo)
+        content, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
         magic, version, run, session, number, said, to, count = _HEADER.unpack_from(content)
         if magic != _MAGIC or version != _VERSION:
             raise ProtocolError(f"not a letter of version {_VERSION}", silo=silo)

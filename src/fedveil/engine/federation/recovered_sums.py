@@ -1,7 +1,7 @@
 """Secure aggregation that goes on without silos that vanish, as silo and coordinator of a federation use it.
 
     round:  start, task -> fresh signed keys -> directory -> sealed shares -> relayed shares -> masked vectors ->
-            survivors -> shares
+            survivors -> signatures -> all signatures -> shares
 
 Claim: of every attempt at a round the coordinator learns one sum, over at least ``threshold`` silos, whose shares of
 the noise alone give what the statement says. Conditions and where they are enforced:
@@ -9,11 +9,8 @@ the noise alone give what the statement says. Conditions and where they are enfo
 - A vector is in one sum alone. A silo draws noise anew whenever a round is asked for, and charges its users again
   (:attr:`RecoveredShare.repeats`, ``SiloParty._sum``); it reveals shares once an attempt (``RecoverableSilo``).
 - Two attempts have each their own users where users are sampled: the coordinator draws them anew.
-- The coordinator follows the protocol: it tells all silos the same. Nothing enforces that. One that tells every silo of
-  other shares and survivors can open a sum over fewer silos, down to one silo's vector with its share of the noise
-  (``test_a_server_that_tells_every_silo_something_else_opens_the_vector_of_one``).
-- The threshold is above half of the silos, so whatever they are told, no two sets of honest silos open both masks of
-  one silo (``check_threshold``): of a vector at most one sum is opened.
+- Whatever the coordinator says to whom, an attempt opens the sum over one list of survivors or nothing: silos sign the
+  list, and the threshold is above half (``fedveil.protection.recoverable_aggregation``, ``check_threshold``).
 """
 
 from __future__ import annotations
