@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.cli import app, main
+from fedveil.cli import COMMANDS, app, main
 from fedveil.engine import setup
 
 EXPERIMENT = """
@@ -273,11 +273,37 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(
 
 def test_commands_start_without_libraries_that_few_of_them_need(tmp_path: Path) -> None:
     slow = "{'sklearn', 'flwr', 'tenseal', 'opacus'}"
-    code = f"import sys, fedveil.cli; print(sorted({slow} & set(sys.modules)))"
+    code = f"import sys, fedveil.commands.training; print(sorted({slow} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_help_waits_for_no_library(tmp_path: Path) -> None:
+    slow = "{'torch', 'scipy', 'numpy', 'dp_accounting', 'pyarrow', 'plotly', 'pydantic'}"
+    code = (
+        "import sys; from fedveil import cli; from typer.testing import CliRunner; "
+        "shown = CliRunner().invoke(cli.app, ['--help']).output; "
+        f"print(all(name in shown for name in cli.COMMANDS), sorted({slow} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.strip() == "True []"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_of_a_command_what_the_command_says_of_itself(name: str) -> None:
+    said = (COMMANDS[name].load(name).help or "").split("\n\n")[0]
+    assert " ".join(said.split()) == COMMANDS[name].summary
+
+
+def test_an_unknown_command_is_named_with_its_neighbour() -> None:
+    result = CliRunner().invoke(app, ["chek"])
+    assert result.exit_code == 2
+    assert "'chek'" in result.output
+    assert "'check'" in result.output
 
 
 def test_the_installed_command_answers(tmp_path: Path) -> None:

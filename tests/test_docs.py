@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Union, get_args, get_origin
 
 import pytest
-import typer
 from pydantic import BaseModel
 
-from fedveil.cli import app
+from fedveil import cli
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.study import presets
 from fedveil.local.losses import LOSSES
@@ -25,7 +24,7 @@ from fedveil.population.schema import Schema
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-TOP = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+TOP: dict[str, Any] = {name: one.load(name) for name, one in cli.COMMANDS.items()}
 GROUPS = {name: dict(one.commands) for name, one in TOP.items() if hasattr(one, "commands")}
 COMMANDS = {name: one for name, one in TOP.items() if name not in GROUPS} | {
     f"{group} {name}": one for group, inner in GROUPS.items() for name, one in inner.items()

@@ -1,10 +1,11 @@
-"""A live coordinator's app, killed in the middle of a run under Flower, and the run that goes on after it."""
+"""A live coordinator, killed in the middle of a run under Flower: its app, or all of it; and the run that goes on."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,8 +29,8 @@ SECONDS = 600.0
 """For each step; a busy machine takes a minute for a round."""
 
 
-def serverapps(root: int) -> list[int]:
-    """The processes below one that play a ServerApp."""
+def tree(root: int) -> dict[int, bytes]:
+    """A process and all below it, with their command lines."""
     parents: dict[int, int] = {}
     lines: dict[int, bytes] = {}
     for entry in Path("/proc").iterdir():
@@ -42,14 +43,17 @@ def serverapps(root: int) -> list[int]:
             continue
         parents[int(entry.name)] = int(stat[stat.rindex(")") + 1 :].split()[1])
 
-    def below(process: int) -> bool:
-        while process in parents:
+    def within(process: int) -> bool:
+        while process != root and process in parents:
             process = parents[process]
-            if process == root:
-                return True
-        return False
+        return process == root
 
-    return [process for process, line in lines.items() if b"flwr-serverapp" in line and below(process)]
+    return {process: line for process, line in lines.items() if within(process)}
+
+
+def listens(home: CoordinatorFolder) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex((home.settings.host, home.settings.port)) == 0
 
 
 def rounds(run: Path) -> list[int]:
@@ -106,7 +110,7 @@ def test_a_run_whose_app_is_killed_goes_on_to_the_same_model(play: Play, tmp_pat
     run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     submit(home, run.path)
     wait_until(lambda: 1 in rounds(run.path), play.link)
-    killed = serverapps(play.link.pid)
+    killed = [process for process, line in tree(play.link.pid).items() if b"flwr-serverapp" in line]
     assert killed
     for process in killed:
         os.kill(process, signal.SIGKILL)
@@ -114,6 +118,44 @@ def test_a_run_whose_app_is_killed_goes_on_to_the_same_model(play: Play, tmp_pat
     assert not (run / END).exists()
     submit(home, run.path)
     wait_until((run / END).exists, play.link)
+    complete(run, made, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_whose_superlink_is_killed_goes_on_to_the_same_model(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    hospitals = {"north": 60, "south": 50}
+    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
+    seeded(made)
+    home = CoordinatorFolder(made.founded.coordinator)
+    run = home / "runs" / "demonstration"
+    serve, submitting = [*FEDVEIL, "coordinator", str(home.path)], [*FEDVEIL, "federation", "run"]
+    processes = [subprocess.Popen(serve)]
+    try:
+        wait_until(lambda: listens(home), processes[0])
+        time.sleep(10)  # its nodes are registered
+        processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in made.founded.silos]
+        processes.append(subprocess.Popen([*submitting, str(made.experiment), "--home", str(home.path)]))
+        wait_until(lambda: 1 in rounds(run), processes[0])
+        for process in tree(processes[0].pid):
+            os.kill(process, signal.SIGKILL)
+        processes[0].wait()
+        assert rounds(run)[-1] < ROUNDS
+        processes.append(subprocess.Popen(serve))
+        wait_until(lambda: listens(home), processes[-1])
+        time.sleep(10)
+        again = [*submitting, "--resume", str(run), "--home", str(home.path)]
+        subprocess.run(again, check=True, timeout=SECONDS)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+    complete(RunFolder(run), made, tmp_path)
+
+
+def complete(run: RunFolder, made: Demonstration, tmp_path: Path) -> None:
+    """Hold a run that was disturbed against one that was not."""
     assert json.loads((run / END).read_bytes())["error"] is None
     assert rounds(run.path) == list(range(ROUNDS + 1))
     assert [entry.round for entry in read_entries(run / "ledger.jsonl")] == list(range(1, ROUNDS + 1))

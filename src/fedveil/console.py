@@ -6,16 +6,17 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.folder import Row
-from fedveil.engine.run import Outcome
-from fedveil.privacy.statement import Statement, show_epsilon
+if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.engine.experiment import Experiment
+    from fedveil.engine.folder import Row
+    from fedveil.engine.run import Outcome
+    from fedveil.privacy.statement import Statement
 
 
 class BarObserver:
@@ -110,6 +111,8 @@ def number(value: float | None, *, none: str = "-") -> str:
 
 def epsilon_text(epsilon: float | None) -> str:
     """Return an epsilon rounded up, as the statement does; "none" where nothing is guaranteed."""
+    from fedveil.privacy.statement import show_epsilon  # takes seconds to import
+
     return "none" if epsilon is None else show_epsilon(epsilon)
 
 

@@ -21,7 +21,6 @@ from fedveil.flower.folders import CoordinatorFolder
 from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1
-_LOOK_PAUSE: Final = 4.0  # times what a look took: with many silos the SuperLink has other things to do
 _NODES_SECONDS: Final = 2.0
 _LONGEST_WAIT: Final = 3600.0
 _log = logging.getLogger("fedveil.coordinator")
@@ -67,10 +66,7 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
             look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
         _push(grid, party, nodes, under_way, settings.resend_after)
         silence = time.monotonic() - heard
-        looked = time.monotonic()
-        replies = _look(grid, under_way)
-        took = time.monotonic() - looked
-        if _hand_over(replies, party, under_way):
+        if _pull(grid, party, under_way):
             heard = time.monotonic()
         elif silence > enough and (left := party.go_on()):
             heard = time.monotonic()
@@ -78,7 +74,7 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
         elif silence > settings.patience:
             missing = ", ".join(silos[silo] for silo, _ in party.letters())
             party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
-        time.sleep(max(_LOOK_SECONDS, _LOOK_PAUSE * took))
+        time.sleep(_LOOK_SECONDS)
 
 
 def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
@@ -124,17 +120,13 @@ def _push(
         under_way[letter] = sent
 
 
-def _look(grid: Grid, under_way: dict[bytes, _UnderWay]) -> list[Message]:
-    """Return the answers that have arrived."""
-    keys = [key for sent in under_way.values() for key in sent.keys]
-    return list(grid.pull_messages(keys)) if keys else []
-
-
-def _hand_over(replies: list[Message], party: CoordinatorParty, under_way: dict[bytes, _UnderWay]) -> bool:
+def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]) -> bool:
     """Hand over the answers that have arrived; return whether there was one."""
     by_key = {key: sent for sent in under_way.values() for key in sent.keys}
+    if not by_key:
+        return False
     heard = False
-    for reply in replies:
+    for reply in grid.pull_messages(list(by_key)):
         key = reply.metadata.reply_to_message_id
         sent = by_key.get(key)
         if sent is None:

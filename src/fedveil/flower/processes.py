@@ -27,7 +27,11 @@ class FlowerError(FedveilError):
 
 
 def start_superlink(home: CoordinatorFolder, *, output: int | None = None) -> subprocess.Popen[bytes]:
-    """Start the SuperLink: one port, TLS, registered nodes only, state on disk; what it prints goes to ``output``."""
+    """Start the SuperLink: one port, TLS, registered nodes only; what it prints goes to ``output``.
+
+    It keeps its state in memory: letters of silos are no file of the coordinator's, and a run goes on from its run
+    folder, which needs nothing of Flower's.
+    """
     settings = home.settings
     return subprocess.Popen(
         [
@@ -36,7 +40,6 @@ def start_superlink(home: CoordinatorFolder, *, output: int | None = None) -> su
             *("--ssl-certfile", str(home / "server.crt")),
             *("--ssl-keyfile", str(home / "server.key")),
             *("--ssl-ca-certfile", str(home / "ca.crt")),
-            *("--database", str(home / "superlink.db")),
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         ],

@@ -36,7 +36,7 @@ from fedveil.engine.federation.coded_sums import CodedPost, codes, open_sums
 from fedveil.engine.federation.encrypted_sums import check_learned
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.exchange import Absentees, Answers, Exchange
-from fedveil.engine.federation.hidden_sums import HiddenSum, Outgoing
+from fedveil.engine.federation.hidden_sums import HiddenSum, Outgoing, session_run
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
@@ -262,7 +262,7 @@ class CoordinatorParty:
     def _begin_session(self) -> None:
         self._session += 1
         self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
-        self._hidden = hidden_sum(self._prepared, run=self._run, session=self._session)
+        self._hidden = hidden_sum(self._prepared, session_run(self._run, self._session))
         self._absent.readmit()
         self._totals = None
         self._number = -1

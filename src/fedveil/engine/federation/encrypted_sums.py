@@ -19,10 +19,9 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.crypto.agreement import Moment
-from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, session_run
+from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
 from fedveil.engine.federation.own_round import OwnRound
 from fedveil.engine.federation.parts import Learned, Part, Task, only
 from fedveil.engine.federation.store import Answered
@@ -31,17 +30,11 @@ from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import Envelope, RoundStart
 from fedveil.protection.partial_encryption import PartialSilo
-from fedveil.protection.partial_plan import PartialPlan
 from fedveil.protection.partial_server import PartialServer
-from fedveil.protection.peers import Roster
 from fedveil.protection.wire import Reader, Writer
 
 _ENVELOPE_BYTES = 1 << 13
 """More than a message has around what it carries, and than the key that it seals."""
-
-
-def _plan(agreed: PartialRange, run: bytes, session: int) -> PartialPlan:
-    return replace(agreed.plan, run=session_run(run, session))
 
 
 class EncryptedSum(HiddenSum):
@@ -49,12 +42,11 @@ class EncryptedSum(HiddenSum):
 
     Args:
         agreed: the range of the messages.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
+        run: 16 bytes that name the session.
     """
 
-    def __init__(self, agreed: PartialRange, *, run: bytes, session: int) -> None:
-        self._plan = _plan(agreed, run, session)
+    def __init__(self, agreed: PartialRange, run: bytes) -> None:
+        self._plan = replace(agreed.plan, run=run)
         self._server = PartialServer(self._plan)
         self.least = self._plan.silos
 
@@ -174,11 +166,7 @@ class EncryptedShare(HiddenShare):
 
     Args:
         prepared: the run as the silo knows it.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
-        number: the silo's own.
-        identity: its long-term key.
-        roster: all silos' public identities.
+        place: the silo's in the session.
         orders: at silo 0, the secret of the orders of this run's ballots; None at the others, which are told it.
         keep: puts an answer on the disk, durably.
         publish: puts a released model on the disk.
@@ -187,25 +175,21 @@ class EncryptedShare(HiddenShare):
     def __init__(
         self,
         prepared: Prepared,
+        place: Place,
         *,
-        run: bytes,
-        session: int,
-        number: int,
-        identity: IdentityKey,
-        roster: Roster,
         orders: bytes | None,
         keep: Callable[[Answered], None],
         publish: Callable[[dict[str, Tensor]], None],
     ) -> None:
         assert isinstance(prepared.agreed, PartialRange)
-        self._prepared, self._agreed, self._number = prepared, prepared.agreed, number
+        self._prepared, self._agreed, self._number = prepared, prepared.agreed, place.number
         self._privacy = privacy_randomness(prepared.experiment)
         self._initial: Float32[np.ndarray, " d"] = prepared.task.initial().cpu().numpy()
         self._silo = PartialSilo(
-            _plan(self._agreed, run, session),
-            index=number,
-            identity=identity,
-            roster=roster,
+            replace(self._agreed.plan, run=place.run),
+            index=place.number,
+            identity=place.identity,
+            roster=place.roster,
             order_secret=orders,
             workers=self._agreed.workers(owner=self),
         )

@@ -12,18 +12,38 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
 from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.own_round import OwnRound
 from fedveil.engine.federation.parts import Part, Task
 from fedveil.engine.federation.store import Answered
+from fedveil.protection.peers import Roster
 
 Outgoing = list[tuple[int, bytes]]
 """Messages of the coordinator: recipient and bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A silo in one session of a run, as a protocol needs to know it.
+
+    Attributes:
+        run: 16 bytes that name the session of the run in the protocol (:func:`session_run`).
+        number: the silo's own.
+        identity: its long-term key.
+        roster: all silos' public identities.
+    """
+
+    run: bytes
+    number: int
+    identity: IdentityKey
+    roster: Roster
 
 
 class HiddenSum(ABC):

@@ -9,13 +9,11 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from fedveil.crypto.agreement import Moment
-from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, session_run
+from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
 from fedveil.engine.federation.store import Answered
 from fedveil.protection.messages import Envelope, RoundStart
-from fedveil.protection.peers import Roster
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 
 
@@ -24,12 +22,11 @@ class MaskedSum(HiddenSum):
 
     Args:
         agreed: the range of the messages.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
+        run: 16 bytes that name the session.
     """
 
-    def __init__(self, agreed: MaskedRange, *, run: bytes, session: int) -> None:
-        self._plan = session_plan(agreed, run, session)
+    def __init__(self, agreed: MaskedRange, run: bytes) -> None:
+        self._plan = session_plan(agreed, run)
         self._grid = agreed.grid
         self._server = AggregationServer(self._plan)
         self._announced: set[int] = set()
@@ -72,26 +69,15 @@ class MaskedShare(HiddenShare):
 
     Args:
         agreed: the range of the messages.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
-        number: the silo's own.
-        identity: its long-term key.
-        roster: all silos' public identities.
+        place: the silo's in the session.
     """
 
-    def __init__(
-        self,
-        agreed: MaskedRange,
-        *,
-        run: bytes,
-        session: int,
-        number: int,
-        identity: IdentityKey,
-        roster: Roster,
-    ) -> None:
-        self._plan = session_plan(agreed, run, session)
+    def __init__(self, agreed: MaskedRange, place: Place) -> None:
+        self._plan = session_plan(agreed, place.run)
         self._grid = agreed.grid
-        self._silo = AggregationSilo(self._plan, index=number, identity=identity, roster=roster)
+        self._silo = AggregationSilo(
+            self._plan, index=place.number, identity=place.identity, roster=place.roster
+        )
 
     def announce(self) -> bytes:
         """Return the first message: the silo's signed key."""
@@ -128,8 +114,6 @@ class MaskedShare(HiddenShare):
         return [self._silo.contribute((answered.vector / self._grid).astype(np.int64))]
 
 
-def session_plan(agreed: MaskedRange, run: bytes, session: int) -> AggregationPlan:
+def session_plan(agreed: MaskedRange, run: bytes) -> AggregationPlan:
     """Return what the parties of one session agree on."""
-    return AggregationPlan(
-        run=session_run(run, session), silos=agreed.silos, length=agreed.length, limit=agreed.limit
-    )
+    return AggregationPlan(run=run, silos=agreed.silos, length=agreed.length, limit=agreed.limit)

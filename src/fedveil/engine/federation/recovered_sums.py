@@ -21,13 +21,11 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from fedveil.crypto.agreement import Moment
-from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing
+from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
 from fedveil.engine.federation.masked_sums import session_plan
 from fedveil.engine.federation.store import Answered
-from fedveil.protection.peers import Roster
 from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo
 
 _BUNDLE_BYTES = 512
@@ -39,13 +37,12 @@ class RecoveredSum(HiddenSum):
 
     Args:
         agreed: the range of the messages, with a threshold.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
+        run: 16 bytes that name the session.
     """
 
-    def __init__(self, agreed: MaskedRange, *, run: bytes, session: int) -> None:
+    def __init__(self, agreed: MaskedRange, run: bytes) -> None:
         assert agreed.threshold is not None
-        self._plan, self._grid, self.least = session_plan(agreed, run, session), agreed.grid, agreed.threshold
+        self._plan, self._grid, self.least = session_plan(agreed, run), agreed.grid, agreed.threshold
         self._server = RecoverableServer(self._plan, threshold=agreed.threshold)
 
     @property
@@ -93,28 +90,15 @@ class RecoveredShare(HiddenShare):
 
     Args:
         agreed: the range of the messages, with a threshold.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
-        number: the silo's own.
-        identity: its long-term key.
-        roster: all silos' public identities.
+        place: the silo's in the session.
     """
 
-    def __init__(
-        self,
-        agreed: MaskedRange,
-        *,
-        run: bytes,
-        session: int,
-        number: int,
-        identity: IdentityKey,
-        roster: Roster,
-    ) -> None:
+    def __init__(self, agreed: MaskedRange, place: Place) -> None:
         assert agreed.threshold is not None
         self._grid = agreed.grid
-        plan = session_plan(agreed, run, session)
+        plan = session_plan(agreed, place.run)
         self._silo = RecoverableSilo(
-            plan, threshold=agreed.threshold, index=number, identity=identity, roster=roster
+            plan, threshold=agreed.threshold, index=place.number, identity=place.identity, roster=place.roster
         )
 
     @property

@@ -25,7 +25,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.coded_sums import CodedPost, codes, to_bytes
 from fedveil.engine.federation.errors import Cause, RefusalError
-from fedveil.engine.federation.hidden_sums import HiddenShare, check_next
+from fedveil.engine.federation.hidden_sums import HiddenShare, Place, check_next, session_run
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.federation.own_round import OwnRound
@@ -44,7 +44,7 @@ from fedveil.engine.federation.parts import (
     only,
 )
 from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.protocols import SiloPlace, hidden_share
+from fedveil.engine.federation.protocols import SiloDisk, hidden_share
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
 from fedveil.engine.federation.travel import check_own_client, check_travels, discloses_counts
@@ -237,7 +237,13 @@ class SiloParty:
         self._reopen_ledger()
         self._check_budget(letter.run, experiment.rounds, prepared.guarantee, event)
         by_records = discloses_counts(prepared.method)
-        hidden = hidden_share(prepared, self._place(letter.run), run=letter.run, session=letter.session)
+        place = Place(
+            run=session_run(letter.run, letter.session),
+            number=self._number,
+            identity=self._identity,
+            roster=self._membership.roster,
+        )
+        hidden = hidden_share(prepared, place, self._disk(letter.run))
         post = CodedPost(run=letter.run, session=letter.session) if codes(prepared.method) else None
         if post is not None:
             post.meet(self._number, only(letter.parts, Agreement, SERVER))
@@ -280,11 +286,8 @@ class SiloParty:
                 f"{budget.delta:g} over all runs; fewer rounds, or more noise",
             )
 
-    def _place(self, run: bytes) -> SiloPlace:
-        return SiloPlace(
-            number=self._number,
-            identity=self._identity,
-            roster=self._membership.roster,
+    def _disk(self, run: bytes) -> SiloDisk:
+        return SiloDisk(
             secret=lambda: self._store.secret(run),
             keep=lambda answered: self._store.write(run, answered),
             publish=ModelShelf(self._state / MODELS, run).put,

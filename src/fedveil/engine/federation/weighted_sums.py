@@ -23,9 +23,8 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.crypto.agreement import RUN_BYTES, Moment
-from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.transfer import POINT_BYTES
-from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, session_run
+from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.own_round import OwnRound
 from fedveil.engine.federation.parts import Task
@@ -34,9 +33,7 @@ from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import WeightedTraining
 from fedveil.engine.weighting import WeightingRange
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.peers import Roster
 from fedveil.protection.private_weighting import Contributions, Phase
-from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.protection.weighting_server import WeightingServer
 from fedveil.protection.weighting_silo import SEED_BYTES, WeightingSilo
 from fedveil.randomness import ExperimentRandomness
@@ -111,21 +108,20 @@ class BlindSum(HiddenSum):
 
     Args:
         agreed: what the parties agree on.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
+        run: 16 bytes that name the session.
 
     Raises:
         ProtocolError: a letter of the protocol would be longer than any party reads.
     """
 
-    def __init__(self, agreed: WeightingRange, *, run: bytes, session: int) -> None:
+    def __init__(self, agreed: WeightingRange, run: bytes) -> None:
         self._largest, down = letter_bytes(agreed)
         if max(self._largest, down) > LARGEST_LETTER:
             raise ProtocolError(
                 f"a letter of this protocol would have {max(self._largest, down)} bytes, above the limit of "
                 f"{LARGEST_LETTER}: fewer users or parameters, another cipher, or no private sampling"
             )
-        self._plan, self._grid = _plan(agreed, run, session), agreed.grid
+        self._plan, self._grid = replace(agreed.plan, run=run), agreed.grid
         self._server = WeightingServer(self._plan, agreed.key_holder(self._plan))
         self.least = self._plan.silos
 
@@ -179,38 +175,25 @@ class BlindShare(HiddenShare):
 
     Args:
         agreed: what the parties agree on, and this silo's record counts.
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
-        number: the silo's own.
-        identity: its long-term key.
-        roster: all silos' public identities.
+        place: the silo's in the session.
 
     Raises:
         ProtocolError: a count above N_max / |S|.
     """
 
-    def __init__(
-        self,
-        agreed: WeightingRange,
-        *,
-        run: bytes,
-        session: int,
-        number: int,
-        identity: IdentityKey,
-        roster: Roster,
-    ) -> None:
-        self._plan = _plan(agreed, run, session)
+    def __init__(self, agreed: WeightingRange, place: Place) -> None:
+        self._plan, counts = replace(agreed.plan, run=place.run), agreed.counts[place.number]
         self._silo = WeightingSilo(
             self._plan,
-            index=number,
-            identity=identity,
-            roster=roster,
-            counts=agreed.counts[number],
+            index=place.number,
+            identity=place.identity,
+            roster=place.roster,
+            counts=counts,
             evaluator=agreed.evaluator,
         )
         public = replace(agreed.plan, run=bytes(RUN_BYTES))
-        counts = agreed.counts[number].astype("<i8").tobytes()
-        self._binding = hashlib.sha256(f"{public!r} {agreed.grid!r} ".encode() + counts).digest()
+        bound = f"{public!r} {agreed.grid!r} ".encode() + counts.astype("<i8").tobytes()
+        self._binding = hashlib.sha256(bound).digest()
 
     @property
     def binding(self) -> bytes:
@@ -275,7 +258,3 @@ def letter_bytes(agreed: WeightingRange) -> tuple[int, int]:
     up = max(size.ciphertexts * (size.ciphertext + 8), counts, requests)
     weights = plan.users * max(1, plan.places) * (size.weight + 64)
     return up + frames, max(weights, size.key) + frames + 4 * plan.length
-
-
-def _plan(agreed: WeightingRange, run: bytes, session: int) -> WeightingPlan:
-    return replace(agreed.plan, run=session_run(run, session))

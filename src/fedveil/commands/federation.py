@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
+from fedveil.commands.options import OUT, Json
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import ConfigError
@@ -35,12 +35,11 @@ from fedveil.flower.submission import END, read_experiment, watch
 from fedveil.report.page import write_report
 
 federation = typer.Typer(
-    help="Found a federation between institutions, check a silo, run an experiment.", no_args_is_help=True
+    help="Found a federation between institutions, check a silo, run an experiment.",
+    no_args_is_help=True,
+    add_completion=False,
 )
-_out = Console()
 _AGAIN_SECONDS: Final = 5.0
-
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 
 @federation.command("init")
@@ -72,10 +71,10 @@ def init_command(
             {"authority": founded.authority, "coordinator": founded.coordinator, "silos": founded.silos}
         )
         return
-    _out.print(f"coordinator: {founded.coordinator}", soft_wrap=True)
+    OUT.print(f"coordinator: {founded.coordinator}", soft_wrap=True)
     for path in founded.silos:
-        _out.print(f"hand over:   {path}", soft_wrap=True)
-    _out.print(f"keep offline: {founded.authority}", soft_wrap=True)
+        OUT.print(f"hand over:   {path}", soft_wrap=True)
+    OUT.print(f"keep offline: {founded.authority}", soft_wrap=True)
 
 
 @federation.command("demo")
@@ -105,7 +104,7 @@ def check_command(
 ) -> None:
     """Check a silo on its own host: certificates, keys, clock, table against schema, what its users have spent."""
     found_ = inspect_silo(SiloFolder(silo))
-    print_json(found_) if as_json else _out.print(transposed_table([found_]))
+    print_json(found_) if as_json else OUT.print(transposed_table([found_]))
 
 
 @federation.command("run")
@@ -131,16 +130,16 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     _, experiment = RunFolder.open(folder.path)
     (folder / END).unlink(missing_ok=True)
     number = submit(home, folder.path)
-    with observer(_out, quiet=as_json) as watching:
+    with observer(OUT, quiet=as_json) as watching:
         stopped = watch(folder, watching, experiment, lambda: run_is_alive(home, number))
     report = write_report(folder.path)
     if as_json:
         print_json({"folder": folder.path, "stopped": stopped, "report": report})
     else:
         if stopped is not None:
-            _out.print(f"stopped: {stopped}")
-        _out.print(f"run folder: {folder.path}", soft_wrap=True)
-        _out.print(f"report: {report}", soft_wrap=True)
+            OUT.print(f"stopped: {stopped}")
+        OUT.print(f"run folder: {folder.path}", soft_wrap=True)
+        OUT.print(f"report: {report}", soft_wrap=True)
 
 
 def coordinator_command(
@@ -151,7 +150,7 @@ def coordinator_command(
     served = _Served.coordinator(folder)
     try:
         register_nodes(folder)
-        _out.print(f"listening on {folder.settings.host}:{folder.settings.port}; Ctrl-C ends it")
+        OUT.print(f"listening on {folder.settings.host}:{folder.settings.port}; Ctrl-C ends it")
         served.wait()
     finally:
         served.stop()
@@ -162,7 +161,7 @@ def silo_command(silo: Annotated[Path, typer.Argument(metavar="DIR", help="the s
     folder = SiloFolder(silo)
     served = _Served.silo(folder)
     try:
-        _out.print(f"silo {folder.settings.name} answers {folder.settings.coordinator}; Ctrl-C ends it")
+        OUT.print(f"silo {folder.settings.name} answers {folder.settings.coordinator}; Ctrl-C ends it")
         served.wait()
     finally:
         served.stop()
@@ -206,7 +205,7 @@ class _Served:
             code = self._process.wait()
             if self._guard is None:
                 raise FlowerError(f"the SuperLink ended with exit code {code}; its messages are above")
-            _out.print(f"the SuperNode ended with exit code {code}; it is started again", highlight=False)
+            OUT.print(f"the SuperNode ended with exit code {code}; it is started again", highlight=False)
             time.sleep(_AGAIN_SECONDS)
             self._process = self._start()
 

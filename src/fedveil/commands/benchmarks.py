@@ -1,13 +1,34 @@
-"""The benchmarks of a checkout, found and run by name."""
+"""The command that measures: the benchmarks of a checkout, found and run by name."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from fedveil.commands.options import OUT, Json
+from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError
+
+
+def bench_command(
+    name: Annotated[str, typer.Argument(help="a module of benchmarks/")],
+    quick: Annotated[bool, typer.Option("--quick", help="at most a minute")] = False,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="draw the measured curves to this HTML file")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure, against peers, in one run (from a checkout: benchmarks/ is not installed)."""
+    document = run_benchmark(name, quick=quick, page=page)
+    if as_json:
+        print_json(document)
+        return
+    rows = [{key: value for key, value in row.items() if key != "place"} for row in document["rows"]]
+    OUT.print(rows_table(rows, title=f"{name}: {document['machine']['processor']}"))
 
 
 def run_benchmark(name: str, *, quick: bool, page: Path | None) -> dict[str, Any]:

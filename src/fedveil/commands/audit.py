@@ -1,0 +1,39 @@
+"""The command that attacks a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.commands.options import OUT, Json
+from fedveil.console import print_json
+from fedveil.engine.audit import audit
+from fedveil.report.page import write_report
+
+
+def audit_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run that ended")],
+    canaries: Annotated[
+        int, typer.Option(min=0, help="units of the one-run audit, which trains once more; 0 leaves it out")
+    ] = 200,
+    as_json: Json = False,
+) -> None:
+    """Attack a run: membership inference, and a lower bound on epsilon that may refute its claim."""
+    found = audit(folder, canaries=canaries)
+    report = write_report(folder)
+    if as_json:
+        print_json({**asdict(found), "refuted": found.refuted, "report": report})
+        return
+    inference = found.inference
+    OUT.print(f"membership inference: AUC {inference.auc:.4f} ({inference.low:.4f} to {inference.high:.4f})")
+    if found.bound is not None:
+        claimed = "nothing" if found.claimed is None else f"epsilon {found.claimed:.4g}"
+        OUT.print(
+            f"epsilon for one {found.unit} is at least {found.bound.epsilon:.4g}; the run claims {claimed}"
+        )
+    if found.refuted:
+        OUT.print("ERROR: the claim is below what an attack shows", style="bold red")
+    OUT.print(f"report: {report}", soft_wrap=True)

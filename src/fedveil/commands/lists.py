@@ -1,0 +1,87 @@
+"""Commands that say what there is: presets, methods, data sets; and the draft of a schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.commands.options import OUT, Json
+from fedveil.console import print_json, rows_table
+from fedveil.engine.study import preset_text, presets
+from fedveil.errors import ConfigError
+from fedveil.methods import METHODS
+from fedveil.population.catalogue import catalogue
+from fedveil.population.catalogue.files import store
+from fedveil.population.draft import draft_schema
+
+
+def presets_command(
+    name: Annotated[str | None, typer.Argument(help="print this preset's TOML")] = None, as_json: Json = False
+) -> None:
+    """List the presets, or print one."""
+    if name is not None:
+        text = preset_text(name)
+        print_json({"name": name, "toml": text}) if as_json else OUT.print(
+            text, markup=False, highlight=False
+        )
+        return
+    rows = [{"preset": key, "what it shows": title} for key, title in presets().items()]
+    print_json({"presets": rows}) if as_json else OUT.print(rows_table(rows))
+
+
+def methods_command(as_json: Json = False) -> None:
+    """List the methods, and the keys that each takes in the experiment's table of that name."""
+    rows = [
+        {"method": name, "keys": ", ".join(r.keys), "what it does": r.summary} for name, r in METHODS.items()
+    ]
+    print_json({"methods": rows}) if as_json else OUT.print(rows_table(rows))
+
+
+def data_command(
+    name: Annotated[str | None, typer.Argument(help="fetch and check this data set")] = None,
+    folder: Annotated[Path | None, typer.Option(help="folder of the files; default: FEDVEIL_DATA")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the data sets with their terms; with a name, download what is missing and check it."""
+    entries = [entry for entry in catalogue(folder) if name in (None, entry.name)]
+    if not entries:
+        raise ConfigError(
+            f"no data set '{name}'; there are: {', '.join(entry.name for entry in catalogue(folder))}"
+        )
+    if name is not None:
+        for file in entries[0].files:
+            store(folder).path(file)
+        entries = [entry for entry in catalogue(folder) if entry.name == name]
+    rows = [
+        {"name": e.name, "title": e.title, "records": e.records, "terms": e.terms, "present": e.present}
+        for e in entries
+    ]
+    print_json({"folder": entries[0].folder, "data": rows}) if as_json else OUT.print(rows_table(rows))
+
+
+def schema_command(
+    sample: Annotated[
+        Path, typer.Argument(help="a PUBLIC sample table, CSV or Parquet: never private records")
+    ],
+    user: Annotated[str | None, typer.Option(help="column of the user; default: guessed by name")] = None,
+    silo: Annotated[str | None, typer.Option(help="column of the silo; default: guessed by name")] = None,
+    label: Annotated[str | None, typer.Option(help="column of the class label; default: guessed")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="file to write; default: print")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draft the public schema of your tables from a public sample, for you to read and correct."""
+    text = draft_schema(sample, user=user, silo=silo, label=label)
+    if output is not None:
+        if output.exists():
+            raise ConfigError(f"{output}: exists already; choose another name")
+        output.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"toml": text, "output": output})
+    elif output is None:
+        OUT.print(text, markup=False, highlight=False, soft_wrap=True)
+    else:
+        OUT.print(f"drafted {output}: read it, correct the bounds and categories, and keep it public")

@@ -1,0 +1,26 @@
+"""Options and arguments that several commands have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+OUT: Final = Console()
+"""Where commands print."""
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+Source = Annotated[str, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE laid over every experiment; KEY= takes KEY away")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="the preset's small scale: about a minute")]
+Scenario = Annotated[
+    list[str] | None, typer.Option("--scenario", help="only this scenario (may be repeated)")
+]
+Variant = Annotated[list[str] | None, typer.Option("--variant", help="only this variant (may be repeated)")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="runs per variant, with consecutive seeds")]
+Listed = Annotated[bool, typer.Option("--transcript", help="list every message of a protocol")]
+Runs = Annotated[Path, typer.Option("--runs", help="folder that run folders are made in")]

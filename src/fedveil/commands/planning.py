@@ -1,0 +1,76 @@
+"""The command that plans a federation before there are data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.commands.options import OUT, Json
+from fedveil.console import print_json, rows_table
+from fedveil.engine.planning import Plan, plan_rows, unsupported
+from fedveil.report.plan import write_plan
+
+
+def plan_command(
+    users: Annotated[int, typer.Option(min=1, help="|U|, the public number of users")] = 100,
+    silos: Annotated[int, typer.Option(min=1, help="|S|")] = 5,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="T; 50 unless --epsilon and --sigma are given")
+    ] = None,
+    noise_multiplier: Annotated[
+        list[float] | None,
+        typer.Option("--sigma", help="noise multiplier; may be repeated; 5 without --epsilon"),
+    ] = None,
+    sampling_rate: Annotated[
+        list[float] | None, typer.Option("--rate", help="user sampling rate q; may be repeated")
+    ] = None,
+    delta: Annotated[float, typer.Option(min=0, max=1)] = 1e-5,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="target: find the least sigma for the rounds, or the most rounds for --sigma"),
+    ] = None,
+    group_size: Annotated[
+        list[int] | None, typer.Option("--group", help="k of uldp-group; may be repeated")
+    ] = None,
+    records: Annotated[int, typer.Option(min=1, help="records per silo (uldp-group)")] = 1000,
+    batch_size: Annotated[int, typer.Option(min=1, help="batch size (uldp-group)")] = 64,
+    epochs: Annotated[int, typer.Option(min=1, help="local epochs (uldp-group)")] = 1,
+    colluding_silos: Annotated[int, typer.Option(min=0)] = 0,
+    client_rate: Annotated[
+        list[float] | None,
+        typer.Option("--client-rate", help="dp-fed: share of the clients; may be repeated"),
+    ] = None,
+    accountant: Annotated[str, typer.Option(help="pld or rdp")] = "pld",
+    page: Annotated[Path, typer.Option(help="where the table and plot are written")] = Path("plan.html"),
+    as_json: Json = False,
+) -> None:
+    """Say what a federation would guarantee before any data exists: sigma, epsilon, rounds, per method."""
+    sigmas = tuple(noise_multiplier or (() if epsilon else (5.0,)))
+    planned = Plan(
+        n_users=users,
+        n_silos=silos,
+        rounds=50 if rounds is None and not (epsilon and sigmas) else rounds,
+        noise_multipliers=sigmas,
+        sampling_rates=tuple(sampling_rate or (1.0,)),
+        delta=delta,
+        epsilon=epsilon,
+        group_sizes=tuple(group_size or (2, 8)),
+        records_per_silo=records,
+        batch_size=batch_size,
+        epochs=epochs,
+        colluding_silos=colluding_silos,
+        accountant=accountant,
+        client_sampling_rates=tuple(client_rate or ()),
+    )
+    rows = plan_rows(planned)
+    if as_json:
+        print_json({"rows": rows, "left_out": unsupported(planned)})
+        return
+    for label in unsupported(planned):
+        OUT.print(f"left out: {label}, for which accountant {accountant} has no bound")
+    keys = ("method", "noise_multiplier", "sampling_rate", "accountant")
+    last = {tuple(row[key] for key in keys): row for row in rows}  # rows of more rounds come later
+    OUT.print(rows_table(last.values(), title=f"{users} users, {silos} silos, delta {delta:g}"))
+    OUT.print(f"table and plot over the rounds: {write_plan(rows, page)}")

@@ -1,0 +1,53 @@
+"""Commands that read run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.commands.options import OUT, Json
+from fedveil.console import print_json
+from fedveil.report.compare import compare
+from fedveil.report.page import write_report
+from fedveil.report.tradeoff import write_tradeoff
+
+
+def report_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
+) -> None:
+    """Write the self-contained report of a run again."""
+    path = write_report(folder)
+    if as_json:
+        print_json({"report": path})
+    else:
+        OUT.print(f"report: {path}")
+
+
+def compare_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of them")],
+    page: Annotated[Path, typer.Option(help="where the page is written")] = Path("comparison.html"),
+    against: Annotated[
+        str | None, typer.Option(help="a key: draw results and costs against it, with the Pareto front")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw privacy-utility curves of several runs, with the standard deviation over seeds."""
+    if against is not None:
+        written = write_tradeoff(_run_folders(folders), against, page)
+        print_json({"page": written}) if as_json else OUT.print(f"comparison: {written}")
+        return
+    comparison = compare(_run_folders(folders))
+    if as_json:
+        print_json(comparison.to_json())
+        return
+    OUT.print(f"comparison: {comparison.write(page)}")
+
+
+def _run_folders(folders: list[Path]) -> list[Path]:
+    found = []
+    for folder in folders:
+        inner = sorted(path.parent for path in folder.glob("*/experiment.toml"))
+        found.extend([folder] if (folder / "experiment.toml").exists() or not inner else inner)
+    return found

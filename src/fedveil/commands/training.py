@@ -1,0 +1,201 @@
+"""Commands that train, or check what would be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.commands.options import OUT, Json, Listed, Quick, Runs, Scenario, Seeds, Set, Source, Variant
+from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
+from fedveil.engine.experiment import parse_assignment
+from fedveil.engine.federation.coordinator import STATE
+from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.study import Selection, Study, load_study
+from fedveil.engine.sweep import Axis, points, sweep
+from fedveil.errors import ConfigError
+from fedveil.report.compare import compare
+from fedveil.report.page import write_report
+from fedveil.report.tradeoff import write_tradeoff
+
+
+def run_command(
+    source: Source,
+    assignments: Set = None,
+    quick: Quick = False,
+    scenario: Scenario = None,
+    variant: Variant = None,
+    seeds: Seeds = 1,
+    runs: Runs = Path("runs"),
+    transcript: Listed = False,
+    as_json: Json = False,
+) -> None:
+    """Train: one experiment, or every experiment of a preset, and end with a table and a report."""
+    study = _study(source, assignments, quick, scenario, variant, seeds)
+    if transcript and all(one.protection.name == "none" for one in study.experiments):
+        raise ConfigError(
+            "--transcript: no protocol runs here, so there is no message to list; "
+            "--set protection.name=secure-aggregation adds one"
+        )
+    single = len(study.experiments) == 1
+    prepared = _prepared(study)
+    parent = runs if single else _fresh(runs / study.name)
+    if not as_json and not single:
+        OUT.print(study.title)
+    outcomes, report = [], None
+    with observer(OUT, quiet=as_json) as watching:
+        for one in prepared:
+            outcome = run(one, parent, watching, transcript=transcript)
+            report = write_report(outcome.folder)
+            outcomes.append(outcome)
+    if not single:
+        report = compare([one.folder for one in outcomes]).write(parent / "comparison.html")
+    _end(outcomes, report, as_json)
+
+
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
+) -> None:
+    """Go on with an interrupted run from its last complete round."""
+    if (folder / STATE).exists():
+        raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
+    with observer(OUT, quiet=as_json) as watching:
+        outcome = resume(folder, watching)
+    _end([outcome], write_report(outcome.folder), as_json)
+
+
+def check_command(
+    source: Source,
+    assignments: Set = None,
+    quick: Quick = False,
+    scenario: Scenario = None,
+    variant: Variant = None,
+    seeds: Seeds = 1,
+    as_json: Json = False,
+) -> None:
+    """Check data, model, configuration and budget, before any training."""
+    study = _study(source, assignments, quick, scenario, variant, seeds)
+    populations = Populations()
+    rows = [_checked(prepare(experiment, populations)) for experiment in study.experiments]
+    if as_json:
+        print_json({"study": study.name, "experiments": rows})
+    else:
+        OUT.print(transposed_table(rows) if len(rows) == 1 else rows_table(rows, title=study.title))
+
+
+def sweep_command(
+    source: Source,
+    over: Annotated[
+        list[str], typer.Option("--over", help="KEY=VALUE,VALUE,... one axis of the grid (may be repeated)")
+    ],
+    assignments: Set = None,
+    quick: Quick = False,
+    scenario: Scenario = None,
+    variant: Variant = None,
+    seeds: Seeds = 1,
+    runs: Runs = Path("runs/sweep"),
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, a process each")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Run a grid over any keys; the same command again goes on where it was interrupted."""
+    axes = [Axis.read(text) for text in over]
+    chosen = points(source, _selection(assignments, quick, scenario, variant, seeds), axes)
+    rows = []
+    for row in sweep(chosen, runs, processes=processes):
+        rows.append(row)
+        if not as_json:
+            OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
+    folders = [runs / point.experiment.name for point in chosen]
+    pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html") for axis in axes]
+    print_json({"rows": rows, "pages": pages}) if as_json else OUT.print(*pages, sep="\n", soft_wrap=True)
+
+
+def _study(
+    source: str,
+    assignments: list[str] | None,
+    quick: bool,
+    scenario: list[str] | None,
+    variant: list[str] | None,
+    seeds: int,
+) -> Study:
+    return load_study(source, _selection(assignments, quick, scenario, variant, seeds))
+
+
+def _prepared(study: Study) -> Iterator[Prepared]:
+    """Check every experiment before the first one trains; return them prepared, one at a time to save memory."""
+    populations = Populations()
+    if len(study.experiments) > 1:
+        for experiment in study.experiments:
+            prepare(experiment, populations)
+    return (prepare(experiment, populations) for experiment in study.experiments)
+
+
+def _checked(prepared: Prepared) -> dict[str, Any]:
+    experiment = prepared.experiment
+    epsilon = prepared.epsilon_after(experiment.rounds)
+    budget = experiment.privacy.budget
+    return {
+        "experiment": experiment.name,
+        "silos": prepared.population.n_silos,
+        "users": prepared.population.n_users,
+        "records": len(prepared.population.train),
+        "parameters": prepared.task.dimension,
+        "contributions": len(prepared.seat.cohort.groups),
+        "trainer": type(prepared.seat.trainer).__name__,
+        "rounds": experiment.rounds,
+        "epsilon": epsilon if epsilon < float("inf") else None,
+        "within budget": None if budget is None else epsilon <= budget,
+    }
+
+
+def _fresh(path: Path) -> Path:
+    """Return a folder name that is not taken yet."""
+    candidate, count = path, 1
+    while candidate.exists():
+        count += 1
+        candidate = path.with_name(f"{path.name}-{count}")
+    return candidate
+
+
+def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
+    if as_json:
+        runs = [
+            {
+                "folder": one.folder,
+                "rounds": one.rounds,
+                "stopped": one.stopped,
+                "test": one.row["test"],
+                "seconds": one.seconds,
+                "statement": one.statement.to_json(),
+            }
+            for one in outcomes
+        ]
+        print_json({"runs": runs, "report": report})
+        return
+    OUT.print(outcome_table(outcomes))
+    for one in outcomes:
+        if one.stopped:
+            OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
+    if len(outcomes) == 1:
+        for sentence in outcomes[0].statement.sentences():
+            OUT.print(sentence, highlight=False)
+    OUT.print(f"report: {report}", soft_wrap=True)
+
+
+def _selection(
+    assignments: list[str] | None,
+    quick: bool,
+    scenario: list[str] | None,
+    variant: list[str] | None,
+    seeds: int,
+) -> Selection:
+    return Selection(
+        scenarios=None if scenario is None else tuple(scenario),
+        variants=None if variant is None else tuple(variant),
+        seeds=seeds,
+        quick=quick,
+        overrides=tuple(parse_assignment(text) for text in assignments or ()),
+    )
