@@ -209,7 +209,9 @@ def over_flower(hospitals: Population, rounds: int) -> Iterator[Row]:
         rounds: of the run; from the end of the first on.
     """
     with tempfile.TemporaryDirectory() as name, _Federation(Path(name), hospitals) as federation:
-        empty, passed = federation.empty(), federation.bytes
+        empty = federation.empty()
+        least = federation.bytes / len(empty)
+        passed = federation.bytes
         time.sleep(20)
         idle = (federation.bytes - passed) / 20
         moments = federation.play(rounds, {"n_max": 200})
@@ -228,6 +230,7 @@ def over_flower(hospitals: Population, rounds: int) -> Iterator[Row]:
     )
     yield from _wire("HeartDisease, d = 14", (after - before) / (len(moments) - 1), hospitals, {"n_max": 200})
     yield Row(case="bytes a second on the wire without a run, four silos", unit="B/s", ours=idle)
+    yield Row(case="bytes of an empty exchange on the wire, four silos", unit="B", ours=least)
 
 
 def large_over_flower(features: int, rounds: int) -> Iterator[Row]:
