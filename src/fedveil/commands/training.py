@@ -34,7 +34,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Train: one experiment, or every experiment of a preset, and end with a table and a report."""
-    study = _study(source, assignments, quick, scenario, variant, seeds)
+    study = load_study(source, _selection(assignments, quick, scenario, variant, seeds))
     if transcript and all(one.protection.name == "none" for one in study.experiments):
         raise ConfigError(
             "--transcript: no protocol runs here, so there is no message to list; "
@@ -77,7 +77,7 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Check data, model, configuration and budget, before any training."""
-    study = _study(source, assignments, quick, scenario, variant, seeds)
+    study = load_study(source, _selection(assignments, quick, scenario, variant, seeds))
     populations = Populations()
     rows = [_checked(prepare(experiment, populations)) for experiment in study.experiments]
     if as_json:
@@ -111,17 +111,6 @@ def sweep_command(
     folders = [runs / point.experiment.name for point in chosen]
     pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html") for axis in axes]
     print_json({"rows": rows, "pages": pages}) if as_json else OUT.print(*pages, sep="\n", soft_wrap=True)
-
-
-def _study(
-    source: str,
-    assignments: list[str] | None,
-    quick: bool,
-    scenario: list[str] | None,
-    variant: list[str] | None,
-    seeds: int,
-) -> Study:
-    return load_study(source, _selection(assignments, quick, scenario, variant, seeds))
 
 
 def _prepared(study: Study) -> Iterator[Prepared]:

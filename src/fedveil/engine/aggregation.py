@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.methods.method import Method
@@ -100,6 +100,15 @@ class MaskedRange:
             threshold=threshold,
         )
 
+    def units(self, message: Float64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
+        """Return a silo's message in units of the grid, exact: it is a multiple of the grid."""
+        units: np.ndarray = (message / self.grid).astype(np.int64)
+        return units
+
+    def vector(self, units: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
+        """Return a sum of messages from units of the grid, exact."""
+        return np.asarray(units * self.grid)
+
 
 class SecureSum:
     """The parties of a run under secure aggregation, played in this process; all that passes between them is bytes.
@@ -154,7 +163,6 @@ class SecureSum:
             SiloVanished: the attempt is over.
             ProtocolError: as :meth:`total`.
         """
-        grid = self._agreed.grid
-        units = {silo: (message / grid).astype(np.int64) for silo, message in messages.items()}
+        units = {silo: self._agreed.units(message) for silo, message in messages.items()}
         total = self._session.aggregate(round_number, units, attempt=attempt, absent=absent)
-        return np.asarray(total * grid), len(self._session.survivors)
+        return self._agreed.vector(total), len(self._session.survivors)

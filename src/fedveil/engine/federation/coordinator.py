@@ -56,7 +56,6 @@ from fedveil.engine.federation.parts import (
 from fedveil.engine.federation.protocols import hidden_sum
 from fedveil.engine.federation.travel import check_travels, discloses_counts
 from fedveil.engine.folder import Checkpoint, RunFolder
-from fedveil.engine.partial import PartialRange
 from fedveil.engine.run import (
     Observer,
     Outcome,
@@ -221,7 +220,7 @@ class CoordinatorParty:
             self._checkpoint,
             self._ledger,
             reason or None,
-            has_model=not isinstance(self._prepared.agreed, PartialRange),
+            has_model=self._hidden is None or self._hidden.shows_model,
         )
         self._ledger.close()
 

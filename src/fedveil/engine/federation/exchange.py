@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedveil.engine.federation.letters import Letter
@@ -51,10 +51,6 @@ class Absentees:
     def __contains__(self, silo: object) -> bool:
         """Return whether a silo was left behind, back or not."""
         return silo in self._unanswered
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the silos that were left behind."""
-        return iter(self._unanswered)
 
     def leave(self, silo: int, exchange: Exchange) -> None:
         """Leave a silo of an exchange behind."""

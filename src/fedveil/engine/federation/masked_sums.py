@@ -27,7 +27,7 @@ class MaskedSum(HiddenSum):
 
     def __init__(self, agreed: MaskedRange, run: bytes) -> None:
         self._plan = session_plan(agreed, run)
-        self._grid = agreed.grid
+        self._agreed = agreed
         self._server = AggregationServer(self._plan)
         self._announced: set[int] = set()
         self.least = self._plan.silos
@@ -61,7 +61,7 @@ class MaskedSum(HiddenSum):
 
     def result(self) -> Float64[np.ndarray, " d"]:
         """Return the sum of all silos' vectors, exact."""
-        return np.asarray(self._server.result() * self._grid)
+        return self._agreed.vector(self._server.result())
 
 
 class MaskedShare(HiddenShare):
@@ -74,7 +74,7 @@ class MaskedShare(HiddenShare):
 
     def __init__(self, agreed: MaskedRange, place: Place) -> None:
         self._plan = session_plan(agreed, place.run)
-        self._grid = agreed.grid
+        self._agreed = agreed
         self._silo = AggregationSilo(
             self._plan, index=place.number, identity=place.identity, roster=place.roster
         )
@@ -111,7 +111,7 @@ class MaskedShare(HiddenShare):
 
     def contribute(self, answered: Answered) -> list[bytes]:
         """Return the silo's noisy sum, multiples of the grid, under fresh masks."""
-        return [self._silo.contribute((answered.vector / self._grid).astype(np.int64))]
+        return [self._silo.contribute(self._agreed.units(answered.vector))]
 
 
 def session_plan(agreed: MaskedRange, run: bytes) -> AggregationPlan:

@@ -42,7 +42,7 @@ class RecoveredSum(HiddenSum):
 
     def __init__(self, agreed: MaskedRange, run: bytes) -> None:
         assert agreed.threshold is not None
-        self._plan, self._grid, self.least = session_plan(agreed, run), agreed.grid, agreed.threshold
+        self._agreed, self._plan, self.least = agreed, session_plan(agreed, run), agreed.threshold
         self._server = RecoverableServer(self._plan, threshold=agreed.threshold)
 
     @property
@@ -82,7 +82,7 @@ class RecoveredSum(HiddenSum):
 
     def result(self) -> Float64[np.ndarray, " d"]:
         """Return the sum of the surviving silos' vectors, exact."""
-        return np.asarray(self._server.result() * self._grid)
+        return self._agreed.vector(self._server.result())
 
 
 class RecoveredShare(HiddenShare):
@@ -95,7 +95,7 @@ class RecoveredShare(HiddenShare):
 
     def __init__(self, agreed: MaskedRange, place: Place) -> None:
         assert agreed.threshold is not None
-        self._grid = agreed.grid
+        self._agreed = agreed
         plan = session_plan(agreed, place.run)
         self._silo = RecoverableSilo(
             plan, threshold=agreed.threshold, index=place.number, identity=place.identity, roster=place.roster
@@ -131,4 +131,4 @@ class RecoveredShare(HiddenShare):
 
     def contribute(self, answered: Answered) -> list[bytes]:
         """Return the silo's noisy sum, multiples of the grid, under the masks of this attempt."""
-        return [self._silo.contribute((answered.vector / self._grid).astype(np.int64))]
+        return [self._silo.contribute(self._agreed.units(answered.vector))]
