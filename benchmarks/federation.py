@@ -7,7 +7,6 @@ processes under TLS on this host and compares an exchange with an empty one of F
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.flower_nodes import free_port
 from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
@@ -261,11 +261,8 @@ run = ""
 
 def _over_flower() -> Iterator[Row]:
     """Time exchanges of a run and empty ones, one after the other through the same processes."""
-    with tempfile.TemporaryDirectory() as name, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = min(free.getsockname()[1], 65000)
-        free.close()
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as name:
+        folder, port = Path(name), free_port()
         made = write_demonstration(folder / "demo", rounds=4, port=port)
         home = CoordinatorFolder(made.founded.coordinator)
         processes = [subprocess.Popen(["fedveil", "coordinator", str(home.path)])]

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.federation import World, empty_exchanges, wait_for
+from benchmarks.flower_nodes import free_port
 from benchmarks.harness import Row, at_most
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.share import Share
@@ -267,9 +268,7 @@ def _found(folder: Path, hospitals: Population) -> tuple[Founded, list[_Relay]]:
         _write(folder / f"{name}.csv", own.features, own.targets, own.user)
     test = hospitals.test_features, hospitals.test_targets
     _write(folder / "test.csv", *test, np.zeros(len(test[1]), dtype=np.int32))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = min(free.getsockname()[1], 65000)
+    port = free_port()
     founded = found(folder / "federation", names, schema=folder / "schema.toml", port=port, epsilon=50.0)
     relays = []
     for offset, path in enumerate(founded.silos, start=1):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.flower_nodes import free_port
 
 from fedveil.cli import main
 from fedveil.crypto.errors import CryptoError
@@ -471,9 +472,7 @@ def test_identities_are_not_guessed(made: Demonstration) -> None:
 @pytest.mark.slow
 def test_four_hospitals_as_real_processes_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flwr")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = min(free.getsockname()[1], 65000)
+    port = free_port()
     target = tmp_path / "demo"
     monkeypatch.setattr(
         "sys.argv", ["fedveil", "federation", "demo", str(target), "--rounds", "2", "--port", str(port)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.flower_nodes import free_port
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -38,9 +39,7 @@ with http_request_response(address, not authority, certificates, keys, max_retri
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demonstration]:
     """A federation whose SuperLink runs and knows the node keys of its silos."""
     pytest.importorskip("flwr")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = min(free.getsockname()[1], 65000)
+    port = free_port()
     federation = write_demonstration(tmp_path_factory.mktemp("strangers") / "demo", port=port)
     home = CoordinatorFolder(federation.founded.coordinator)
     link = start_superlink(home, output=subprocess.DEVNULL)
