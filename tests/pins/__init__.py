@@ -1,0 +1,1 @@
+"""What the house must go on giving: recorded once, and changed by name alone."""

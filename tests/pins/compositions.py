@@ -1,0 +1,114 @@
+"""Every composition whose guarantee is pinned: methods, with channels, samplers and protections that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from fedveil.errors import CompositionError, PrivacyError
+from fedveil.local.steps import LocalSgd
+from fedveil.methods.claims import Federation
+from fedveil.methods.client_messages import through_messages
+from fedveil.methods.dp_fed_ls import client_sampler
+from fedveil.methods.method import Method
+from fedveil.methods.paraaegis import partly_encrypted
+from fedveil.methods.protections import PartialEncryption, PrivateWeighting, SecureAggregation
+from fedveil.methods.stages import CentralGaussian, ClientContribution, GaussianShares, LayeredShares
+from fedveil.privacy.sampling import PoissonUsers
+from tests.contract.test_methods import METHOD_CASES
+
+SILOS, CLIENTS, DIMENSION = 5, 6, 30
+SIGMA = 4.0
+
+Change = Callable[[Method], Method]
+
+
+def public(method: Method) -> Federation:
+    """Return the public facts that the guarantee of a pinned method is derived for."""
+    n_silos = CLIENTS if isinstance(method.contribution, ClientContribution) else SILOS
+    return Federation(n_silos=n_silos, n_users=CLIENTS, silo_records=(10,) * n_silos, dimension=DIMENSION)
+
+
+def _channels(name: str) -> dict[str, Change]:
+    def layered(method: Method) -> Method:
+        if isinstance(method.channel, CentralGaussian):
+            return replace(method, channel=through_messages(method.channel, method.sampler, CLIENTS, None))
+        if not isinstance(method.channel, GaussianShares):
+            raise CompositionError("no shares")
+        return replace(method, channel=LayeredShares(shares=method.channel))
+
+    def colluding(method: Method) -> Method:
+        return replace(method, channel=replace(method.channel, colluding_silos=2))
+
+    found: dict[str, Change] = {"": lambda method: method, "lrsuq": layered}
+    return found | ({"colluding": colluding} if name.startswith("uldp") else {})
+
+
+def _samplers(name: str) -> dict[str, Change]:
+    found: dict[str, Change] = {"": lambda method: method}
+    if name in ("uldp-sgd", "uldp-avg", "uldp-avg-w", "dp-fed", "dp-fed-ls"):
+        found["poisson"] = lambda method: replace(method, sampler=PoissonUsers(rate=0.5))
+    if name in ("dp-fed", "dp-fed-ls"):
+        found["uniform"] = lambda method: replace(method, sampler=client_sampler("uniform", 0.5, CLIENTS))
+        found["actual"] = lambda method: replace(
+            method, sampler=PoissonUsers(rate=0.5), denominator="actual"
+        )
+    return found
+
+
+def _secure(protection: SecureAggregation) -> Change:
+    def change(method: Method) -> Method:
+        shares = replace(method.channel, missing_silos=protection.missing_silos)
+        return replace(method, channel=shares, protection=protection)
+
+    return change
+
+
+def _partial(protection: PartialEncryption) -> Change:
+    return lambda method: partly_encrypted(method, protection, CLIENTS)
+
+
+PROTECTIONS: dict[str, Change] = {
+    "": lambda method: method,
+    "secagg": _secure(SecureAggregation()),
+    "secagg-missing": _secure(SecureAggregation(on_missing="recover", missing_silos=1)),
+    "weighting": lambda method: replace(method, protection=PrivateWeighting(largest_count=60)),
+    "weighting-ot": lambda method: replace(
+        method, protection=PrivateWeighting(largest_count=60, cipher="rlwe", private_sampling=True)
+    ),
+    "partial": _partial(PartialEncryption()),
+    "partial-released": _partial(PartialEncryption(partition="released", he_noise=2.0)),
+    "partial-noisy": _partial(
+        PartialEncryption(partition="noisy-votes", votes="secagg", vote_noise=30.0, he_noise=1.0)
+    ),
+    "partial-random": _partial(PartialEncryption(strategy="random", he_noise=1.0, decay=0.9)),
+    "partial-all": _partial(PartialEncryption(ratio=1.0, he_noise=1.0)),
+    "partial-none": _partial(PartialEncryption(ratio=0.0)),
+}
+
+
+def compositions() -> Iterator[tuple[str, Method]]:
+    """Yield every composition that the house allows, by name."""
+    methods: dict[str, Callable[[], Method]] = {
+        name: lambda case=case: case(SIGMA) for name, case in METHOD_CASES.items()
+    }
+    methods["uldp-avg without noise"] = lambda: METHOD_CASES["uldp-avg"](0.0)
+    methods["dp-fed without noise"] = lambda: METHOD_CASES["dp-fed"](0.0)
+    methods["varying-dp, decay 0.5"] = lambda: replace(METHOD_CASES["varying-dp"](SIGMA), noise_decay=0.5)
+    own = {"noise_multiplier": SIGMA, "scale": "norm"}
+    local = LocalSgd(learning_rate=0.5, steps=2, epochs=1, batch_size=1)
+    for name in ("cepam-gaussian", "cepam-laplace", "fl-gaussian"):
+        from fedveil.methods import METHODS
+
+        methods[f"{name} as published"] = lambda build=METHODS[name].build: build(
+            local=local, n_users=CLIENTS, **own
+        )
+    for name, build in methods.items():
+        for channel, through in _channels(name).items():
+            for sampler, sampled in _samplers(name).items():
+                for protection, protected in PROTECTIONS.items():
+                    try:
+                        method = protected(through(sampled(build())))
+                    except (CompositionError, PrivacyError, TypeError):
+                        continue  # refused: tests/test_protected_methods.py and its like say why
+                    yield ", ".join(part for part in (name, channel, sampler, protection) if part), method
