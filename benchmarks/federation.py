@@ -25,7 +25,6 @@ from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.parts import Relay, Task
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held, Share
 from fedveil.engine.federation.silo import SiloParty
@@ -38,6 +37,7 @@ from fedveil.flower.processes import submit
 from fedveil.flower.submission import END, Unwatched, read_experiment
 from fedveil.population.records import Population, Records
 from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import Model, Relay, Task
 from fedveil.protection.secure_aggregation import AggregationPlan
 
 POLICY = Policy(
@@ -123,7 +123,9 @@ class World(Unwatched):
         key = self.membership.coordinator if sender == SERVER else self.membership.roster[sender]
         letter = Letter.open(data, sender=sender, identity=key, recipient=recipient, largest=LARGEST_LETTER)
         self.letters += len(data)
-        self.content += sum(len(part.encode()) for part in letter.parts if isinstance(part, Task | Relay))
+        self.content += sum(
+            len(part.encode()) for part in letter.parts if isinstance(part, Model | Task | Relay)
+        )
 
 
 def _share(names: tuple[str, ...], number: int, features: int) -> Share:

@@ -22,7 +22,6 @@ from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.parts import Sealed, Vector
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held, Share
 from fedveil.engine.federation.silo import SiloParty
@@ -36,6 +35,7 @@ from fedveil.privacy import ledger as ledgers
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.paillier_weights import PaillierEvaluator
+from fedveil.protection.parts import Sealed, Vector
 from tests.test_run import Silent
 
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}

@@ -8,6 +8,7 @@ import math
 from html.parser import HTMLParser
 from pathlib import Path
 
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, GaussianEvent, NoGuarantee
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, Unit
 
@@ -31,8 +32,15 @@ def statement(*, epsilon: float | None = 2.5, unit: Unit = "user") -> JsonFields
             if none
             else ("Gaussian noise, noise multiplier 5, every user in each of 30 rounds",),
             trust=(
-                Disclosure(party="the server", sees="every silo's sum before noise", epsilon=None),
-                Disclosure(party="a reader of the models", sees="the model of every round", epsilon=epsilon),
+                Disclosure(
+                    role=Role.SERVER, party="the server", sees="every silo's sum before noise", epsilon=None
+                ),
+                Disclosure(
+                    role=Role.READER,
+                    party="a reader of the models",
+                    sees="the model of every round",
+                    epsilon=epsilon,
+                ),
             ),
             randomness="the operating system's cryptographic source",
             secure_randomness=True,

@@ -23,6 +23,7 @@ from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
+from fedveil.methods.claims import Federation
 from fedveil.methods.client_messages import (
     ClientMessages,
     Dithered,
@@ -32,8 +33,8 @@ from fedveil.methods.client_messages import (
     Numbers,
     through_messages,
 )
+from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed_ls
-from fedveil.methods.guarantee import Federation, derive
 from fedveil.methods.stages import CentralGaussian
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, SampledWithoutReplacementEvent

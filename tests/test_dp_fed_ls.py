@@ -18,8 +18,9 @@ from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.claims import Federation
+from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
-from fedveil.methods.guarantee import Federation, derive
 from fedveil.methods.stages import GaussianShares
 from fedveil.methods.uldp import uldp_group
 from fedveil.privacy.events import (
@@ -83,9 +84,9 @@ def test_a_run_states_the_client_and_the_neighbours_of_its_sampling(sampling: st
     assert statement["adjacency"] == expected
     assert set(statement["epsilons"]) == {"pld", "rdp", "rdp-2017"}
     assert statement["epsilon"] <= statement["epsilons"]["rdp"] <= statement["epsilons"]["rdp-2017"]
-    parties = {disclosure["party"]: disclosure["epsilon"] for disclosure in statement["trust"]}
-    assert parties["the server"] is None
-    assert parties["one client"] >= statement["epsilon"]
+    parties = {disclosure["role"]: disclosure["epsilon"] for disclosure in statement["trust"]}
+    assert parties["server"] is None
+    assert parties["sender"] >= statement["epsilon"]
     assert bool(statement["as_published"]) == (sampling == "uniform")
     assert any("Laplacian" in mechanism for mechanism in statement["mechanisms"])
 

@@ -13,7 +13,6 @@ from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coded_sums import CodedPost
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.parts import Agreement, Joined, Part, Refused, Sealed, Task, Terms
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.silo import LEDGER
 from fedveil.engine.federation.store import AnswerStore
@@ -22,6 +21,7 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import Agreement, Joined, Model, Part, Refused, Sealed, Task, Terms
 from tests.federation_world import (
     OPEN,
     Chaos,
@@ -88,8 +88,8 @@ def joined(world: World, session: int = 1) -> CodedPost:
     return post
 
 
-def task(number: int = 1) -> Task:
-    return Task(round=number, model=np.zeros(4, dtype=np.float32), drawn=None)
+def task(number: int = 1) -> tuple[Part, ...]:
+    return Model(values=np.zeros(4, dtype=np.float32)), Task(round=number)
 
 
 def sealed(parts: tuple[Part, ...]) -> Sealed:
@@ -153,13 +153,13 @@ def test_a_silo_sends_one_message_a_round_under_a_key_of_its_own(
 def test_a_round_is_repeated_under_another_seal_in_any_session(tmp_path: Path) -> None:
     world = World(tmp_path, asked(**LRSUQ), population())
     post = joined(world)
-    first, again = sealed(told(world, task(), number=1)), sealed(told(world, task(), number=2))
+    first, again = sealed(told(world, *task(), number=1)), sealed(told(world, *task(), number=2))
     assert first.sealed != again.sealed
     assert post.open(0, 1, first) == post.open(0, 1, again)
     world.silos[0].close()  # type: ignore[union-attr]
     world.silos[0] = world.silo(0)
     later = joined(world, session=2)
-    assert later.open(0, 1, sealed(told(world, task(), session=2, number=1))) == post.open(0, 1, first)
+    assert later.open(0, 1, sealed(told(world, *task(), session=2, number=1))) == post.open(0, 1, first)
     with pytest.raises(ProtocolError, match="does not authenticate"):
         later.open(0, 1, first)
     world.close()
@@ -169,7 +169,7 @@ def test_others_read_nothing(tmp_path: Path) -> None:
     """A letter shows neither message nor key, and opens for its round, silo and coordinator alone."""
     world = World(tmp_path, asked(**LRSUQ), population())
     post = joined(world)
-    part = sealed(told(world, task(), number=1))
+    part = sealed(told(world, *task(), number=1))
     coded = post.open(0, 1, part)
     kept = AnswerStore(tmp_path / "state-0" / "answers").read(RUN)
     assert kept is not None

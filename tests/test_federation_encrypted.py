@@ -343,7 +343,7 @@ def test_a_first_silo_without_its_memory_cannot_go_on(
 @pytest.mark.parametrize(
     ("protection", "policy", "expected"),
     [
-        ({"ratio": 0.5}, {}, "the other silos hold the key"),
+        ({"ratio": 0.5}, {}, "nothing is guaranteed against another silo"),
         ({"ratio": 0.5}, {"trust_silos": True}, None),
         ({"ratio": 0.5, "partition": "released", "he_noise": 1.0}, {}, None),
         ({"ratio": 0.5}, {"trust_silos": True, "trust_coordinator": True}, "against readers of the models"),

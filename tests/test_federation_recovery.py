@@ -12,12 +12,13 @@ from fedveil.engine.attempts import MOST_ATTEMPTS, Absences
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coordinator import _DRAWN, CoordinatorParty
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.parts import Task
+from fedveil.engine.federation.own_round import Told
 from fedveil.engine.federation.recovered_sums import RecoveredShare, RecoveredSum
 from fedveil.engine.federation.silo import LEDGER
 from fedveil.engine.federation.store import Answered
 from fedveil.errors import CompositionError
 from fedveil.privacy.ledger import read_entries
+from fedveil.protection.parts import Model, Task
 from fedveil.protection.session import NOBODY, Absent
 from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
@@ -304,9 +305,10 @@ def test_a_round_that_the_run_does_not_have_is_neither_charged_nor_answered(
     assert party is not None
     session = party._session
     assert session is not None
-    model = coordinator._checkpoint.model.numpy()
+    session.told = Told()
+    session.told.add(Model(values=coordinator._checkpoint.model.numpy()))
     with pytest.raises(RefusalError, match="the run has rounds 1 to 4"):
-        party._sum(session, Task(round=number, model=model, drawn=None))
+        party._sum(session, Task(round=number))
     assert charged(world, 0) == []
     world.close()
 

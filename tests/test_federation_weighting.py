@@ -11,9 +11,9 @@ import pytest
 
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation import weighted_sums
+from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.parts import Drawn, Joined, Task, Totals
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.silo import LEDGER, SiloParty
@@ -25,6 +25,7 @@ from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Task, Totals
 from tests.federation_world import (
     TESTING,
     Chaos,
@@ -284,9 +285,9 @@ def test_no_letter_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
         patched.setattr(SiloParty, "receive", overheard)
         world.play()
     complete(world)
-    assert all(len(part.counts) == 0 for part in told if isinstance(part, Joined))
-    assert not any(isinstance(part, Totals) for part in told)
-    assert all(part.drawn is None for part in told if isinstance(part, Task))
+    assert sum(isinstance(part, Joined) for part in told) == 3
+    assert sum(isinstance(part, Task) for part in told) == 12
+    assert not any(isinstance(part, Counts | Totals | DrawnUsers | OwnDraw) for part in told)
     assert len({part.commitment for part in told if isinstance(part, Drawn)}) == 4
     world.close()
 
@@ -352,18 +353,12 @@ def _with(held: Population, records: Records) -> Population:
 def test_a_task_that_tells_who_is_drawn_or_commits_to_nobody_is_refused(parts: str, tmp_path: Path) -> None:
     world = World(tmp_path, weighted(SAMPLED), population(), POLICY)
     with pytest.MonkeyPatch.context() as patched:
-        drawn = np.ones(6, dtype=np.bool_)
-        if parts == "told":
-            encode = Task.encode
-            patched.setattr(
-                Task, "encode", lambda task: encode(Task(round=task.round, model=task.model, drawn=drawn))
-            )
-        else:
-            patched.setattr(BlindShare, "committed", False)
+        drawn = [DrawnUsers(users=np.ones(6, dtype=np.bool_))] if parts == "told" else []
+        patched.setattr(CoordinatorParty, "_told", lambda *_: drawn)
         world.play()
     reason = {
-        "told": "who is drawn, silos of this protocol are not told",
-        "uncommitted": "a coordinator commits itself to who is drawn where silos are not told",
+        "told": "a task of uldp-avg-w tells DrawnUsers",
+        "uncommitted": "a task of uldp-avg-w lacks Drawn",
     }[parts]
     assert f"refuses (request): {reason}" in stopped(world)
     assert not (tmp_path / "state-0" / "answers").exists()

@@ -19,10 +19,12 @@ from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
-from fedveil.methods.guarantee import Federation, Guarantee, derive
+from fedveil.methods.claims import Federation, Guarantee
+from fedveil.methods.derive import derive
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis, partly_encrypted
 from fedveil.methods.protections import PartialEncryption
 from fedveil.privacy.accounting import PldAccountant, RdpAccountant, make_accountant
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -239,7 +241,7 @@ def test_all_messages_move_with_one_client_once_the_model_did() -> None:
     """Why the server's line counts 2 theta sqrt(n): the models carry a client's data to everybody's next message."""
     opposite = np.stack([np.eye(1, 8)[0], -np.eye(1, 8)[0]])[:, None] * np.ones((1, CLIENTS, 1)) * CLIP
     moved = np.linalg.norm(opposite[0] - opposite[1])
-    server = guaranteed(PartialEncryption(ratio=0.1)).against_server
+    server = guaranteed(PartialEncryption(ratio=0.1)).against(Role.SERVER)
     assert isinstance(server, GaussianEvent)
     assert moved / (4.0 * CLIP) == pytest.approx(1 / server.noise_multiplier)
 
@@ -404,9 +406,9 @@ def test_every_row_runs_resumes_and_says_who_is_kept_out(row: str, tmp_path: Pat
     rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
     assert all(line["test"]["accuracy"] > 0 for line in rows)
     if isinstance(prepared.agreed, PartialRange):
-        parties = [line.party for line in outcome.statement.trust]
-        assert parties[0] == "the server, which holds no key"
-        assert parties[2] == "whoever reads the models"
+        roles = [line.role for line in outcome.statement.trust]
+        assert roles == [Role.SERVER, Role.SILO, Role.READER, Role.SERVER | Role.SILO]
+        assert "the models" not in outcome.statement.trust[0].sees
         assert all(line["bytes_up"] > 0 for line in rows[1:])
 
 

@@ -8,19 +8,23 @@ from dataclasses import replace
 import pytest
 
 from fedveil.errors import CompositionError
-from fedveil.methods.guarantee import Federation, View, derive
+from fedveil.methods.claims import Federation, Guarantee
+from fedveil.methods.derive import derive
 from fedveil.methods.protections import NoProtection, SecureAggregation
 from fedveil.methods.stages import Identity, LayeredShares
-from fedveil.methods.uldp import uldp_avg_w
+from fedveil.methods.uldp import uldp_avg
+from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import GaussianEvent, NoGuarantee
-from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES, SIGMA, SILOS, USERS, bounded_sum
+from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES, SIGMA, SILOS, USERS
 
 FEDERATION = Federation(n_silos=SILOS, n_users=USERS)
 
 
-def views(name: str, **changes: object) -> dict[str, View]:
-    method = replace(METHOD_CASES[name](SIGMA), protection=SecureAggregation(), **changes)
-    return {view.party: view for view in derive(method, FEDERATION).views}
+def protected(name: str, **changes: object) -> Guarantee:
+    return derive(replace(METHOD_CASES[name](SIGMA), protection=SecureAggregation(), **changes), FEDERATION)
+
+
+unweighted = pytest.mark.parametrize("name", ["uldp-naive", "uldp-sgd", "uldp-avg"])
 
 
 @pytest.mark.parametrize(
@@ -52,42 +56,54 @@ def test_a_channel_that_is_decoded_message_by_message_is_refused() -> None:
         replace(decoded, protection=SecureAggregation())
 
 
-@bounded_sum
-def test_the_server_sees_the_sum_and_the_event_of_the_models_stays(name: str) -> None:
-    plain = derive(METHOD_CASES[name](SIGMA), FEDERATION)
-    server = views(name)["the server"]
-    assert server.event == plain.event
-    assert "only the sum" in server.sees
-    protected = derive(replace(METHOD_CASES[name](SIGMA), protection=SecureAggregation()), FEDERATION)
-    assert protected.event == plain.event
-    assert protected.grid_loss == plain.grid_loss
+@unweighted
+def test_the_server_learns_the_sum_alone_and_the_event_of_the_models_stays(name: str) -> None:
+    plain, hidden = derive(METHOD_CASES[name](SIGMA), FEDERATION), protected(name)
+    assert hidden.against(Role.SERVER) == plain.event
+    sees = next(view.sees for view in hidden.views if view.role is Role.SERVER)
+    assert Tells.SUM.value in sees
+    assert Tells.MESSAGE.value not in sees
+    assert hidden.event == plain.event
+    assert hidden.grid_loss == plain.grid_loss
 
 
 def test_a_sampled_run_is_not_amplified_against_the_server() -> None:
-    method = uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.25)
+    method = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.25)
     guarantee = derive(replace(method, protection=SecureAggregation()), FEDERATION)
-    server = guarantee.views[0]
-    assert server.event == GaussianEvent(noise_multiplier=SIGMA)
-    assert server.event != guarantee.event
-    assert server.sees.endswith("who was sampled")
-    assert "number of records over all silos" in guarantee.uncovered[0]
+    assert guarantee.against(Role.SERVER) == GaussianEvent(noise_multiplier=SIGMA)
+    assert guarantee.against(Role.SERVER) != guarantee.event
+    assert Tells.DRAWN.value in guarantee.views[0].sees
 
 
-@bounded_sum
-def test_a_server_with_one_silo_lacks_the_other_silos_shares(name: str) -> None:
-    nominal = views(name)["the server"].event.noise_multiplier
-    known = views(name)["the server with one silo"].event.noise_multiplier
-    assert known == pytest.approx(nominal * math.sqrt((SILOS - 1) / SILOS))
+def test_masks_do_not_hide_the_counts_that_weights_by_records_need() -> None:
+    guarantee = protected("uldp-avg-w")
+    for view in guarantee.views:
+        assert isinstance(view.event, NoGuarantee)
+        assert Tells.COUNTS.value in view.event.reason
+    assert guarantee.event == GaussianEvent(noise_multiplier=SIGMA)
+
+
+@unweighted
+def test_a_server_with_one_silo_is_not_promised_more_than_without(name: str) -> None:
+    """The others' shares are fewer, and what a user holds there moves less: (n - 1) / n over sqrt(n - 1) shares."""
+    guarantee = protected(name)
+    pooled = guarantee.against(Role.SERVER | Role.SILO)
+    assert isinstance(pooled, GaussianEvent)
+    nominal = guarantee.against(Role.SERVER).noise_multiplier
+    elsewhere = nominal * SILOS / math.sqrt(SILOS) / math.sqrt(SILOS - 1)
+    assert pooled.noise_multiplier == pytest.approx(min(nominal, elsewhere))
 
 
 def test_shares_sized_for_a_coalition_keep_the_nominal_noise_against_it() -> None:
     channel = replace(METHOD_CASES["uldp-avg"](SIGMA).channel, colluding_silos=2)
-    view = views("uldp-avg", channel=channel)["the server with 2 silos"]
+    view = protected("uldp-avg", channel=channel).views[2]
+    assert view.role == Role.SERVER | Role.SILO
+    assert "2 silos" in view.party
     assert view.event.noise_multiplier == pytest.approx(SIGMA)
 
 
 def test_without_noise_the_sum_itself_is_seen_and_nothing_is_guaranteed() -> None:
     method = replace(METHOD_CASES["uldp-avg"](0.0), protection=SecureAggregation())
-    (server,) = derive(method, FEDERATION).views
-    assert isinstance(server.event, NoGuarantee)
-    assert server.sees == "masked messages, and of them only the sum, without noise"
+    for view in derive(method, FEDERATION).views:
+        assert isinstance(view.event, NoGuarantee)
+        assert view.event.reason == "no noise is added to the sums"

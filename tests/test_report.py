@@ -117,8 +117,8 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 )
 def test_another_schema_version_is_refused(tmp_path: Path, file: str) -> None:
     path = write_run(tmp_path / "run") / file
-    path.write_text(re.sub('(schema_version"?(:| =)) 1', r"\1 2", path.read_text()))
-    with pytest.raises(RunFolderError, match=rf"{file}.* has schema_version 2"):
+    path.write_text(re.sub(r'(schema_version"?(:| =)) \d', r"\1 9", path.read_text()))
+    with pytest.raises(RunFolderError, match=rf"{file}.* has schema_version 9"):
         load_run(path.parent)
 
 
@@ -131,7 +131,7 @@ def without_unit() -> str:
 
 
 def nameless_party() -> str:
-    return json.dumps(statement() | {"trust": [{"sees": "all"}]})
+    return json.dumps(statement() | {"trust": [{"role": "server", "sees": "all"}]})
 
 
 def negative_epsilon() -> str:
@@ -279,7 +279,7 @@ def test_hostile_names_inject_nothing(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=2, settings=f"text = '''{HOSTILE}'''\n")
     rewrite(folder / "diagnostics.json", silo_names=[HOSTILE] * 5)
     rewrite(folder / "environment.json", **{HOSTILE: HOSTILE})
-    trust = [{"party": HOSTILE, "sees": HOSTILE, "epsilon": None}]
+    trust = [{"role": HOSTILE, "party": HOSTILE, "sees": HOSTILE, "epsilon": None}]
     hostile = {"unit": HOSTILE, "accountant": HOSTILE, "randomness": HOSTILE, HOSTILE: [HOSTILE]}
     lists = {key: [HOSTILE] * 2 for key in ("reasons", "sentences", "mechanisms", "uncovered")}
     rewrite(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import PrivacyError, RunFolderError
 from fedveil.privacy.accounting import epsilon
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import (
     Adjacency,
     GaussianEvent,
@@ -32,8 +33,8 @@ GOOD = Statement(
     units=100,
     mechanisms=("discrete Gaussian noise, multiplier 5, on 10 rounds over everyone",),
     trust=(
-        Disclosure(party="the server", sees="the sum of all silos", epsilon=2.8013),
-        Disclosure(party="one silo", sees="its own share of the noise", epsilon=None),
+        Disclosure(role=Role.SERVER, party="the server", sees="the sum of all silos", epsilon=2.8013),
+        Disclosure(role=Role.SILO, party="one silo", sees="its own share of the noise", epsilon=None),
     ),
     randomness="the operating system's generator",
     secure_randomness=True,
@@ -105,7 +106,7 @@ def test_epsilon_is_shown_rounded_up(value: float) -> None:
 @pytest.mark.parametrize("statement", [GOOD, NONE])
 def test_json_round_trip(statement: Statement) -> None:
     text = json.dumps(statement.to_json(), allow_nan=False)
-    assert json.loads(text)["schema_version"] == 1
+    assert json.loads(text)["schema_version"] == 2
     assert json.loads(text)["sentences"][0] == statement.sentences()[0]
     assert Statement.from_json(json.loads(text)) == statement
 
@@ -130,7 +131,7 @@ def test_a_statement_that_contradicts_itself_is_refused(change: dict[str, object
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "schema version 2"),
+        ({"schema_version": 3}, "schema version 3"),
         ({"epsilon": 0.1}, "do not fit"),
         ({"sentences": []}, "do not fit"),
         ({"extra": 1}, "do not fit"),

@@ -18,7 +18,8 @@ from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.silo_side import local_sums, members_of
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.methods.guarantee import Federation, derive
+from fedveil.methods.claims import Federation
+from fedveil.methods.derive import derive
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.events import GaussianEvent

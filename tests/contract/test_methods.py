@@ -31,9 +31,10 @@ from fedveil.methods.cepam import (
     fl_laplace_sdq,
     fl_sdq,
 )
+from fedveil.methods.claims import Federation
+from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
-from fedveil.methods.guarantee import Federation, derive, sensitivity
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
 from fedveil.methods.stages import (
@@ -47,6 +48,7 @@ from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, u
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -169,7 +171,7 @@ def test_one_user_moves_the_sum_by_at_most_the_sensitivity(name: str, records: R
         return
     moved = np.linalg.norm(totals(method, records) - totals(method, records.select(others)))
     federation = Federation(n_silos=SILOS, n_users=USERS)
-    assert moved <= sensitivity(method, CLIP, federation)
+    assert moved <= sensitivity(method, federation)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_colluding_silos_keep_the_stated_event_and_add_noise() -> None:
     federation = Federation(n_silos=SILOS, n_users=USERS)
     plain = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA)
     guarded = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, colluding_silos=1)
-    one_silo = {view.party: view.event for view in derive(guarded, federation).views}["one silo"]
+    one_silo = derive(guarded, federation).against(Role.SILO)
     assert one_silo.noise_multiplier == pytest.approx(SIGMA)
     assert guarded.channel.share_std(SILOS) == pytest.approx(
         plain.channel.share_std(SILOS) * math.sqrt(3 / 2)
@@ -311,15 +313,18 @@ def test_sampling_amplifies_nothing_against_silos_that_collude() -> None:
         local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.1, colluding_silos=2
     )
     guarantee = derive(sampled, Federation(n_silos=SILOS, n_users=USERS))
-    pooled = {view.party: view.event for view in guarantee.views}["2 silos that pool what they know"]
+    pooled = guarantee.against(Role.SILO)
+    assert "2 silos that pool what they know" in {view.party for view in guarantee.views}
     assert pooled.noise_multiplier == pytest.approx(SIGMA)
     assert guarantee.event == PoissonSampledEvent(rate=0.1, event=GaussianEvent(noise_multiplier=SIGMA))
 
 
 def test_the_server_that_sees_single_messages_gets_its_own_event() -> None:
     federation = Federation(n_silos=SILOS, n_users=USERS)
-    views = {view.party: view.event for view in derive(METHOD_CASES["uldp-avg-w"](SIGMA), federation).views}
-    assert views["the server"].noise_multiplier == pytest.approx(SIGMA / math.sqrt(SILOS))
+    naive = derive(METHOD_CASES["uldp-naive"](SIGMA), federation).against(Role.SERVER)
+    assert naive.noise_multiplier == pytest.approx(SIGMA / 2)
+    weighted = derive(METHOD_CASES["uldp-avg-w"](SIGMA), federation).against(Role.SERVER)
+    assert isinstance(weighted, NoGuarantee)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
@@ -50,9 +51,7 @@ def _samplers(name: str) -> dict[str, Change]:
         found["poisson"] = lambda method: replace(method, sampler=PoissonUsers(rate=0.5))
     if name in ("dp-fed", "dp-fed-ls"):
         found["uniform"] = lambda method: replace(method, sampler=client_sampler("uniform", 0.5, CLIENTS))
-        found["actual"] = lambda method: replace(
-            method, sampler=PoissonUsers(rate=0.5), denominator="actual"
-        )
+        found["actual"] = lambda method: replace(method, sampler=PoissonUsers(rate=0.5), denominator="actual")
     return found
 
 
@@ -87,8 +86,13 @@ PROTECTIONS: dict[str, Change] = {
 }
 
 
-def compositions() -> Iterator[tuple[str, Method]]:
-    """Yield every composition that the house allows, by name."""
+@cache
+def compositions() -> tuple[tuple[str, Method], ...]:
+    """Return every composition that the house allows, by name."""
+    return tuple(_compositions())
+
+
+def _compositions() -> Iterator[tuple[str, Method]]:
     methods: dict[str, Callable[[], Method]] = {
         name: lambda case=case: case(SIGMA) for name, case in METHOD_CASES.items()
     }

@@ -25,7 +25,6 @@ from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.aggregation import NOISE_REACH
 from fedveil.methods.method import Method
-from fedveil.methods.partial_guarantee import hidden_noise, message_bound, shares_of
 from fedveil.methods.protections import PartialEncryption
 from fedveil.methods.stages import grid_gaussian, grid_law
 from fedveil.privacy.bounds import Clip
@@ -112,9 +111,9 @@ class PartialRange:
         protection, bound = method.protection, method.bound
         if not isinstance(protection, PartialEncryption):
             return None
-        largest = message_bound(method, n_silos, n_users)
-        shares = shares_of(method, n_silos=n_silos, n_users=n_users, moved=largest, single=largest)
-        hidden_std, hidden_grid = hidden_noise(method, protection, shares.std)
+        senders, largest = method.channel.n_senders(n_silos), 0.0
+        std = method.channel.message_std(senders)
+        hidden_std, hidden_grid = protection.hidden_noise(bound, std)
         ckks = CkksParameters(silos=n_silos)
         loose = Part.of(
             bound=None,
@@ -122,18 +121,20 @@ class PartialRange:
             grid=2.0 ** math.ceil(math.log2(_REACH_UNBOUNDED / ckks.limit)),
             largest=_REACH_UNBOUNDED,
         )
+        if isinstance(bound, Clip):
+            largest = method.contribution.largest_message(bound.norm, senders, n_users, method.weights)
         if not isinstance(bound, Clip):
             clear = hidden = loose
         elif protection.clip == "whole":
-            clear = Part.of(bound=None, std=shares.std, grid=bound.grid, largest=largest)
+            clear = Part.of(bound=None, std=std, grid=bound.grid, largest=largest)
             hidden = Part.of(bound=None, std=hidden_std, grid=bound.grid, largest=largest)
         else:
-            clear = Part.of(bound=bound, std=shares.std, grid=bound.grid, largest=largest)
+            clear = Part.of(bound=bound, std=std, grid=bound.grid, largest=largest)
             hidden = loose
             if protection.he_clip is not None:
                 own = Clip(norm=protection.he_clip)
                 hidden = Part.of(bound=own, std=hidden_std, grid=hidden_grid, largest=own.norm)
-        vote_noise = protection.vote_noise / math.sqrt(shares.count)
+        vote_noise = protection.vote_noise / math.sqrt(senders)
         plan = PartialPlan(
             run=bytes(RUN_BYTES),
             silos=n_silos,

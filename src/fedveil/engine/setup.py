@@ -29,8 +29,9 @@ from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
 from fedveil.methods import METHODS
+from fedveil.methods.claims import Federation, Guarantee
 from fedveil.methods.client_messages import through_messages
-from fedveil.methods.guarantee import Federation, Guarantee, derive
+from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import partly_encrypted
 from fedveil.methods.protections import (
@@ -58,6 +59,7 @@ from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
 from fedveil.privacy.accounting import Accountant, epsilon_on_grid, make_accountant
 from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.claims import Role
 from fedveil.privacy.closed_form import remark_1_noise, theorem_noise
 from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.privacy.ledger import Budget
@@ -470,7 +472,7 @@ def _calibrate(experiment: Experiment, population: Population, federation: Feder
 
     def event(noise_multiplier: float) -> Event:
         method, guarantee = claimed(noise_multiplier)
-        target = guarantee.event if method.calibrated_to == "readers" else guarantee.against_server
+        target = guarantee.against(Role.READER if method.calibrated_to == "readers" else Role.SERVER)
         return guarantee.after(target, experiment.rounds)
 
     def loss(noise_multiplier: float) -> float:

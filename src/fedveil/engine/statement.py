@@ -45,7 +45,12 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
         units=prepared.population.n_users,
         mechanisms=(*guarantee.mechanisms, f"{rounds} rounds, composed adaptively"),
         trust=tuple(
-            Disclosure(party=view.party, sees=view.sees, epsilon=_against(prepared, view.event, charges))
+            Disclosure(
+                role=view.role,
+                party=view.party,
+                sees=view.sees,
+                epsilon=_against(prepared, view.event, charges),
+            )
             for view in guarantee.views
         ),
         randomness=_randomness(prepared),

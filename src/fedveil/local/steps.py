@@ -15,13 +15,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import lru_cache
+from typing import Any, ClassVar, TypeAlias
 
 from fedveil.errors import ConfigError
+from fedveil.privacy.claims import Claim, Tells, covering, unprotected
+from fedveil.privacy.events import Event
+from fedveil.privacy.group import published, worst_split
+from fedveil.privacy.noise import DiscreteGaussian, grid_for
+from fedveil.stage import Moves, Published, Source
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSgd:
+class LocalSgd(Source):
     """Q epochs of mini-batch SGD; the update is Delta = w_end - w_start.
 
     Each epoch visits the records in a fresh order, in batches of ``batch_size``; the last batch may be
@@ -50,6 +56,8 @@ class LocalSgd:
     Raises:
         ConfigError: a value outside these ranges.
     """
+
+    own_noise: ClassVar[bool] = False  # whether steps carry noise, for which they claim themselves
 
     learning_rate: float
     epochs: int
@@ -100,11 +108,13 @@ class LocalSgd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalGradient:
+class LocalGradient(Source):
     """One gradient: Delta = -grad of the mean loss over all records of the contribution.
 
     The same as one full-batch step of rate 1, so the trainers know only :class:`LocalSgd`.
     """
+
+    own_noise: ClassVar[bool] = False
 
     def as_sgd(self) -> LocalSgd:
         """Return the full-batch step of rate 1 whose update is this one."""
@@ -120,7 +130,7 @@ class PoissonPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalDpSgd:
+class LocalDpSgd(Source):
     """DP-SGD on the records of a silo: Q epochs' worth of Poisson batches, per-record clipping and noise.
 
     With C the bound of the method and n the records of the silo, one step is (Abadi et al. 2016, Algorithm 1,
@@ -139,6 +149,8 @@ class LocalDpSgd:
         ConfigError: a value outside these ranges.
     """
 
+    own_noise: ClassVar[bool] = True
+
     learning_rate: float
     epochs: int
     batch_size: int
@@ -153,6 +165,75 @@ class LocalDpSgd:
         """Return the sampling rate and the number of steps of one round for a silo with this many records."""
         batches = -(-records // self.batch_size)
         return PoissonPlan(rate=1 / batches if batches else 0.0, steps=self.epochs * batches)
+
+    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        """Claim the noise of all steps, for the worst split of a user's records, against who sees the silos' models."""
+        if self.noise_multiplier == 0:
+            return (unprotected("DP-SGD runs without noise"),)
+        if moves.records is None:
+            return (unprotected("the number of records in each silo is not known"),)
+        event, _ = self._worst(moves)
+        return (Claim(covering(Tells.SUM, Tells.EXACT, Tells.MESSAGE, Tells.OWN), event),)
+
+    def grid_loss(self, moves: Moves) -> float:
+        """Return what the grid of the noise of all steps costs a coordinate."""
+        if self.noise_multiplier == 0 or moves.records is None:
+            return 0.0
+        std, grid = self.noise_multiplier * moves.norm, moves.bound.grid
+        law = DiscreteGaussian(std=std, grid=grid_for(std, at_most=grid))
+        steps = sum(self.plan(records).steps for records in moves.records)
+        return 2 * steps * law.log_ratio_to_gaussian
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return the rates and the steps of every silo, and the split that decides."""
+        if self.noise_multiplier == 0 or moves.records is None:
+            return ()
+        plans = [self.plan(records) for records in moves.records]
+        return (
+            f"DP-SGD in every silo: noise multiplier {self.noise_multiplier:g}, "
+            + "; ".join(f"rate {plan.rate:g} for {plan.steps} steps a round" for plan in plans),
+            f"a user keeps at most {moves.group} records over all silos; every split over the silos is covered "
+            f"(the nearest: {self._worst(moves)[1]})",
+        )
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return that record counts decide the rates."""
+        if self.noise_multiplier == 0:
+            return ()
+        return ("the number of records each silo keeps sets its batch rate and counts as public",)
+
+    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the figure of Theorem 2 of ULDP-FL, as its program computes it."""
+        if self.noise_multiplier == 0 or public.silo_records is None:
+            return ()
+        per_user, sigma, silos = (
+            method.contribution.per_user,
+            self.noise_multiplier,
+            self._rates(public.silo_records),
+        )
+
+        def theorem_2(rounds: int, delta: float) -> float:
+            whole_run = tuple((rate, steps * rounds) for rate, steps in silos)
+            return published(group_size=per_user, noise_multiplier=sigma, silos=whole_run, delta=delta)
+
+        gap = "it uses Renyi orders that the lemma excludes, and rounds the group size down to a power of two"
+        return (
+            Published(name="Theorem 2 of ULDP-FL, as its program computes it", gap=gap, epsilon=theorem_2),
+        )
+
+    def _rates(self, records: tuple[int, ...]) -> tuple[tuple[float, int], ...]:
+        return tuple((plan.rate, plan.steps) for plan in map(self.plan, records))
+
+    def _worst(self, moves: Moves) -> tuple[Event, tuple[int, ...]]:
+        assert moves.records is not None
+        return _worst_split(moves.group, self.noise_multiplier, self._rates(moves.records))
+
+
+@lru_cache(maxsize=32)
+def _worst_split(
+    group: int, noise_multiplier: float, silos: tuple[tuple[float, int], ...]
+) -> tuple[Event, tuple[int, ...]]:
+    return worst_split(group_size=group, noise_multiplier=noise_multiplier, silos=silos)
 
 
 LocalStep: TypeAlias = LocalSgd | LocalGradient

@@ -1,13 +1,13 @@
-"""What is claimed of a method: its guarantee, the public facts it depends on, and figures it does not support."""
+"""What is claimed of a method: its guarantee, against whom, and the public facts it depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.methods.views import View
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, Event, GaussianEvent, NoGuarantee, SelfComposedEvent
+from fedveil.stage import Published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +28,13 @@ class Federation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    """A figure in the literature that the derivation does not support.
+class View:
+    """One party or coalition, what it sees in words, and the privacy event of one round against it."""
 
-    Attributes:
-        name: where it stands.
-        gap: what its theory misses.
-        epsilon: the figure as a function of (rounds, delta).
-    """
-
-    name: str
-    gap: str
-    epsilon: Callable[[int, float], float]
+    role: Role
+    party: str
+    sees: str
+    event: Event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +63,14 @@ class Guarantee:
     grid_loss: float = 0.0
     noise_decay: float = 1.0
 
-    @property
-    def against_server(self) -> Event:
-        """The event of one round against the server, the first of the views."""
-        return self.views[0].event
+    def against(self, role: Role) -> Event:
+        """Return the event of one round against a party or coalition that has a line.
+
+        Raises:
+            KeyError: it has none.
+        """
+        found = {view.role: view.event for view in self.views} | {Role.READER: self.event}
+        return found[role]
 
     def of_round(self, event: Event, number: int) -> Event:
         """Return an event of the first round as it is in another round, with that round's noise."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64
@@ -31,10 +31,23 @@ from fedveil.channel.laws import CellLaw, GaussianLaw, LaplaceLaw
 from fedveil.channel.quantizers import LayeredQuantizer
 from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
-from fedveil.methods.stages import CentralGaussian, Coded, MessageCost, Transmission, grid_law
+from fedveil.methods.cepam_profile import one_round
+from fedveil.methods.stages import (
+    KEY_REASON,
+    OF_LAYERS,
+    CentralGaussian,
+    Channel,
+    Coded,
+    MessageCost,
+    Transmission,
+    grid_law,
+)
+from fedveil.privacy.claims import Claim, Tells, covering, unprotected
+from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
 from fedveil.privacy.sampling import AnySampler, PoissonUsers, UniformClients
 from fedveil.randomness import BitSource
+from fedveil.stage import Moves, Published
 
 NoiseName: TypeAlias = Literal["gaussian", "laplace"]
 Scale: TypeAlias = Literal["clip", "norm"]
@@ -45,6 +58,8 @@ FLOAT32_BYTES = 4
 class Numbers:
     """The update travels as numbers."""
 
+    carries: ClassVar[str] = "added exactly, on a grid"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dithered:
@@ -53,6 +68,8 @@ class Dithered:
     Attributes:
         step: in units of the noise's scale; without noise, of what the noise would be measured in.
     """
+
+    carries: ClassVar[str] = "added exactly, on a grid, before she quantises (SDQ)"
 
     step: float
 
@@ -69,14 +86,21 @@ class Layered:
         lattice: of the quantiser; None sends Gaussian noise block by block in the cheapest way.
     """
 
+    carries: ClassVar[str] = "the compression error of her message (LRSUQ)"
+
     lattice: str | None = None
 
+
+NORM_REASON: Final = (
+    "the noise is scaled by the norm of the private update, and that norm travels in clear "
+    "(method.scale = 'norm', as published): no bound on what a client adds, no guarantee"
+)
 
 Form: TypeAlias = Numbers | Dithered | Layered
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientMessages:
+class ClientMessages(Channel):
     """The channel of clients that send one message each.
 
     With X the client's bounded update and s = ``bound`` (or, where it is None, ||X||_2), the noise of a message has the
@@ -114,6 +138,100 @@ class ClientMessages:
                     "give a noise_multiplier above 0, or send the updates as numbers"
                 )
             self._layered(1.0, self.form)
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells whoever reads it: a layered quantiser's key shows more than its value."""
+        if not self.noisy:
+            return Tells.EXACT
+        return Tells.KEYED if isinstance(self.form, Layered) else Tells.MESSAGE
+
+    @property
+    def coded(self) -> bool:
+        """Whether a message is bytes and not numbers."""
+        return not isinstance(self.form, Numbers)
+
+    def n_senders(self, n_silos: int) -> int:
+        """Return K."""
+        return self.senders
+
+    def message_std(self, n: int) -> float:
+        """Return the standard deviation of one message's noise, where it is Gaussian; 0 otherwise."""
+        return self.noise_multiplier * (self.bound or 0.0) if self.noise == "gaussian" else 0.0
+
+    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        """Claim the noise of all messages for their sum, one's own for itself, the others' against a client.
+
+        Neighbours differ in the records of one client. She sends a message whatever she holds, so of all messages one
+        moves, by at most C. K messages carry N(0, (z C)^2 I) each, their sum N(0, K (z C)^2 I): multiplier sqrt(K) z.
+        Of Laplace noise her own alone counts: multiplier z in l1. docs/theory/cepam.md has the argument.
+        """
+        if not self.noisy:
+            return (unprotected("the clients' updates travel without noise"),)
+        if self.bound is None:
+            return (unprotected(NORM_REASON),)
+        last = (
+            unprotected(KEY_REASON, unless=Tells.COUNTS) if isinstance(self.form, Layered) else self._singly()
+        )
+        return (
+            Claim(covering(Tells.SUM), self._against(self.senders)),
+            Claim(covering(Tells.SUM, Tells.OWN), self._against(self.senders - 1)),
+            last,
+        )
+
+    def _singly(self) -> Claim:
+        """Return the claim of one message's noise, also for a server with a client, where there are other clients.
+
+        What is quantised has its noise already, so the length of what the quantiser makes is post-processing.
+        """
+        own = (Tells.OWN,) if self.senders > 1 else ()
+        return Claim(covering(Tells.SUM, Tells.MESSAGE, Tells.LENGTH, *own), self._against(1))
+
+    def _against(self, unknown: int) -> Event:
+        """Return the event of the mean for whoever knows all shares of noise but those of ``unknown`` clients."""
+        if unknown < 1:
+            return NoGuarantee(reason="no share of the noise is left")
+        if self.noise == "laplace":
+            return LaplaceEvent(noise_multiplier=self.noise_multiplier)
+        return GaussianEvent(noise_multiplier=self.noise_multiplier * math.sqrt(unknown))
+
+    def grid_loss(self, moves: Moves) -> float:
+        """Return what noise on a grid, rather than of real numbers, costs a coordinate of a round."""
+        if isinstance(self.form, Layered) or self.bound is None or not self.noisy:
+            return 0.0
+        law = self.additive(self.bound, moves.bound.grid)
+        if isinstance(law, DiscreteGaussian):
+            return 2 * self.senders * law.log_ratio_to_gaussian
+        return 2 * law.log_ratio_to_laplace
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return the bound and the noise of a message."""
+        if not self.noisy or self.bound is None:
+            return ()
+        order, law = (
+            ("l1", "Laplace noise of b") if self.noise == "laplace" else ("l2", "Gaussian noise of std")
+        )
+        return (
+            f"every round: each of {self.senders} clients sends its update, at most {self.bound:g} long ({order}), "
+            f"with {law} = {self.noise_multiplier * self.bound:g}: {self.form.carries}",
+            "a client without records sends its noise all the same",
+        )
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what no epsilon over a layered quantiser covers."""
+        return OF_LAYERS if self.noisy and self.bound is not None and isinstance(self.form, Layered) else ()
+
+    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the one-round profile of CEPAM, where its noise is scaled as there."""
+        if not self.noisy or self.bound is not None:
+            return ()
+        return one_round(
+            noise=self.noise or "gaussian",
+            noise_multiplier=self.noise_multiplier,
+            clients=self.senders,
+            local=method.local,
+            records=public.silo_records,
+        )
 
     @property
     def noisy(self) -> bool:

@@ -1,7 +1,7 @@
 """A method is a value: the stages of one round, from who takes part to what the server does with the sum.
 
 What cannot combine is refused when the value is built, with the reason. What the composition guarantees is derived from
-it by :func:`fedveil.methods.guarantee.derive`, never stated beside it.
+it by :func:`fedveil.methods.derive.derive`, never stated beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from fedveil.methods.stages import (
     Weights,
 )
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
+from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
+from fedveil.protection.parts import Joined, Lost, Refused, Terms
 from fedveil.server.denoise import NO_DENOISER, DenoiserValue
 from fedveil.server.optimizers import ServerSgd
 
@@ -78,6 +80,35 @@ class Method:
     denominator: Literal["expected", "actual"] = "expected"
     noise_decay: float = 1.0
     calibrated_to: Literal["readers", "server"] = "readers"
+
+    @property
+    def parties(self) -> tuple[Role, ...]:
+        """The lines of a statement besides its readers': the server, one sender, and coalitions of a protocol."""
+        return Role.SERVER, Role.SILO, *self.protection.parties
+
+    @property
+    def shows_counts(self) -> bool:
+        """Whether silos and server are sent how many records each user has: weights by records in the open."""
+        return bool(self.weights.sends()) and not self.protection.weighs
+
+    def sends(self) -> tuple[Sent, ...]:
+        """Return every message of the setup and of a round, and who reads it."""
+        setup = (
+            Sent(Terms, Role.SILO),
+            Sent(Joined, Role.SERVER),
+            Sent(Refused, Role.SERVER),
+            Sent(Lost, Role.SERVER),
+        )
+        return (*setup, *(self.weights.sends() if self.shows_counts else ()), *self.protection.sends(self))
+
+    def uncovered(self, method: Method) -> tuple[str, ...]:
+        """Return what of the composition itself depends on private data although no event accounts for it."""
+        if self.denominator == "expected" or not isinstance(self.sampler, PoissonUsers):
+            return ()
+        return (
+            "the sum is divided by the number of clients drawn in the round (method.denominator = 'actual'), which "
+            "is private under Poisson sampling: epsilon does not cover dividing by it",
+        )
 
     def __post_init__(self) -> None:
         pairs = isinstance(self.contribution, SiloUserContribution)

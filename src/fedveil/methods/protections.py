@@ -5,23 +5,77 @@ The protocols themselves are in ``fedveil.protection``; these values say which o
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, PrivacyError
+from fedveil.methods.partial_encryption import PartialEncryption
+from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
+from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
+from fedveil.protection.messages import (
+    Announcement,
+    Directory,
+    MaskedVector,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
+from fedveil.protection.parts import Agreement, Drawn, Relay, Sealed, Vector
+from fedveil.protection.recovery_messages import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
+from fedveil.protection.weighting_messages import (
+    BlindedHistogram,
+    EncryptedSum,
+    EncryptedWeights,
+    Participants,
+    SealedSeed,
+    TransferAnswers,
+    TransferOffer,
+    TransferRequests,
+    WeightingKey,
+)
+from fedveil.protection.weighting_plan import rounded_sensitivity
+from fedveil.stage import Moves
+
+__all__ = [
+    "NO_PROTECTION",
+    "NoProtection",
+    "PartialEncryption",
+    "PrivateWeighting",
+    "Protection",
+    "SecureAggregation",
+]
 
 _MOST_PLACES: Final = 64
+_UP, _DOWN = Role.SERVER, Role.SILO
+_PRESENT: Final = (
+    "which users have a record in any silo: epsilon covers what a user's records say, not that there are any"
+)
 
 
 @dataclass(frozen=True)
-class NoProtection:
+class NoProtection(ProtectionStage):
     """The server receives every silo's message as it is."""
+
+    def sends(self, method: Any) -> Sends:
+        """Return the messages of a round: models down, sums in the open or sealed up."""
+        if method.channel.coded:
+            return (*plain_round(method), Sent(Agreement, _UP | _DOWN), Sent(Sealed, _UP))
+        return (*plain_round(method), Sent(Vector, _UP))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureAggregation:
+class SecureAggregation(ProtectionStage):
     """The server receives masked messages and learns their sum alone (Bonawitz et al. 2017).
 
     Masks live in whole numbers modulo a power of two, so it needs messages on a grid, in a range known beforehand, that
@@ -34,12 +88,35 @@ class SecureAggregation:
         missing_silos: how many silos may be missing from a sum; the shares of the noise are sized for that.
     """
 
+    parties: ClassVar[tuple[Role, ...]] = (_UP | _DOWN,)
+
     on_missing: Literal["end", "retry", "recover"] = "end"
     missing_silos: int = 0
 
+    def sends(self, method: Any) -> Sends:
+        """Return the messages of a round: masked vectors, and what removes the masks of their sum."""
+        if self.on_missing != "recover":
+            kinds: Sends = (
+                Sent(Announcement, _UP),
+                Sent(Directory, _DOWN),
+                Sent(RoundStart, _DOWN),
+                Sent(RevealRequest, _DOWN),
+                Sent(OwnMask, _UP),
+            )
+        else:
+            up = (RecoveryKeys, ShareBundle, SignedSurvivors, RevealedShares)
+            down = (RoundStart, RecoveryDirectory, RelayedShares, Survivors, AgreedSurvivors)
+            kinds = (*(Sent(kind, _UP) for kind in up), *(Sent(kind, _DOWN) for kind in down))
+        return (*plain_round(method), Sent(Relay, _UP | _DOWN), Sent(MaskedVector, _UP), *kinds)
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return what hides the messages."""
+        lacking = f", which may lack {self.missing_silos} of them" if self.missing_silos else ""
+        return (f"secure aggregation: pairwise masks hide every silo's message in the sum{lacking}",)
+
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateWeighting:
+class PrivateWeighting(ProtectionStage):
     """The server learns the sum weighted by n_su / N_u, and nobody a count that is not its own (ULDP-FL, Protocol 1).
 
     Attributes:
@@ -55,7 +132,59 @@ class PrivateWeighting:
     cipher: Literal["paillier", "rlwe"] = "paillier"
     key_bits: Literal[2048, 3072, 4096] = 3072
     private_sampling: bool = False
+    parties: ClassVar[tuple[Role, ...]] = (_UP | _DOWN,)
+    weighs: ClassVar[bool] = True
+
     on_missing: Literal["end", "retry"] = "end"
+
+    def moves(self, moves: Moves, method: Any, public: Any) -> Moves:
+        """Return what one user moves once the sum is rounded to the grid g of the messages: C + sqrt(d) g."""
+        if public.dimension is None:
+            raise PrivacyError(
+                "the guarantee of private weighting depends on the number of parameters: give it"
+            )
+        if method.channel.nominal() == 0:
+            return moves
+        grid = method.channel.message_grid(method.bound.grid, public.n_silos)
+        return replace(moves, total=rounded_sensitivity(moves.total, public.dimension, grid))
+
+    def claims(self, claims: Iterable[Claim], moves: Moves) -> tuple[Claim, ...]:
+        """Claim the same for whoever learns which users there are; of their counts nobody learns anything.
+
+        The seed of the blinds r_u is known to every silo: with it a server reads N_u off r_u N_u. So a server with a
+        silo knows counts, which nothing covers.
+        """
+        return also(claims, Tells.PRESENCE, _PRESENT)
+
+    def sends(self, method: Any) -> Sends:
+        """Return the messages of the setup and of a round."""
+        model, task, *drawn = plain_round(method)
+        setup = (
+            Sent(Announcement, _UP),
+            Sent(Directory, _DOWN),
+            Sent(WeightingKey, _DOWN),
+            Sent(SealedSeed, _UP | _DOWN),
+            Sent(BlindedHistogram, _UP),
+            Sent(Participants, _DOWN),
+        )
+        if self.private_sampling:
+            weights: Sends = (
+                Sent(TransferOffer, _DOWN),
+                Sent(TransferRequests, _UP),
+                Sent(TransferAnswers, _DOWN),
+            )
+        else:
+            weights = (*([Sent(Drawn, _DOWN)] if drawn else []), Sent(EncryptedWeights, _DOWN))
+        return (model, task, Sent(Relay, _UP | _DOWN), *setup, *weights, Sent(EncryptedSum, _UP))
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return the cipher and the grid."""
+        cipher = f"Paillier, {self.key_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
+        drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
+        return (
+            f"private weighting ({cipher}): the weights n_su/N_u are computed under encryption, for at most "
+            f"{self.largest_count} records per user; the sum is rounded to its grid{drawn}",
+        )
 
     def places(self, rate: float) -> tuple[int, int]:
         """Return (a, P) with a / P the sampling rate: of P places of an oblivious transfer a hold the weight.
@@ -74,93 +203,6 @@ class PrivateWeighting:
                 f"user_sampling_rate = {rate:g} is not such a number between 0 and 1 (the nearest is {near})"
             )
         return near.numerator, near.denominator
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartialEncryption:
-    """The coordinates that matter travel encrypted under a key that the silos share; the others in clear (ParaAegis).
-
-    In round t the partition has r_t d coordinates, r_t = ratio decay^(t-1). docs/theory/partial-encryption.md.
-
-    Attributes:
-        ratio: r_0, the encrypted share in the first round.
-        decay: lambda.
-        strategy: silos vote for their values of largest ("max") or smallest ("min") size; "random" asks nobody.
-        partition: where the partition comes from: "votes", which are private and not paid for; "noisy-votes";
-            "released", the coordinates in which the models released so far have moved most, which costs nothing.
-        votes: "plain" shows the server each ballot in a secret order, "secagg" only the sum of all.
-        vote_noise: noise on the counts of "noisy-votes", in units of one ballot's l2 norm.
-        he_noise: noise of the encrypted part over that of the clear part, each in units of its own bound; 0: none.
-        clip: "whole" bounds a contribution before the partition is known; "parts" bounds each part of a client's update
-            by itself: the clear part by the method's bound, the encrypted one by ``he_clip``.
-        he_clip: l2 bound of the encrypted part under clip = "parts"; None: not bounded.
-        processes: worker processes in which silos encrypt; 1: in the process itself. It changes no result.
-    """
-
-    ratio: float = 0.1
-    decay: float = 1.0
-    strategy: Literal["max", "min", "random"] = "max"
-    partition: Literal["votes", "noisy-votes", "released"] = "votes"
-    votes: Literal["plain", "secagg"] = "plain"
-    vote_noise: float = 0.0
-    he_noise: float = 0.0
-    clip: Literal["whole", "parts"] = "whole"
-    he_clip: float | None = None
-    processes: int = 1
-
-    def __post_init__(self) -> None:
-        if self.processes < 1:
-            raise CompositionError(f"processes = {self.processes}: at least 1 encrypts")
-        if not 0 <= self.ratio <= 1:
-            raise CompositionError(f"ratio = {self.ratio}: the encrypted share r is between 0 and 1")
-        if not 0 < self.decay <= 1:
-            raise CompositionError(f"decay = {self.decay}: lambda is above 0 and at most 1")
-        for name, noise in (("he_noise", self.he_noise), ("vote_noise", self.vote_noise)):
-            if not (noise >= 0 and math.isfinite(noise)):
-                raise CompositionError(f"{name} = {noise}: a finite number >= 0 is needed")
-        if (self.vote_noise > 0) != (self.partition == "noisy-votes"):
-            raise CompositionError(
-                f"vote_noise = {self.vote_noise:g} with partition = {self.partition!r}: noise on votes and "
-                "partition = 'noisy-votes' belong together"
-            )
-        if self.vote_noise and self.votes != "secagg":
-            raise CompositionError(
-                "votes = 'plain' shows every ballot without its noise; noisy votes need votes = 'secagg'"
-            )
-        if self.strategy == "random" and self.partition != "votes":
-            raise CompositionError(f"strategy = 'random' takes no partition from {self.partition}; remove it")
-        if self.strategy == "min" and self.partition == "released":
-            raise CompositionError(
-                "strategy = 'min' belongs to votes; what was released is taken by size, 'max'"
-            )
-        if self.he_noise and self.unpaid:
-            raise CompositionError(
-                "he_noise buys no guarantee while the partition shows votes that are not paid for; take partition = "
-                "'released' or 'noisy-votes', strategy = 'random' or ratio = 1"
-            )
-        if self.he_clip is not None and self.clip != "parts":
-            raise CompositionError(
-                "he_clip bounds the encrypted part of a method that bounds its parts by themselves"
-            )
-        if self.he_noise and self.clip == "parts" and self.he_clip is None and self.ratio > 0:
-            raise CompositionError("he_noise needs he_clip: noise on an unbounded part guarantees nothing")
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything is encrypted in every round."""
-        return self.ratio == 1 and self.decay == 1
-
-    @property
-    def asks(self) -> bool:
-        """Whether silos vote."""
-        return (
-            self.strategy != "random" and self.partition != "released" and self.ratio > 0 and not self.whole
-        )
-
-    @property
-    def unpaid(self) -> bool:
-        """Whether the partition tells of votes that no noise hides."""
-        return self.asks and self.partition == "votes"
 
 
 Protection = NoProtection | SecureAggregation | PrivateWeighting | PartialEncryption

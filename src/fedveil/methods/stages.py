@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import torch
@@ -25,30 +26,161 @@ from fedveil.channel.quantizers import LayeredQuantizer
 from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
 from fedveil.population.records import Groups
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.bounds import Unbounded
+from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering, unprotected
+from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee, SelfComposedEvent
+from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
+from fedveil.protection.parts import Counts, Totals
 from fedveil.randomness import BitSource
+from fedveil.stage import Moves, Published, Source, Stage
+
+KEY_REASON: Final = (
+    "the key of a message bounds the error of every parameter, and blocks' spreads depend on the sum"
+)
+OF_LAYERS: Final = (
+    "messages must travel encrypted: their length and the spreads in them depend on private sums, and so "
+    "do the message sizes and information limits in metrics.jsonl",
+    "the channel's noise has its law in real numbers; it is computed in float64 from 52-bit uniforms of a ChaCha20 "
+    "stream under a fresh key, and epsilon covers neither the rounding nor a broken cipher",
+)
+"""What no epsilon over a layered quantiser covers."""
 
 
-@dataclass(frozen=True)
-class SiloContribution:
-    """A silo's whole table is one contribution: adding or removing a user changes it, but it never goes away."""
+class _Contributions(Stage):
+    """What is trained and bounded, and how far one unit moves what its senders send; l2, in the unit of the update.
 
-
-@dataclass(frozen=True)
-class SiloUserContribution:
-    """Each (silo, user) pair is one contribution: adding or removing a user adds or removes it."""
-
-
-@dataclass(frozen=True)
-class ClientContribution:
-    """Each client, a silo that holds one user, is one contribution: cross-device learning.
-
-    Clients are many, so their updates go into one sum; what a silo would send alone is not kept.
+    Attributes:
+        unit: who is protected as a whole.
+        drawn_alone: whether a sender stands for one unit, and so is told its own draw alone.
     """
 
+    unit: ClassVar[Literal["user", "client"]] = "user"
+    drawn_alone: ClassVar[bool] = False
+
+    def moves(self, method: Any, public: Any) -> Moves:
+        """Return how far one unit moves the sum, and all messages one by one.
+
+        Args:
+            method: the composition.
+            public: the federation's public facts.
+        """
+        n, bounded = self.n_senders(method, public), not isinstance(method.bound, Unbounded)
+        norm = method.bound.norm if bounded else math.inf
+        total, messages = self.lengths(norm, n, method.weights)
+        return Moves(
+            unit=self.unit,
+            total=total,
+            messages=messages,
+            even=self.spread_evenly(method.weights),
+            reach=self.largest_message(norm, n, public.n_users, method.weights)
+            * (1 if method.sampler.replaces else 2)
+            if bounded
+            else 0.0,
+            ballots=self.ballots(n),
+            n_senders=n,
+            noise=method.channel.message_std(n),
+            bound=method.bound,
+            group=self.group,
+            records=public.silo_records,
+        )
+
+    @property
+    def group(self) -> int:
+        """How many contributions are one unit's, where that is limited."""
+        return 1
+
+    def n_senders(self, method: Any, public: Any) -> int:
+        """Return how many messages a round has."""
+        found: int = method.channel.n_senders(public.n_silos)
+        return found
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return the l2 moves of the sum, and of all messages together."""
+        return norm, norm
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return whether no sender carries more of one unit than another may."""
+        return False
+
+    def largest_message(self, norm: float, n: int, n_users: int, weights: Weights) -> float:
+        """Return the largest l2 norm of a message before its noise."""
+        return norm
+
+    def ballots(self, n: int) -> int:
+        """Return how many senders' ballots one unit can change."""
+        return n
+
 
 @dataclass(frozen=True)
-class RecordContribution:
+class SiloContribution(_Contributions):
+    """A silo's whole table is one contribution: adding or removing a user changes it, but it never goes away.
+
+    Every silo's update may move from anywhere to anywhere in the ball of radius C: the sum moves by 2 C |S|. (Theorem
+    1 of ULDP-FL counts C |S|, as if a silo's update were absent without the user.)
+    """
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return (2 C |S|, 2 C sqrt(|S|))."""
+        return 2.0 * norm * n, 2.0 * norm * math.sqrt(n)
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return True: every silo's update may move by 2 C and no further."""
+        return True
+
+    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the figure of Theorem 1 of ULDP-FL."""
+        multiplier = method.channel.nominal()
+        if multiplier == 0:
+            return ()
+
+        def theorem_1(rounds: int, delta: float) -> float:
+            event = SelfComposedEvent(event=GaussianEvent(noise_multiplier=multiplier), count=rounds)
+            return make_accountant("rdp").epsilon(event, delta)
+
+        gap = "it counts C|S| as the sensitivity, but a silo's clipped update can move by 2C"
+        return (Published(name="Theorem 1 of ULDP-FL", gap=gap, epsilon=theorem_1),)
+
+
+@dataclass(frozen=True)
+class SiloUserContribution(_Contributions):
+    """Each (silo, user) pair is one contribution: adding or removing a user adds or removes it.
+
+    The weights of a user sum to at most 1 over the silos, so the sum moves by at most C.
+    """
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
+        return norm, norm / math.sqrt(n) if weights is Weights.UNIFORM else norm
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return whether every silo has the same weight."""
+        return weights is Weights.UNIFORM
+
+    def largest_message(self, norm: float, n: int, n_users: int, weights: Weights) -> float:
+        """Return |U| w C: all users may be in one silo."""
+        return n_users * (1 / n if weights is Weights.UNIFORM else 1.0) * norm
+
+
+@dataclass(frozen=True)
+class ClientContribution(_Contributions):
+    """Each client, a silo that holds one user, is one contribution: cross-device learning.
+
+    Clients are many, so their updates go into one sum; what a silo would send alone is not kept. One clipped update
+    comes or goes: C. (Replacing it moves the sum by 2 C, which accountants count.)
+    """
+
+    unit: ClassVar[Literal["user", "client"]] = "client"
+    drawn_alone: ClassVar[bool] = True
+
+    def ballots(self, n: int) -> int:
+        """Return 1: a client's own."""
+        return 1
+
+
+@dataclass(frozen=True)
+class RecordContribution(_Contributions):
     """Each record is one contribution inside DP-SGD; a user keeps at most ``per_user`` records over all silos."""
 
     per_user: int
@@ -56,6 +188,11 @@ class RecordContribution:
     def __post_init__(self) -> None:
         if self.per_user < 1:
             raise CompositionError(f"group size k = {self.per_user}: a user keeps at least 1 record")
+
+    @property
+    def group(self) -> int:
+        """How many records are one user's."""
+        return self.per_user
 
 
 Contribution = SiloContribution | SiloUserContribution | ClientContribution | RecordContribution
@@ -73,6 +210,12 @@ class Weights(Enum):
     UNIFORM = "1/|S|"
     BY_RECORDS = "n_su/N_u"
 
+    def sends(self) -> tuple[Sent, ...]:
+        """Return the messages by which silos learn the weights in the open: counts go up, totals come back."""
+        if self is not Weights.BY_RECORDS:
+            return ()
+        return Sent(Counts, Role.SERVER), Sent(Totals, Role.SILO)
+
     def of(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:
         """Return the weight of each contribution."""
         if self is Weights.ONE:
@@ -83,13 +226,67 @@ class Weights(Enum):
         return torch.from_numpy(groups.size / totals[groups.user])
 
 
+class Channel(Source):
+    """What a sender does to its sum before it leaves, or the server to the sum of all.
+
+    Attributes:
+        content: what a message tells whoever reads it.
+        coded: whether a message is bytes that travel sealed, with a key of their own, and not numbers.
+    """
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells whoever reads it; a channel that does not say tells UNDECLARED."""
+        return Tells.UNDECLARED
+
+    @property
+    def coded(self) -> bool:
+        """Whether a message is bytes."""
+        return False
+
+    @property
+    def colluding(self) -> int:
+        """How many senders may pool what they know without weakening the noise against them."""
+        return 0
+
+    def n_senders(self, n_silos: int) -> int:
+        """Return how many messages a round has."""
+        return n_silos
+
+    def nominal(self) -> float:
+        """Return the noise multiplier of the sum that senders share, in units of the scale; 0 where they share none."""
+        return 0.0
+
+    def message_std(self, n: int) -> float:
+        """Return the standard deviation of the noise of one of ``n`` messages, where it is Gaussian; 0 otherwise."""
+        return 0.0
+
+
 @dataclass(frozen=True)
-class Identity:
+class Identity(Channel):
     """The silo's sum travels as it is."""
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells."""
+        return Tells.EXACT
+
+    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        """Claim nothing."""
+        if math.isinf(moves.total):
+            return (unprotected("contributions are not bounded and no noise is added"),)
+        return (unprotected(NO_NOISE),)
+
+    def grid_loss(self, moves: Moves) -> float:
+        """Return 0: there is no noise."""
+        return 0.0
+
+
+NO_NOISE: Final = "no noise is added to the sums"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianShares:
+class GaussianShares(Channel):
     """Every silo adds its share of one Gaussian noise to its sum (ULDP-FL, Algorithms 1 and 3).
 
     The shares of all silos together have standard deviation ``noise_multiplier * scale``:
@@ -102,6 +299,11 @@ class GaussianShares:
         colluding_silos: how many silos may pool their knowledge without weakening the noise against them.
         missing_silos: how many silos may be missing from a sum, with their shares, without weakening it.
     """
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells."""
+        return Tells.MESSAGE
 
     noise_multiplier: float
     scale: float
@@ -123,6 +325,75 @@ class GaussianShares:
                 "silos: at least one silo must be honest and there"
             )
         return self.noise_multiplier * self.scale / math.sqrt(honest)
+
+    @property
+    def colluding(self) -> int:
+        """How many silos."""
+        return self.colluding_silos
+
+    def nominal(self) -> float:
+        """Return sigma."""
+        return self.noise_multiplier
+
+    def message_std(self, n: int) -> float:
+        """Return the standard deviation of one share."""
+        return self.share_std(n)
+
+    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        """Claim all shares for the sum, one for a message, and the others' against silos that pool what they know.
+
+        A coalition of c silos knows its own shares. What a user holds in the others is guaranteed to her
+        (:meth:`~fedveil.stage.Moves.pooled`), under the noise of the honest ones that are there.
+        """
+        if self.noise_multiplier == 0:
+            return (unprotected(NO_NOISE),)
+        n, share = moves.n_senders, self.share_std(moves.n_senders)
+        coalition = max(1, self.colluding_silos)
+        single = min(share / moves.messages, self._nominal(moves).noise_multiplier)
+        honest = n - self.colluding_silos - self.missing_silos
+        unknown = n - self.missing_silos - coalition
+        pooled: Event = NoGuarantee(reason="no share of the noise is left")
+        singly = pooled
+        if unknown > 0:
+            left = share / moves.pooled(unknown, coalition, honest)
+            pooled, singly = (
+                GaussianEvent(noise_multiplier=left),
+                GaussianEvent(noise_multiplier=min(left, single)),
+            )
+        return (
+            Claim(covering(Tells.SUM), self._nominal(moves)),
+            Claim(covering(Tells.SUM, Tells.MESSAGE), GaussianEvent(noise_multiplier=single)),
+            Claim(covering(Tells.SUM, Tells.OWN), pooled),
+            Claim(covering(Tells.SUM, Tells.OWN, Tells.MESSAGE), singly),
+        )
+
+    def _nominal(self, moves: Moves) -> GaussianEvent:
+        """Return the event of the sum for whoever knows no share."""
+        return GaussianEvent(noise_multiplier=self.noise_multiplier * self.scale / moves.total)
+
+    def grid_loss(self, moves: Moves) -> float:
+        """Return what the grid of all shares costs a coordinate."""
+        if self.noise_multiplier == 0:
+            return 0.0
+        return (
+            2
+            * moves.n_senders
+            * grid_law(self.share_std(moves.n_senders), moves.bound.grid).log_ratio_to_gaussian
+        )
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return the sensitivity and the shares."""
+        return self.told(moves, "discrete Gaussian shares")
+
+    def told(self, moves: Moves, law: str) -> tuple[str, ...]:
+        """Return the sensitivity and the shares, whose law has a name."""
+        if self.noise_multiplier == 0:
+            return ()
+        n = moves.n_senders
+        return (
+            f"every round: the sum over {n} silos moves by at most {moves.total:g} (l2) with one user; {law} of std "
+            f"{self.share_std(n):g} per silo, noise multiplier {self._nominal(moves).noise_multiplier:g} of the sum",
+        )
 
     def message_grid(self, grid: float, n_silos: int) -> float:
         """Return the step of what a silo sends: a power of two that divides the contributions' grid."""
@@ -192,7 +463,7 @@ class Transmission:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayeredShares:
+class LayeredShares(Channel):
     """Every silo's sum travels through a quantiser whose error is the silo's share of the noise.
 
     LRSUQ (CEPAM, Section III; docs/theory/lrsuq.md): what the server decodes is sum + N(0, share std^2 I), exactly,
@@ -204,6 +475,16 @@ class LayeredShares:
         lattice: of the quantiser; None sends every block in the cheapest way (``gaussian_channel``).
     """
 
+    @property
+    def content(self) -> Tells:
+        """What a message tells."""
+        return Tells.KEYED
+
+    @property
+    def coded(self) -> bool:
+        """Whether a message is bytes: it is."""
+        return True
+
     shares: GaussianShares
     lattice: str | None = None
 
@@ -213,6 +494,43 @@ class LayeredShares:
                 "the channel's compression error is its noise: noise_multiplier = 0 leaves it nothing to compress "
                 "with; give a noise_multiplier above 0, or send the sums as they are"
             )
+
+    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        """Claim what the shares claim, and nothing against whoever holds the key of a message.
+
+        The key shows the latent of every sub-vector, hence a ball in which the sum lies: no noise of unbounded
+        support is left. The spreads of blocks, how they were sent, and the length of the message depend on the sum as
+        well.
+        """
+        shares = (claim for claim in self.shares.claims(moves) if Tells.MESSAGE not in claim.covers)
+        return (*shares, unprotected(KEY_REASON, unless=Tells.COUNTS))
+
+    def grid_loss(self, moves: Moves) -> float:
+        """Return 0: the noise has its law in real numbers."""
+        return 0.0
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return the sensitivity and the shares."""
+        return self.shares.told(
+            moves, "Gaussian shares, each the compression error of a silo's message (LRSUQ),"
+        )
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what no epsilon over a layered quantiser covers."""
+        return OF_LAYERS
+
+    @property
+    def colluding(self) -> int:
+        """How many silos."""
+        return self.shares.colluding
+
+    def nominal(self) -> float:
+        """Return sigma."""
+        return self.shares.nominal()
+
+    def message_std(self, n: int) -> float:
+        """Return the standard deviation of one share."""
+        return self.shares.share_std(n)
 
     def codec(self, n_silos: int) -> Codec:
         """Return the channel of bytes that each of ``n_silos`` silos uses."""
@@ -268,13 +586,18 @@ class LayeredShares:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralGaussian:
+class CentralGaussian(Channel):
     """A server that is trusted with the sum adds noise to it, once: std = noise_multiplier * scale per coordinate.
 
     Attributes:
         noise_multiplier: sigma, in units of scale.
         scale: what the noise is measured in, same unit as the update: the bound of one contribution.
     """
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells."""
+        return Tells.EXACT
 
     noise_multiplier: float
     scale: float
@@ -289,6 +612,44 @@ class CentralGaussian:
     def std(self) -> float:
         """Standard deviation of the noise on the sum, per coordinate."""
         return self.noise_multiplier * self.scale
+
+    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        """Claim the noise for whoever sees the sum after it, and nothing against the server, which adds it."""
+        if self.noise_multiplier == 0:
+            return (unprotected(NO_NOISE),)
+        event = GaussianEvent(noise_multiplier=self.std / moves.total)
+        return (
+            Claim(covering(Tells.SUM, Tells.OWN), event),
+            unprotected("the server adds the noise itself: it is trusted"),
+        )
+
+    def grid_loss(self, moves: Moves) -> float:
+        """Return what the grid of the noise costs a coordinate."""
+        return (
+            2 * grid_law(self.std, moves.bound.grid).log_ratio_to_gaussian if self.noise_multiplier else 0.0
+        )
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return the sensitivity and the noise."""
+        if self.noise_multiplier == 0:
+            return ()
+        return (
+            f"every round: one {moves.unit} moves the sum by at most {moves.total:g} (l2) when it comes or goes, by "
+            f"twice that when it is replaced; the server adds discrete Gaussian noise of std {self.std:g}, "
+            f"{self.std / moves.total:g} times the bound of one contribution",
+        )
+
+    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the budget that Tables 3 and 6 of DP-Fed-LS print, if clients are drawn as they were there."""
+        if self.noise_multiplier == 0 or not method.sampler.replaces:
+            return ()
+        rate, multiplier = method.sampler.rate, self.std / method.bound.norm
+
+        def tables(rounds: int, delta: float) -> float:
+            return published_epsilon(rate, multiplier, rounds, delta)
+
+        gap = "replacing a client moves the sum by 2L, as Theorem 1 says, but the tables take L"
+        return (Published(name="Tables 3 and 6 of DP-Fed-LS (sensitivity L)", gap=gap, epsilon=tables),)
 
     def release(
         self, total: Float64[np.ndarray, " d"], grid: float, source: BitSource

@@ -7,14 +7,23 @@ amplification that sampling gives holds only while nobody can predict the draw.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.events import Adjacency, Event, PoissonSampledEvent, SampledWithoutReplacementEvent
+from fedveil.privacy.claims import Claim, Tells
+from fedveil.privacy.events import (
+    Adjacency,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonSampledEvent,
+    SampledWithoutReplacementEvent,
+)
 from fedveil.randomness import BitSource
 
 _WORD_BITS: Final = 64
@@ -29,6 +38,11 @@ class Sampler(Protocol):
         ...
 
     @property
+    def replaces(self) -> bool:
+        """Whether neighbours replace a unit's data, so that accountants double what it moves."""
+        ...
+
+    @property
     def adjacency(self) -> Adjacency:
         """The neighbouring populations for which :meth:`event` is valid."""
         ...
@@ -39,6 +53,14 @@ class Sampler(Protocol):
 
     def event(self, base: Event) -> Event:
         """Return the event of a release over the drawn users, given the event ``base`` over all of them."""
+        ...
+
+    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+        """Return what a round claims over the drawn users: amplified unless a claim covers who was drawn."""
+        ...
+
+    def mechanisms(self, unit: str) -> tuple[str, ...]:
+        """Return who takes part in a round, in words, where not everyone does."""
         ...
 
 
@@ -57,6 +79,11 @@ class Everyone:
         return 1.0
 
     @property
+    def replaces(self) -> bool:
+        """False: one user comes or goes."""
+        return False
+
+    @property
     def adjacency(self) -> Adjacency:
         """Add or remove one user (a user who is away contributes zero, and the number of users is public)."""
         return Adjacency.ADD_OR_REMOVE_ONE
@@ -69,6 +96,14 @@ class Everyone:
     def event(self, base: Event) -> Event:
         """Return ``base``: a release over everyone is the release itself."""
         return base
+
+    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+        """Return the claims, also for whoever is told that everyone takes part."""
+        return tuple(replace(claim, covers=claim.covers | _DRAWS) for claim in claims)
+
+    def mechanisms(self, unit: str) -> tuple[str, ...]:
+        """Return nothing: nobody is drawn."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +143,11 @@ class PoissonUsers:
             )
 
     @property
+    def replaces(self) -> bool:
+        """False: one user comes or goes."""
+        return False
+
+    @property
     def adjacency(self) -> Adjacency:
         """Add or remove one user: the adjacency of the amplification theorems used for Poisson sampling."""
         return Adjacency.ADD_OR_REMOVE_ONE
@@ -123,6 +163,14 @@ class PoissonUsers:
     def event(self, base: Event) -> Event:
         """Return ``base`` amplified by Poisson sampling at the rate; ``base`` itself at rate 1."""
         return base if self.rate == 1.0 else PoissonSampledEvent(rate=self.rate, event=base)
+
+    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+        """Return the claims over the sample (:func:`over_sample`); draws are independent: one's own tells nothing."""
+        return over_sample(claims, unknowing=self.event, knowing_own=self.event)
+
+    def mechanisms(self, unit: str) -> tuple[str, ...]:
+        """Return who takes part in a round, in words."""
+        return (f"each {unit} takes part in a round with probability {self.rate:g} (Poisson)",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +209,11 @@ class UniformClients:
         return self.sample / self.population
 
     @property
+    def replaces(self) -> bool:
+        """True: one client's data are replaced."""
+        return True
+
+    @property
     def adjacency(self) -> Adjacency:
         """Replace one client's data by any other."""
         return Adjacency.REPLACE_ONE
@@ -185,19 +238,50 @@ class UniformClients:
             return base
         return SampledWithoutReplacementEvent(population=self.population, sample=self.sample, event=base)
 
+    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+        """Return the claims over the sample (:func:`over_sample`).
+
+        One who knows of its own draw knows that m or m - 1 of the other n - 1 are drawn: the amplification of m of n
+        - 1 covers both.
+        """
+        if self.sample == self.population:
+            return Everyone().over(claims)
+        others = UniformClients(population=self.population - 1, sample=self.sample)
+        return over_sample(claims, unknowing=self.event, knowing_own=others.event)
+
+    def mechanisms(self, unit: str) -> tuple[str, ...]:
+        """Return who takes part in a round, in words."""
+        drawn = f"{self.sample} of {self.population} {unit}s"
+        return (f"{drawn} take part in a round, drawn uniformly without replacement",)
+
 
 AnySampler: TypeAlias = Everyone | PoissonUsers | UniformClients
 
+_DRAWS: Final = frozenset({Tells.OWN_DRAW, Tells.DRAWN})
 
-def knowing_one(sampler: AnySampler) -> AnySampler:
-    """Return the sampler of the others, as one who knows of its own draw sees it.
 
-    Poisson draws are independent. Of a sample of fixed size m out of n, m or m - 1 of the other n - 1 are drawn: the
-    amplification of m of n - 1 covers both.
+def over_sample(
+    claims: Iterable[Claim], *, unknowing: Callable[[Event], Event], knowing_own: Callable[[Event], Event]
+) -> tuple[Claim, ...]:
+    """Return claims over a sample: amplified for whoever does not learn who was drawn, as they are for whoever does.
+
+    Args:
+        claims: over everybody.
+        unknowing: amplifies an event for whoever knows of no draw.
+        knowing_own: the same for whoever knows of its own alone.
     """
-    if isinstance(sampler, UniformClients) and sampler.sample < sampler.population:
-        return UniformClients(population=sampler.population - 1, sample=sampler.sample)
-    return sampler
+    found = []
+    for claim in claims:
+        amplified = isinstance(
+            claim.event, GaussianEvent | LaplaceEvent
+        )  # of others no accountant has a bound
+        own = claim.covers | {Tells.OWN_DRAW}
+        found += [
+            replace(claim, event=unknowing(claim.event) if amplified else claim.event),
+            replace(claim, covers=own, event=knowing_own(claim.event) if amplified else claim.event),
+            replace(claim, covers=own | _DRAWS),
+        ]
+    return tuple(found)
 
 
 def _check_count(n: int) -> None:

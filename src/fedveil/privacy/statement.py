@@ -11,13 +11,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from fedveil.errors import PrivacyError, RunFolderError
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, Event, Json, event_from_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Unit = Literal["record", "client", "user", "silo"]
 
@@ -37,8 +38,16 @@ _NOTHING = "infinite: nothing is guaranteed"
 
 @dataclass(frozen=True, kw_only=True)
 class Disclosure:
-    """One party or coalition, what it sees, and the epsilon against it (None: nothing is guaranteed)."""
+    """One party or coalition, what it sees, and the epsilon against it (None: nothing is guaranteed).
 
+    Attributes:
+        role: who it is; code asks this, and never the words.
+        party: the same in words.
+        sees: in words.
+        epsilon: against it.
+    """
+
+    role: Role
     party: str
     sees: str
     epsilon: float | None
@@ -113,6 +122,14 @@ class Statement:
                 "noise from a known seed guarantees nothing: epsilon must be None, with that reason"
             )
 
+    def against(self, role: Role) -> float | None:
+        """Return the epsilon against a party that has a line, and against readers (None: nothing is guaranteed).
+
+        Raises:
+            KeyError: it has no line.
+        """
+        return {**{d.role: d.epsilon for d in self.trust}, Role.READER: self.epsilon}[role]
+
     def sentences(self) -> tuple[str, ...]:
         """Return the statement in plain English, the claim first. Figures are rounded up, never down."""
         return (
@@ -167,7 +184,10 @@ class Statement:
             "epsilons": dict(self.epsilons),
             "units": self.units,
             "mechanisms": list(self.mechanisms),
-            "trust": [{"party": d.party, "sees": d.sees, "epsilon": d.epsilon} for d in self.trust],
+            "trust": [
+                {"role": _role_name(d.role), "party": d.party, "sees": d.sees, "epsilon": d.epsilon}
+                for d in self.trust
+            ],
             "randomness": self.randomness,
             "secure_randomness": self.secure_randomness,
             "uncovered": list(self.uncovered),
@@ -200,7 +220,7 @@ class Statement:
                 event=event_from_json(data["event"]),
                 units=data["units"],
                 mechanisms=tuple(data["mechanisms"]),
-                trust=tuple(Disclosure(**item) for item in data["trust"]),
+                trust=tuple(Disclosure(**{**item, "role": _ROLES[item["role"]]}) for item in data["trust"]),
                 randomness=data["randomness"],
                 secure_randomness=data["secure_randomness"],
                 uncovered=tuple(data["uncovered"]),
@@ -215,6 +235,18 @@ class Statement:
                 "privacy statement is damaged: its sentences or fields do not fit its values"
             )
         return statement
+
+
+_ROLES: Final = {
+    "reader": Role.READER,
+    "server": Role.SERVER,
+    "sender": Role.SILO,
+    "server+sender": Role.SERVER | Role.SILO,
+}
+
+
+def _role_name(role: Role) -> str:
+    return next(name for name, one in _ROLES.items() if one == role)
 
 
 def show_epsilon(epsilon: float | None) -> str:

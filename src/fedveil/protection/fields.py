@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Self, TypeVar, cast
 
 from gmpy2 import mpz
 
+from fedveil.privacy.claims import Key, Tells, tells
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.wire import Reader, Writer
 
@@ -109,9 +110,21 @@ def many(item: Layout[_T], *, size: int) -> Layout[tuple[_T, ...]]:
     return Layout(write, read, least=size)
 
 
-def sent_as(layout: Layout[_T]) -> _T:
-    """Return the field of a :class:`Body` that has a layout (its type is the layout's)."""
-    return cast(_T, dataclasses.field(metadata={"layout": layout}))
+def sent_as(layout: Layout[_T], what: Tells, under: Key | None = None, besides: Tells | None = None) -> _T:
+    """Return the field of a :class:`Body` that has a layout (its type is the layout's), and what it tells to whom.
+
+    Args:
+        layout: its bytes.
+        what: what it tells of private records.
+        under: who can open it; None: every reader.
+        besides: what it tells every reader all the same.
+    """
+    return cast(_T, dataclasses.field(metadata={"layout": layout, **tells(what, under, besides)}))
+
+
+def told(what: Tells, under: Key | None = None) -> Any:
+    """Return a field whose bytes its class writes by itself, and what it tells to whom."""
+    return dataclasses.field(metadata=tells(what, under))
 
 
 class Body:

@@ -19,8 +19,9 @@ from jaxtyping import UInt32, UInt64
 
 from fedveil.crypto.agreement import KEY_BYTES, RUN_BYTES, Moment, SignedKey
 from fedveil.crypto.keys import SIGNATURE_BYTES
+from fedveil.privacy.claims import Key, Tells, telling
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import Body, Layout, fixed, many, number, pair, sent_as
+from fedveil.protection.fields import Body, Layout, fixed, many, number, pair, sent_as, told
 from fedveil.protection.wire import Reader, Writer
 
 SERVER: Final = 0xFFFF
@@ -52,7 +53,7 @@ _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(sent_as,))
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(sent_as, told))
 def message(kind: int, purpose: str, *, eq: bool = True) -> Callable[[type[_M]], type[_M]]:
     """Make a class a frozen dataclass, registered under its number on the wire.
 
@@ -60,13 +61,16 @@ def message(kind: int, purpose: str, *, eq: bool = True) -> Callable[[type[_M]],
         kind: the number.
         purpose: what the message is for, as the transcript prints it.
         eq: whether two of them can be compared; not if they hold arrays.
+
+    Raises:
+        TypeError: a field does not say what it tells.
     """
 
     def register(cls: type[_M]) -> type[_M]:
         assert kind not in KINDS
         cls.kind, cls.purpose = kind, purpose
         KINDS[kind] = cls
-        return dataclass(frozen=True, kw_only=True, eq=eq)(cls)
+        return telling(dataclass(frozen=True, kw_only=True, eq=eq)(cls))
 
     return register
 
@@ -223,28 +227,28 @@ SIGNED_KEY: Final[Layout[SignedKey]] = pair(fixed(KEY_BYTES), fixed(SIGNATURE_BY
 class Announcement(Message):
     """A silo's agreement key, signed with its identity."""
 
-    key: SignedKey = sent_as(SIGNED_KEY)
+    key: SignedKey = sent_as(SIGNED_KEY, Tells.NOTHING)
 
 
 @message(2, "the silos' signed public keys")
 class Directory(Message):
     """The signed keys of all silos of a cohort, relayed by the server."""
 
-    keys: tuple[tuple[int, SignedKey], ...] = sent_as(by_silo(SIGNED_KEY))
+    keys: tuple[tuple[int, SignedKey], ...] = sent_as(by_silo(SIGNED_KEY), Tells.NOTHING)
 
 
 @message(3, "the start of a round")
 class RoundStart(Message):
     """The server begins a round or another attempt of it, with these silos."""
 
-    cohort: tuple[int, ...] = sent_as(SILOS)
+    cohort: tuple[int, ...] = sent_as(SILOS, Tells.NOTHING)
 
 
 @message(4, "a masked vector", eq=False)
 class MaskedVector(Message):
     """A silo's vector under its masks: uniform words to whoever lacks one of them."""
 
-    words: UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"]
+    words: UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"] = told(Tells.CONTENT, Key.NOBODY)
 
     def encode(self) -> bytes:
         """Return the word size and the words (little-endian)."""
@@ -268,4 +272,4 @@ class RevealRequest(Message):
 class OwnMask(Message):
     """The seed of a silo's own mask; without it the sum stays hidden, with it nothing but the sum shows."""
 
-    seed: bytes = sent_as(fixed(KEY_BYTES))
+    seed: bytes = sent_as(fixed(KEY_BYTES), Tells.SUM)

@@ -10,8 +10,9 @@ from jaxtyping import Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.crypto.ckks import FINGERPRINT_BYTES
+from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import REST, sent_as
+from fedveil.protection.fields import REST, sent_as, told
 from fedveil.protection.messages import Message, message
 from fedveil.protection.wire import Reader, Writer
 
@@ -22,21 +23,21 @@ LARGEST_WORD: Final = 8
 class SealedKeys(Message):
     """The CKKS key and the secret of the ballots' orders, from the first silo to another, sealed for it."""
 
-    sealed: bytes = sent_as(REST)
+    sealed: bytes = sent_as(REST, Tells.NOTHING)
 
 
 @message(41, "votes in a secret order")
 class Ballot(Message):
     """A silo's votes: a bitmap of the coordinates in the round's secret order."""
 
-    bitmap: bytes = sent_as(REST)
+    bitmap: bytes = sent_as(REST, Tells.BALLOT)
 
 
 @message(42, "the coordinates to encrypt, in a secret order")
 class Partition(Message):
     """The coordinates with most votes, as a bitmap in the round's secret order."""
 
-    bitmap: bytes = sent_as(REST)
+    bitmap: bytes = sent_as(REST, Tells.BALLOT)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,11 +52,11 @@ class _Parts(Message):
         hidden: ciphertexts of the others, ascending.
     """
 
-    tag: bytes
-    fingerprint: bytes
-    size: int
-    clear: Int64[np.ndarray, " n"]
-    hidden: bytes
+    tag: bytes = told(Tells.NOTHING)
+    fingerprint: bytes = told(Tells.NOTHING)
+    size: int = told(Tells.NOTHING)
+    clear: Int64[np.ndarray, " n"] = told(Tells.CLEAR)  # noqa: RUF009
+    hidden: bytes = told(Tells.HIDDEN, Key.SILOS)
 
     def encode(self) -> bytes:
         """Return tag, fingerprint, size, count, numbers and ciphertexts."""
@@ -88,3 +89,6 @@ class PartialUpdate(_Parts):
 @message(44, "the sum, partly encrypted", eq=False)
 class PartialSum(_Parts):
     """The sum of all updates, for every silo: the part in clear, and the part that silos decrypt."""
+
+    clear: Int64[np.ndarray, " n"] = told(Tells.SUM)
+    hidden: bytes = told(Tells.SUM, Key.SILOS)

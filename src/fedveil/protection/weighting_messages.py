@@ -7,8 +7,9 @@ from typing import Final
 from gmpy2 import mpz
 
 from fedveil.crypto.transfer import POINT_BYTES
+from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import BLOCK, REST, integers, many, number, sent_as
+from fedveil.protection.fields import BLOCK, REST, integers, many, number, sent_as, told
 from fedveil.protection.messages import Message, message
 from fedveil.protection.wire import Reader, Writer
 
@@ -19,50 +20,50 @@ _BLOCKS: Final = many(BLOCK, size=4)
 class WeightingKey(Message):
     """The server's public encryption key."""
 
-    key: bytes = sent_as(REST)
+    key: bytes = sent_as(REST, Tells.NOTHING)
 
 
 @message(21, "the blinding seed, sealed for one silo")
 class SealedSeed(Message):
     """The seed of the multiplicative blinds, from silo 0 to another silo, sealed under their pairwise key."""
 
-    sealed: bytes = sent_as(REST)
+    sealed: bytes = sent_as(REST, Tells.NOTHING)
 
 
 @message(22, "doubly blinded record counts")
 class BlindedHistogram(Message):
     """A silo's record counts, blinded by r_u and under pairwise masks: uniform numbers to the server."""
 
-    blocks: tuple[bytes, ...] = sent_as(_BLOCKS)
+    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.COUNTS, Key.SILOS, besides=Tells.PRESENCE)
 
 
 @message(23, "the users who take part")
 class Participants(Message):
     """Which users have a record anywhere (one byte each)."""
 
-    present: tuple[bool, ...] = sent_as(many(number(1).of(int, bool), size=4))
+    present: tuple[bool, ...] = sent_as(many(number(1).of(int, bool), size=4), Tells.PRESENCE)
 
 
 @message(24, "the round's encrypted weights")
 class EncryptedWeights(Message):
     """A round begins: fresh encrypted weights of all participants, or none if the last ones still hold."""
 
-    blocks: tuple[bytes, ...] = sent_as(_BLOCKS)
+    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.DRAWN, Key.SERVER)
 
 
 @message(25, "an encrypted masked sum")
 class EncryptedSum(Message):
     """A silo's encrypted, masked and re-randomised weighted sum."""
 
-    blocks: tuple[bytes, ...] = sent_as(_BLOCKS)
+    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.SUM, Key.SERVER)
 
 
 @message(26, "points for oblivious transfer")
 class TransferOffer(Message):
     """A round with private sub-sampling begins: the server's points for the oblivious transfers."""
 
-    public: mpz
-    constants: tuple[mpz, ...]
+    public: mpz = told(Tells.NOTHING)
+    constants: tuple[mpz, ...] = told(Tells.NOTHING)
 
     def encode(self) -> bytes:
         """Return the points, as one list."""
@@ -83,11 +84,11 @@ class TransferOffer(Message):
 class TransferRequests(Message):
     """A silo's requests, one per participant: the place asked for is hidden."""
 
-    points: tuple[mpz, ...] = sent_as(integers(POINT_BYTES))
+    points: tuple[mpz, ...] = sent_as(integers(POINT_BYTES), Tells.DRAWN, Key.NOBODY)
 
 
 @message(28, "sealed places of oblivious transfers")
 class TransferAnswers(Message):
     """All places of every transfer, sealed so that one of each opens."""
 
-    blocks: tuple[bytes, ...] = sent_as(_BLOCKS)
+    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.DRAWN, Key.NOBODY)

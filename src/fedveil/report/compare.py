@@ -39,8 +39,9 @@ class Spread:
 class ComparisonRow:
     """One variant at the last round that all its seeds have reached and evaluated.
 
-    `epsilon` is the largest over the seeds, `math.inf` where any of them guarantees nothing; `seconds` are
-    those of the rounds up to `round`, and `bits` the bits a parameter of their messages, None where none were counted.
+    `epsilon` and `to_server`, of the last round, are the largest over the seeds, `math.inf` where any of them
+    guarantees nothing; `seconds` are those of the rounds up to `round`, and `bits` the bits a parameter of their
+    messages, None where none were counted.
     """
 
     variant: str
@@ -50,6 +51,7 @@ class ComparisonRow:
     seconds: Spread
     bits: Spread | None
     epsilon: float
+    to_server: float
     delta: float
     unit: str
     adjacency: str
@@ -150,6 +152,7 @@ class _Variant:
             ),
             bits=self.bits(last),
             epsilon=self.epsilon(last) if all(statement.guaranteed for statement in statements) else math.inf,
+            to_server=max(statement.to_server for statement in statements),
             delta=statements[0].delta,
             unit=statements[0].unit,
             adjacency=statements[0].adjacency,
@@ -200,11 +203,14 @@ class Comparison:
         return list(dict.fromkeys(metric for variant in self.variants for metric in variant.metrics))
 
     def _promises(self) -> str:
-        header = ["variant", "ε", "δ", "one", "neighbouring data sets", "accountant"]
+        header = ["variant", "ε", "ε to server", "δ", "one", "neighbouring data sets", "accountant"]
         rows = [
             [
                 row.variant,
-                show_epsilon(row.epsilon) if math.isfinite(row.epsilon) else "∞ (no guarantee)",
+                *(
+                    show_epsilon(one) if math.isfinite(one) else "∞ (no guarantee)"
+                    for one in (row.epsilon, row.to_server)
+                ),
                 show(row.delta),
                 row.unit,
                 words(row.adjacency).replace("-", " "),
@@ -368,6 +374,7 @@ def _row_json(row: ComparisonRow) -> JsonObject:
         "seconds": spread(row.seconds),
         "bits_per_parameter": None if row.bits is None else spread(row.bits),
         "epsilon": _finite(row.epsilon),
+        "to_server": _finite(row.to_server),
         "delta": row.delta,
         "unit": row.unit,
         "adjacency": row.adjacency,

@@ -20,6 +20,7 @@ JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 
 SCHEMA_VERSION = 1
+STATEMENT_VERSION = 2  # of privacy.json, whose lines name a role
 NORM_LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Levels of the quantiles of contribution norms in a row of metrics.jsonl."""
 
@@ -68,6 +69,7 @@ class RoundRow:
 class Disclosure:
     """A party or coalition, what it sees, and the epsilon against it (`math.inf`: nothing is guaranteed)."""
 
+    role: str
     party: str
     sees: str
     epsilon: float
@@ -109,6 +111,11 @@ class StatementData:
     def guaranteed(self) -> bool:
         """Whether the statement claims a finite epsilon."""
         return math.isfinite(self.epsilon)
+
+    @property
+    def to_server(self) -> float:
+        """The epsilon against the server; `math.inf` where no line speaks of it."""
+        return next((line.epsilon for line in self.trust if line.role == "server"), math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,23 +325,23 @@ def _text(path: Path) -> str:
         raise RunFolderError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _parse(text: str, where: str) -> _Object:
-    """One JSON object of this schema version."""
+def _parse(text: str, where: str, version: int = SCHEMA_VERSION) -> _Object:
+    """One JSON object of a schema version."""
     try:
         value = json.loads(text)
     except ValueError as error:
         raise RunFolderError(f"{where} is damaged: it is not valid JSON ({error}).") from error
     if not isinstance(value, dict):
         raise RunFolderError(f"{where} is damaged: it should hold a JSON object.")
-    _check_version(value, where)
+    _check_version(value, where, version)
     return _Object(where, value)
 
 
-def _check_version(fields: JsonObject, where: str) -> None:
+def _check_version(fields: JsonObject, where: str, wanted: int = SCHEMA_VERSION) -> None:
     version = fields.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if version != wanted:
         raise RunFolderError(
-            f"{where} has schema_version {version!r}, but this version of fedveil reads {SCHEMA_VERSION}: "
+            f"{where} has schema_version {version!r}, but this version of fedveil reads {wanted}: "
             "read it with the version of fedveil that wrote it (environment.json names it)."
         )
 
@@ -348,8 +355,8 @@ def _experiment(toml: str, path: Path) -> JsonObject:
     return experiment
 
 
-def _document(path: Path) -> _Object:
-    return _parse(_text(path), str(path))
+def _document(path: Path, version: int = SCHEMA_VERSION) -> _Object:
+    return _parse(_text(path), str(path), version)
 
 
 def _rounds(path: Path) -> tuple[tuple[RoundRow, ...], bool]:
@@ -401,7 +408,7 @@ def _statement(path: Path) -> StatementData:
             f"{path} is missing: a run writes its privacy statement when it ends, and there is no report "
             f"without one; end the run with `fedveil resume {path.parent}`."
         )
-    document = _document(path)
+    document = _document(path, STATEMENT_VERSION)
     epsilons = document.child("epsilons")
     known = {field.name for field in dataclasses.fields(StatementData)} | {"schema_version"}
     return StatementData(
@@ -414,7 +421,12 @@ def _statement(path: Path) -> StatementData:
         epsilons=tuple((name, epsilons.bound(name)) for name in epsilons.fields),
         mechanisms=document.texts("mechanisms"),
         trust=tuple(
-            Disclosure(party=item.text("party"), sees=item.text("sees"), epsilon=item.bound("epsilon"))
+            Disclosure(
+                role=item.text("role"),
+                party=item.text("party"),
+                sees=item.text("sees"),
+                epsilon=item.bound("epsilon"),
+            )
             for item in document.children("trust")
         ),
         randomness=document.text("randomness"),

@@ -19,22 +19,14 @@ from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.agreement import AgreementKey, Moment, PairwiseSecret
 from fedveil.crypto.errors import CryptoError
 from fedveil.engine.federation.hidden_sums import session_run
-from fedveil.engine.federation.parts import Agreement, Part, Sealed, Vector, only
-from fedveil.methods.client_messages import ClientMessages, Numbers
+from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
 from fedveil.methods.stages import Coded, LayeredShares
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.parts import Agreement, Part, Sealed, Vector, only
 
 _PURPOSE = "federation: a channel's message"
 _KEY_BYTES = 32
-
-
-def codes(method: Method) -> bool:
-    """Return whether a method's messages are bytes that the coordinator decodes."""
-    channel = method.channel
-    if isinstance(channel, ClientMessages):
-        return not isinstance(channel.form, Numbers)
-    return isinstance(channel, LayeredShares)
 
 
 def to_bytes(coded: Coded) -> bytes:

@@ -32,7 +32,7 @@ from fedveil.engine.aggregation import PLAIN_SUM
 from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.coordinator_side import coordinate, draw_users
 from fedveil.engine.experiment import Experiment
-from fedveil.engine.federation.coded_sums import CodedPost, codes, open_sums
+from fedveil.engine.federation.coded_sums import CodedPost, open_sums
 from fedveil.engine.federation.encrypted_sums import check_learned
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.exchange import Absentees, Answers, Exchange
@@ -40,21 +40,8 @@ from fedveil.engine.federation.hidden_sums import HiddenSum, Outgoing, session_r
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.parts import (
-    Agreement,
-    Drawn,
-    Joined,
-    Lost,
-    Part,
-    Refused,
-    Relay,
-    Task,
-    Terms,
-    Totals,
-    only,
-)
 from fedveil.engine.federation.protocols import hidden_sum
-from fedveil.engine.federation.travel import check_travels, discloses_counts
+from fedveil.engine.federation.travel import check_travels
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.run import (
     Observer,
@@ -72,6 +59,23 @@ from fedveil.methods.protections import PrivateWeighting
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import (
+    Agreement,
+    Counts,
+    Drawn,
+    DrawnUsers,
+    Joined,
+    Lost,
+    Model,
+    OwnDraw,
+    Part,
+    Refused,
+    Relay,
+    Task,
+    Terms,
+    Totals,
+    only,
+)
 
 STATE: Final = "federation.json"
 """In the run folder: the 16 bytes of the run and its last session."""
@@ -266,7 +270,7 @@ class CoordinatorParty:
         self._totals = None
         self._number = -1
         offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
-        if codes(self._prepared.method):
+        if self._prepared.method.channel.coded:
             self._post = CodedPost(run=self._run, session=self._session)
             offer.append(self._post.offer)
         self._ask(dict.fromkeys(self._present, offer), self._joined)
@@ -288,8 +292,10 @@ class CoordinatorParty:
         return experiment.model_copy(update={"model": model, "data": data})
 
     def _joined(self, answers: Answers) -> None:
-        if discloses_counts(self._prepared.method):
-            counts = [only(parts, Joined, silo).counts for silo, parts in answers.items()]
+        for silo, parts in answers.items():
+            only(parts, Joined, silo)
+        if self._prepared.method.shows_counts:
+            counts = [only(parts, Counts, silo).counts for silo, parts in answers.items()]
             if any(len(one) != self._prepared.population.n_users for one in counts):
                 raise ProtocolError("a silo counts records of another number of users")
             self._totals = np.sum(counts, axis=0)
@@ -331,20 +337,33 @@ class CoordinatorParty:
             self._ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
         drawn, commitment = self._drawn(number, 0 if repeats else charged)
         self._taking_part = prepared.seat.n_users if drawn is None else int(drawn.sum())
-        secret = drawn is not None and self._hidden is not None and not self._hidden.tells_drawn
-        told: list[Part] = [Drawn(commitment=commitment)] if secret else []
-        model = self._checkpoint.model.cpu().numpy()
+        model: list[Part] = [Model(values=self._checkpoint.model.cpu().numpy())]
         if self._hidden is not None and not self._hidden.shows_model:
-            model = model[:0]
-        task = Task(round=number, model=model, drawn=None if secret else drawn)
+            model = []
+        task = Task(round=number)
         begin = [] if self._hidden is None else self._hidden.begin(number, drawn, self._present)
         relays = _by_silo([*before, *begin])
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
         self._ask(
-            {silo: [*totals, *relays.get(silo, []), *told, task] for silo in self._present},
+            {
+                silo: [*totals, *relays.get(silo, []), *model, *self._told(silo, drawn, commitment), task]
+                for silo in self._present
+            },
             self._collect,
         )
+
+    def _told(self, silo: int, drawn: Bool[np.ndarray, " users"] | None, commitment: bytes) -> list[Part]:
+        """Return what a silo is told of who takes part: all users, itself alone, or a commitment."""
+        if drawn is None:
+            return []
+        told = {one.kind for one in self._prepared.method.sends()}
+        every: list[Part] = [
+            Drawn(commitment=commitment),
+            OwnDraw(drawn=bool(drawn[silo % len(drawn)])),
+            DrawnUsers(users=drawn),
+        ]
+        return [part for part in every if type(part) in told]
 
     def _drawn(self, number: int, attempt: int) -> tuple[Bool[np.ndarray, " users"] | None, bytes]:
         """Return who takes part, drawn once and kept, and a commitment: an attempt that is asked for again is the same.

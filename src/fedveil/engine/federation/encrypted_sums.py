@@ -22,8 +22,7 @@ from fedveil.crypto.agreement import Moment
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
-from fedveil.engine.federation.own_round import OwnRound
-from fedveil.engine.federation.parts import Learned, Part, Task, only
+from fedveil.engine.federation.own_round import Asked, OwnRound
 from fedveil.engine.federation.store import Answered
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.setup import Prepared, privacy_randomness
@@ -31,6 +30,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import Envelope, RoundStart
 from fedveil.protection.partial_encryption import PartialSilo
 from fedveil.protection.partial_server import PartialServer
+from fedveil.protection.parts import Learned, Part, only
 from fedveil.protection.wire import Reader, Writer
 
 _ENVELOPE_BYTES = 1 << 13
@@ -231,7 +231,7 @@ class EncryptedShare(HiddenShare):
             raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
         self._before = after
 
-    def new_answer(self, own: OwnRound, task: Task, request: bytes) -> Answered:
+    def new_answer(self, own: OwnRound, task: Asked, request: bytes) -> Answered:
         """Train, and draw the noise on the votes; return what is kept of the round before anything of it leaves."""
         message, votes = own.total(replace(task, model=self._before)), _none()
         if self._agreed.noisy_votes(task.round):

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fedveil.errors import FedveilError
-
-Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request"]
-"""Why a silo refuses: its policy, its users' budget, another schema, a request that was answered with something else
-before, its own state is not what it was, its disk, or a request that makes no sense."""
+from fedveil.protection.parts import Cause
 
 
 class RefusalError(FedveilError):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedveil.engine.federation.letters import Letter
-from fedveil.engine.federation.parts import Part, Refused
+from fedveil.protection.parts import Part, Refused
 
 Answers = dict[int, tuple[Part, ...]]
 """What every silo of an exchange has answered."""

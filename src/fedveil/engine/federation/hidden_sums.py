@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float64
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.own_round import OwnRound
-from fedveil.engine.federation.parts import Part, Task
+from fedveil.engine.federation.own_round import Asked, OwnRound
 from fedveil.engine.federation.store import Answered
+from fedveil.protection.parts import Part
 from fedveil.protection.peers import Roster
 
 Outgoing = list[tuple[int, bytes]]
@@ -68,11 +68,6 @@ class HiddenSum(ABC):
         return True
 
     @property
-    def tells_drawn(self) -> bool:
-        """Whether silos are told which users are drawn; else the coordinator commits itself to them."""
-        return True
-
-    @property
     def shows_model(self) -> bool:
         """Whether the coordinator learns the sums and has the models; else the silos alone do."""
         return True
@@ -110,16 +105,6 @@ class HiddenShare(ABC):
     def repeats(self) -> bool:
         """Whether a round that is asked for again is answered with the same content; else it is charged again."""
         return True
-
-    @property
-    def told_drawn(self) -> bool:
-        """Whether the silo is told which users are drawn."""
-        return True
-
-    @property
-    def committed(self) -> bool:
-        """Whether the coordinator draws users without telling silos, and must commit itself to them."""
-        return False
 
     @property
     def shown_model(self) -> bool:
@@ -162,7 +147,7 @@ class HiddenShare(ABC):
             ProtocolError: a message that must not be accepted.
         """
 
-    def new_answer(self, own: OwnRound, task: Task, request: bytes) -> Answered:
+    def new_answer(self, own: OwnRound, task: Asked, request: bytes) -> Answered:
         """Train and draw noise; return what is kept before anything of it leaves."""
         return Answered(round=task.round, request=request, vector=own.message(task).vector)
 

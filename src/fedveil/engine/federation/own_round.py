@@ -3,17 +3,81 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float32, Float64
 
-from fedveil.engine.federation.parts import Task
+from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import SiloMessage, client_message, local_sums, members_of, silo_message
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.stages import ClientContribution
+from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part, Task
+from fedveil.protection.wire import Writer
 from fedveil.randomness import ExperimentRandomness
+
+_P = TypeVar("_P", bound=Part)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """What a silo is asked for in a round.
+
+    Attributes:
+        round: counts from 1.
+        model: (d,) float32, the global model to train from; empty where silos keep their own.
+        drawn: (|U|,) who of the silo's users takes part, as far as it was told; None: everybody, or nobody is told.
+    """
+
+    round: int
+    model: Float32[np.ndarray, " d"]
+    drawn: Bool[np.ndarray, " users"] | None = None
+
+    @classmethod
+    def of(cls, task: Task, told: Told, silo: int, n_users: int) -> Asked:
+        """Return what the parts of a letter ask of a silo."""
+        model, drawn = told.get(Model), None
+        if (all_users := told.get(DrawnUsers)) is not None:
+            drawn = all_users.users
+        elif (own := told.get(OwnDraw)) is not None:
+            drawn = np.zeros(n_users, dtype=np.bool_)
+            drawn[silo] = own.drawn
+        values = np.zeros(0, dtype=np.float32) if model is None else model.values
+        return cls(round=task.round, model=values, drawn=drawn)
+
+
+class Told:
+    """What a silo was told before the task of a round: at most one part of each kind."""
+
+    def __init__(self) -> None:
+        self._parts: dict[type[Part], Part] = {}
+
+    def add(self, part: Part) -> None:
+        """Keep a part until the task.
+
+        Raises:
+            RefusalError: the second of its kind.
+        """
+        if type(part) in self._parts:
+            raise RefusalError("request", f"a letter tells {type(part).__name__} twice")
+        self._parts[type(part)] = part
+
+    def get(self, kind: type[_P]) -> _P | None:
+        """Return the part of a kind; None if there was none."""
+        found = self._parts.get(kind)
+        assert found is None or isinstance(found, kind)
+        return found
+
+    def __contains__(self, kind: object) -> bool:
+        """Return whether a part of a kind was told."""
+        return kind in self._parts
+
+    def encode(self) -> bytes:
+        """Return the bytes of all of it, by kind."""
+        ordered = sorted(self._parts.values(), key=lambda part: part.kind)
+        return b"".join(Writer().number(part.kind, 1).block(part.encode()).bytes() for part in ordered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +94,7 @@ class OwnRound:
     silo: int
     attempt: int = 0
 
-    def total(self, task: Task) -> Float64[np.ndarray, " d"]:
+    def total(self, task: Asked) -> Float64[np.ndarray, " d"]:
         """Train, and return the silo's bounded, weighted sum; it carries no noise."""
         seat = self.prepared.seat
         groups, clients = seat.cohort.groups, isinstance(seat.method.contribution, ClientContribution)
@@ -43,7 +107,7 @@ class OwnRound:
         total: np.ndarray = sums.total[0 if together else self.silo].cpu().numpy()
         return total
 
-    def message(self, task: Task) -> SiloMessage:
+    def message(self, task: Asked) -> SiloMessage:
         """Train, and return what the method's channel makes of the sum, or of the client's update."""
         seat, privacy = self.prepared.seat, privacy_randomness(self.prepared.experiment)
         seat = replace(seat, method=seat.method.at_round(task.round))

@@ -11,13 +11,13 @@ from fedveil.engine.experiment import Experiment, read_toml
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import problems
-from fedveil.engine.federation.travel import discloses_counts
 from fedveil.errors import ConfigError
 from fedveil.local.losses import LOSSES
-from fedveil.methods.guarantee import Guarantee
+from fedveil.methods.claims import Guarantee
 from fedveil.methods.method import Method
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.bounds import Clip, ClipL1
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.ledger import Budget
 
@@ -36,10 +36,11 @@ class Policy(BaseModel):
         models: models that may be trained; a ``package.module:factory`` is code, and is loaded only if it is here.
         losses: losses that may be minimised; the same holds.
         protections: what must hide the silo's message from the coordinator; any one of them.
-        trust_silos: take part where another silo, or a reader of the models, is guaranteed nothing (partial encryption
-            whose encrypted part has no noise).
+        trust_silos: take part where nothing is guaranteed against another silo (partial encryption whose encrypted part
+            has no noise; weights by records in the open).
         trust_coordinator: count what readers of the models learn, instead of what the coordinator sees.
-        disclose_counts: tell the coordinator how many records each user has, where weights need it.
+        disclose_counts: tell the coordinator how many records each user has, where weights need it, and all silos the
+            totals; it takes trust in both as well.
         without_guarantee: take part in runs that guarantee nothing (tests, public data).
         largest_letter: bytes of a letter beyond which it is refused unread.
     """
@@ -113,11 +114,13 @@ class Policy(BaseModel):
                 )
         elif not self.without_guarantee:
             raise RefusalError("policy", f"{method.name} does not bound what one user changes")
-        if discloses_counts(method) and not self.disclose_counts:
+        allowed = self.disclose_counts and self.trust_coordinator and self.trust_silos
+        if method.shows_counts and not (allowed or self.without_guarantee):
             raise RefusalError(
                 "policy",
-                f"{method.name}: the coordinator would learn how many records each user has here; "
-                "use uldp-avg or private weighting, or allow it by disclose_counts",
+                f"{method.name}: the coordinator would learn how many records each user has here, and every silo how "
+                "many she has in all, and no noise covers either; use uldp-avg or private weighting, or allow it by "
+                "disclose_counts with trust_coordinator and trust_silos",
             )
 
     def event(self, guarantee: Guarantee) -> Event:
@@ -126,23 +129,19 @@ class Policy(BaseModel):
         Raises:
             RefusalError: the method guarantees nothing against the party that counts.
         """
-        bare = [view for view in guarantee.views if view.party.endswith("which holds the key")]
-        if any(_nothing(view.event) for view in bare) and not (self.trust_silos or self.without_guarantee):
-            raise RefusalError(
-                "policy",
-                "the other silos hold the key and would see the encrypted part without noise; ask for he_noise, or "
-                "allow it by trust_silos",
-            )
-        party = "the server"
-        event = guarantee.event
-        if not self.trust_coordinator:
-            event = next(view.event for view in guarantee.views if view.party.startswith(party))
-        reasons = [one.reason for one in atoms(event) if isinstance(one, NoGuarantee)]
-        if reasons and not self.without_guarantee:
-            against = "readers of the models" if self.trust_coordinator else "the coordinator"
-            raise RefusalError("policy", f"nothing is guaranteed against {against}: {reasons[0]}")
-        return event
-
-
-def _nothing(event: Event) -> bool:
-    return any(isinstance(one, NoGuarantee) for one in atoms(event))
+        counted = Role.READER if self.trust_coordinator else Role.SERVER
+        against = {
+            Role.READER: "readers of the models",
+            Role.SERVER: "the coordinator",
+            Role.SILO: "another silo",
+        }
+        key = {Role.READER: "without_guarantee", Role.SERVER: "trust_coordinator", Role.SILO: "trust_silos"}
+        asked = (counted,) if self.trust_silos else (counted, Role.SILO)
+        for role in () if self.without_guarantee else asked:
+            reasons = [one.reason for one in atoms(guarantee.against(role)) if isinstance(one, NoGuarantee)]
+            if reasons:
+                raise RefusalError(
+                    "policy",
+                    f"nothing is guaranteed against {against[role]}: {reasons[0]}; allow it by {key[role]}",
+                )
+        return guarantee.against(counted)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -23,17 +23,36 @@ import torch
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.federation.coded_sums import CodedPost, codes, to_bytes
-from fedveil.engine.federation.errors import Cause, RefusalError
+from fedveil.engine.federation.coded_sums import CodedPost, to_bytes
+from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenShare, Place, check_next, session_run
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.own_round import OwnRound
-from fedveil.engine.federation.parts import (
+from fedveil.engine.federation.own_round import Asked, OwnRound, Told
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.protocols import SiloDisk, hidden_share
+from fedveil.engine.federation.share import Held
+from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
+from fedveil.engine.federation.travel import check_own_client, check_travels
+from fedveil.engine.sections import ModelSection, TrainerSection
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import BudgetError, FedveilError, RunFolderError
+from fedveil.methods.claims import Guarantee
+from fedveil.population.records import Population
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import Event
+from fedveil.privacy.ledger import Ledger
+from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import (
     Agreement,
+    Cause,
+    Counts,
     Drawn,
+    DrawnUsers,
     Joined,
     Lost,
+    Model,
+    OwnDraw,
     Part,
     Refused,
     Relay,
@@ -43,19 +62,6 @@ from fedveil.engine.federation.parts import (
     Vector,
     only,
 )
-from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.protocols import SiloDisk, hidden_share
-from fedveil.engine.federation.share import Held
-from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
-from fedveil.engine.federation.travel import check_own_client, check_travels, discloses_counts
-from fedveil.engine.sections import ModelSection, TrainerSection
-from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import BudgetError, FedveilError, RunFolderError
-from fedveil.methods.guarantee import Guarantee
-from fedveil.population.records import Population
-from fedveil.privacy.events import Event
-from fedveil.privacy.ledger import Ledger
-from fedveil.protection.messages import SERVER
 
 LEDGER: Final = "ledger.jsonl"
 """A silo's ledger over all runs, in its state folder."""
@@ -77,7 +83,7 @@ class _Session:
     post: CodedPost | None
     weighted: bool
     terms: bytes
-    drawn: bytes = b""
+    told: Told = field(default_factory=Told)
     task: Task | None = None
     request: bytes = b""
     reply: bytes = b""
@@ -181,6 +187,8 @@ class SiloParty:
             return [Lost()]
         if letter.number <= session.exchange:
             raise RefusalError("replay", f"exchange {letter.number} is over, the last was {session.exchange}")
+        if any(isinstance(part, Task) for part in letter.parts):
+            session.told = Told()
         answers: list[Part] = []
         for part in letter.parts:
             answers += self._read(session, part)
@@ -190,8 +198,8 @@ class SiloParty:
         if isinstance(part, Totals):
             self._weigh(session, part)
             return []
-        if isinstance(part, Drawn) and session.hidden is not None and not session.hidden.told_drawn:
-            session.drawn = part.commitment
+        if isinstance(part, Model | DrawnUsers | OwnDraw | Drawn):
+            session.told.add(part)
             return []
         if isinstance(part, Relay) and session.hidden is not None:
             replies = [Relay(message=reply) for reply in session.hidden.receive(part.message)]
@@ -210,7 +218,7 @@ class SiloParty:
             return []
         session.task = None
         answered = self._sum(session, task)
-        session.drawn = b""
+        session.told = Told()
         if session.post is not None:
             return [session.post.seal(self._number, task.round, answered.coded)]
         if hidden is None:
@@ -236,7 +244,7 @@ class SiloParty:
         event = self._policy.event(prepared.guarantee)
         self._reopen_ledger()
         self._check_budget(letter.run, experiment.rounds, prepared.guarantee, event)
-        by_records = discloses_counts(prepared.method)
+        by_records = prepared.method.shows_counts
         place = Place(
             run=session_run(letter.run, letter.session),
             number=self._number,
@@ -244,7 +252,7 @@ class SiloParty:
             roster=self._membership.roster,
         )
         hidden = hidden_share(prepared, place, self._disk(letter.run))
-        post = CodedPost(run=letter.run, session=letter.session) if codes(prepared.method) else None
+        post = CodedPost(run=letter.run, session=letter.session) if prepared.method.channel.coded else None
         if post is not None:
             post.meet(self._number, only(letter.parts, Agreement, SERVER))
         self._session = _Session(
@@ -258,11 +266,11 @@ class SiloParty:
             weighted=not by_records,
             terms=hashlib.sha256(terms.encode()).digest(),
         )
-        joined = Joined(counts=self._counts() if by_records else np.zeros(0, dtype=np.int64))
+        joined: list[Part] = [Joined(), *([Counts(counts=self._counts())] if by_records else [])]
         if post is not None:
-            return [joined, post.offer]
+            return [*joined, post.offer]
         first = None if hidden is None else hidden.announce()
-        return [joined] if first is None else [joined, Relay(message=first)]
+        return joined if first is None else [*joined, Relay(message=first)]
 
     def _request(self, text: str) -> Experiment:
         try:
@@ -316,9 +324,9 @@ class SiloParty:
         summed over other silos.
         """
         prepared, name, hidden = session.prepared, _run_name(session.run), session.hidden
-        self._check_task(session, task)
+        self._check_task(session)
         repeats = hidden is None or hidden.repeats
-        asked = session.terms + task.encode() + session.drawn
+        asked = session.terms + task.encode() + session.told.encode()
         request = hashlib.sha256(asked if hidden is None else asked + hidden.binding).digest()
         last = self._store.read(session.run)
         self._check_state(session, 0 if last is None else last.round, repeats)
@@ -345,7 +353,8 @@ class SiloParty:
             budget=self._policy.budget,
         )
         own = OwnRound(prepared=prepared, silo=self._number, attempt=0 if repeats else again)
-        answered = self._new_answer(own, session, task, request)
+        work = Asked.of(task, session.told, self._number, self._share.n_users)
+        answered = self._new_answer(own, session, work, request)
         self._store.write(session.run, answered)
         return answered
 
@@ -357,27 +366,28 @@ class SiloParty:
         if not known <= charged or (repeats and charged - set(range(1, done + 2))):
             raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
 
-    def _check_task(self, session: _Session, task: Task) -> None:
-        hidden = session.hidden
-        dimension = 0 if hidden is not None and not hidden.shown_model else session.prepared.task.dimension
-        if len(task.model) != dimension:
+    def _check_task(self, session: _Session) -> None:
+        """Refuse a task that does not come with exactly what the method tells silos."""
+        method, told = session.prepared.method, session.told
+        sent = {one.kind for one in method.sends() if one.to & Role.SILO}
+        for kind in (Model, DrawnUsers, OwnDraw, Drawn):
+            if (kind in told) != (kind in sent):
+                wrong = "tells" if kind in told else "lacks"
+                raise RefusalError("request", f"a task of {method.name} {wrong} {kind.__name__}")
+        model, drawn = told.get(Model), told.get(DrawnUsers)
+        dimension = session.prepared.task.dimension
+        if model is not None and len(model.values) != dimension:
             raise RefusalError(
-                "request", f"the model has {len(task.model)} parameters instead of {dimension}"
+                "request", f"the model has {len(model.values)} parameters instead of {dimension}"
             )
-        if task.drawn is not None and len(task.drawn) != self._share.n_users:
+        if drawn is not None and len(drawn.users) != self._share.n_users:
             raise RefusalError(
-                "request", f"{len(task.drawn)} users were drawn from instead of {self._share.n_users}"
-            )
-        if hidden is not None and not hidden.told_drawn and task.drawn is not None:
-            raise RefusalError("request", "who is drawn, silos of this protocol are not told")
-        if hidden is not None and bool(session.drawn) != hidden.committed:
-            raise RefusalError(
-                "request", "a coordinator commits itself to who is drawn where silos are not told"
+                "request", f"{len(drawn.users)} users were drawn from instead of {self._share.n_users}"
             )
         if not session.weighted:
             raise RefusalError("request", "a round begins before the users' totals are known")
 
-    def _new_answer(self, own: OwnRound, session: _Session, task: Task, request: bytes) -> Answered:
+    def _new_answer(self, own: OwnRound, session: _Session, task: Asked, request: bytes) -> Answered:
         """Train and draw noise."""
         if session.hidden is not None:
             return session.hidden.new_answer(own, task, request)

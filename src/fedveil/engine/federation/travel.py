@@ -7,12 +7,11 @@ from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
-from fedveil.methods.protections import PartialEncryption, PrivateWeighting, SecureAggregation
+from fedveil.methods.protections import PartialEncryption, SecureAggregation
 from fedveil.methods.stages import (
     ClientContribution,
     SiloContribution,
     SiloUserContribution,
-    Weights,
 )
 from fedveil.privacy.sampling import UniformClients
 
@@ -52,11 +51,6 @@ def check_travels(prepared: Prepared) -> None:
             f"{method.name}: model.initial: under partial encryption the coordinator gives no model; silos begin with "
             "the one that the seed draws"
         )
-
-
-def discloses_counts(method: Method) -> bool:
-    """Return whether silos tell the coordinator how many records each user has."""
-    return method.weights is Weights.BY_RECORDS and not isinstance(method.protection, PrivateWeighting)
 
 
 def _check_clients(prepared: Prepared) -> None:

@@ -26,8 +26,7 @@ from fedveil.crypto.agreement import RUN_BYTES, Moment
 from fedveil.crypto.transfer import POINT_BYTES
 from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
 from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.own_round import OwnRound
-from fedveil.engine.federation.parts import Task
+from fedveil.engine.federation.own_round import Asked, OwnRound
 from fedveil.engine.federation.store import Answered
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import WeightedTraining
@@ -141,11 +140,6 @@ class BlindSum(HiddenSum):
         return not self._plan.places
 
     @property
-    def tells_drawn(self) -> bool:
-        """Nobody but the coordinator knows who is drawn, or nobody at all."""
-        return False
-
-    @property
     def summed(self) -> int:
         """All silos."""
         return self._plan.silos
@@ -201,19 +195,9 @@ class BlindShare(HiddenShare):
         return self._binding
 
     @property
-    def told_drawn(self) -> bool:
-        """Whether the silo is told which users are drawn: never."""
-        return False
-
-    @property
     def repeats(self) -> bool:
         """Whether a round that is asked for again gets the same contributions and noise."""
         return not self._plan.places
-
-    @property
-    def committed(self) -> bool:
-        """Whether the coordinator draws the users of a round, and must commit itself to them."""
-        return self._plan.renewed and not self._plan.places
 
     @property
     def begun(self) -> bool:
@@ -237,7 +221,7 @@ class BlindShare(HiddenShare):
         """
         return self._silo.receive(message)
 
-    def new_answer(self, own: OwnRound, task: Task, request: bytes) -> Answered:
+    def new_answer(self, own: OwnRound, task: Asked, request: bytes) -> Answered:
         """Train all users of the silo, draw its noise; return what is kept."""
         start = torch.from_numpy(task.model)
         content = weighted_input(own.prepared, start, silo=own.silo, round_number=task.round)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeVar, dataclass_transform, get_args
+from typing import Any, ClassVar, Final, Literal, TypeVar, dataclass_transform, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
-from fedveil.engine.federation.errors import Cause
+from fedveil.privacy.claims import Key, Tells, telling
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import BLOCK, REST, Body, Layout, fixed, number, sent_as
+from fedveil.protection.fields import REST, Body, Layout, fixed, number, sent_as
 from fedveil.protection.wire import Reader, Writer
 
 DIGEST_BYTES: Final = 32
+
+Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request"]
+"""Why a silo refuses: its policy, its users' budget, another schema, a request that was answered with something else
+before, its own state is not what it was, its disk, or a request that makes no sense."""
 
 
 class Part(Body):
@@ -36,13 +40,16 @@ _P = TypeVar("_P", bound=Part)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(sent_as,))
 def _part(kind: int, *, eq: bool = True) -> Callable[[type[_P]], type[_P]]:
-    """Make a class a frozen dataclass, registered under its number on the wire; no ``eq`` if it holds an array."""
+    """Make a class a frozen dataclass, registered under its number on the wire; no ``eq`` if it holds an array.
+
+    Every field says what it tells (:func:`~fedveil.privacy.claims.telling`).
+    """
 
     def register(cls: type[_P]) -> type[_P]:
         assert kind not in PARTS
         cls.kind = kind
         PARTS[kind] = cls
-        return dataclass(frozen=True, kw_only=True, eq=eq)(cls)
+        return telling(dataclass(frozen=True, kw_only=True, eq=eq)(cls))
 
     return register
 
@@ -72,13 +79,11 @@ def _cause(number: int) -> Cause:
     return _CAUSES[number]
 
 
-def _bits(drawn: Bool[np.ndarray, " users"] | None) -> bytes:
-    return b"" if drawn is None else Writer().number(len(drawn), 4).rest(np.packbits(drawn).tobytes()).bytes()
+def _bits(drawn: Bool[np.ndarray, " users"]) -> bytes:
+    return Writer().number(len(drawn), 4).rest(np.packbits(drawn).tobytes()).bytes()
 
 
-def _drawn(raw: bytes) -> Bool[np.ndarray, " users"] | None:
-    if not raw:
-        return None
+def _drawn(raw: bytes) -> Bool[np.ndarray, " users"]:
     reader = Reader(raw)
     users = reader.number(4)
     bits = np.frombuffer(reader.fixed(-(-users // 8)), dtype=np.uint8)
@@ -100,19 +105,24 @@ class Terms(Part):
         experiment: the complete TOML document.
     """
 
-    membership: bytes = sent_as(fixed(DIGEST_BYTES))
-    experiment: str = sent_as(_TEXT)
+    membership: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
+    experiment: str = sent_as(_TEXT, Tells.NOTHING)
 
 
-@_part(2, eq=False)
+@_part(2)
 class Joined(Part):
-    """A silo takes part.
+    """A silo takes part."""
+
+
+@_part(10, eq=False)
+class Counts(Part):
+    """How many records a silo has of every user, for weights by records in the open.
 
     Attributes:
-        counts: (|U|,) its records of each user, or empty where nobody needs them.
+        counts: (|U|,) n_su.
     """
 
-    counts: Int64[np.ndarray, " users"] = sent_as(_COUNTS)
+    counts: Int64[np.ndarray, " users"] = sent_as(_COUNTS, Tells.COUNTS)
 
 
 @_part(3)
@@ -124,8 +134,8 @@ class Refused(Part):
         reason: in words, without a private value.
     """
 
-    cause: Cause = sent_as(number(1).of(_CAUSES.index, _cause))
-    reason: str = sent_as(_TEXT)
+    cause: Cause = sent_as(number(1).of(_CAUSES.index, _cause), Tells.NOTHING)
+    reason: str = sent_as(_TEXT, Tells.NOTHING)
 
 
 @_part(4)
@@ -141,22 +151,51 @@ class Totals(Part):
         counts: (|U|,) N_u.
     """
 
-    counts: Int64[np.ndarray, " users"] = sent_as(_COUNTS)
+    counts: Int64[np.ndarray, " users"] = sent_as(_COUNTS, Tells.COUNTS)
 
 
-@_part(6, eq=False)
+@_part(6)
 class Task(Part):
-    """The work of one round.
+    """The work of one round; what a silo needs for it stands before it in the same letter.
 
     Attributes:
         round: counts from 1.
-        model: (d,) float32, the global model to train from.
-        drawn: (|U|,) who takes part, one bit each after their number; None: everybody, nothing is sent.
     """
 
-    round: int = sent_as(number(4))
-    model: Float32[np.ndarray, " d"] = sent_as(_array(BLOCK, "<f4", np.float32))
-    drawn: Bool[np.ndarray, " users"] | None = sent_as(REST.of(_bits, _drawn))
+    round: int = sent_as(number(4), Tells.NOTHING)
+
+
+@_part(11, eq=False)
+class Model(Part):
+    """The model to train from.
+
+    Attributes:
+        values: (d,) float32.
+    """
+
+    values: Float32[np.ndarray, " d"] = sent_as(_array(REST, "<f4", np.float32), Tells.MODEL)
+
+
+@_part(12, eq=False)
+class DrawnUsers(Part):
+    """Which users take part in the round, for silos that hold several.
+
+    Attributes:
+        users: (|U|,) one bit each, after their number.
+    """
+
+    users: Bool[np.ndarray, " users"] = sent_as(REST.of(_bits, _drawn), Tells.DRAWN)
+
+
+@_part(13)
+class OwnDraw(Part):
+    """Whether a client takes part in the round: its own bit and nobody else's.
+
+    Attributes:
+        drawn: whether it does.
+    """
+
+    drawn: bool = sent_as(number(1).of(int, bool), Tells.OWN_DRAW)
 
 
 @_part(9)
@@ -167,7 +206,7 @@ class Drawn(Part):
         commitment: SHA-256 of the users and of a random number that the coordinator keeps with them.
     """
 
-    commitment: bytes = sent_as(fixed(DIGEST_BYTES))
+    commitment: bytes = sent_as(fixed(DIGEST_BYTES), Tells.DRAWN, Key.SERVER)
 
 
 @_part(7, eq=False)
@@ -178,14 +217,14 @@ class Vector(Part):
         values: (d,) float64, multiples of the message's grid where the method has one.
     """
 
-    values: Float64[np.ndarray, " d"] = sent_as(_array(REST, "<f8", np.float64))
+    values: Float64[np.ndarray, " d"] = sent_as(_array(REST, "<f8", np.float64), Tells.CONTENT)
 
 
 @_part(8)
 class Relay(Part):
     """A message of a protection's protocol; :class:`~fedveil.protection.messages.Envelope` reads it."""
 
-    message: bytes = sent_as(REST)
+    message: bytes = sent_as(REST, Tells.NOTHING)
 
 
 @_part(20)
@@ -196,14 +235,14 @@ class Agreement(Part):
         public: 32 bytes, X25519.
     """
 
-    public: bytes = sent_as(fixed(KEY_BYTES))
+    public: bytes = sent_as(fixed(KEY_BYTES), Tells.NOTHING)
 
 
 @_part(21)
 class Sealed(Part):
     """A message that a silo's channel made of its sum, with its key; none but the coordinator can open it."""
 
-    sealed: bytes = sent_as(REST)
+    sealed: bytes = sent_as(REST, Tells.CONTENT, Key.SERVER, besides=Tells.LENGTH)
 
 
 @_part(22)
@@ -214,7 +253,7 @@ class Learned(Part):
         tag: 32 bytes that silos with the same model have in common, and that tell nothing of it.
     """
 
-    tag: bytes = sent_as(fixed(KEY_BYTES))
+    tag: bytes = sent_as(fixed(KEY_BYTES), Tells.NOTHING)
 
 
 def only(parts: Sequence[Part], kind: type[_P], silo: int) -> _P:

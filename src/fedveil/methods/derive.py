@@ -1,0 +1,124 @@
+"""What a composition guarantees: claims of its stages, folded over what its messages tell each party.
+
+=====================  ===========================================================================================
+stage                  what it answers
+=====================  ===========================================================================================
+contribution, weights  how far one unit moves the sum, and every message
+channel                what its noise claims for a sum, a message, and a sum of which some shares are known
+local (DP-SGD only)    the same, of the noise of every local step
+protection             what is sent to whom; claims about parts of messages; the rounding of the sum
+sampler                adjacency, and amplification for whoever does not learn who was drawn
+denoiser, server       nothing: they read no record (post-processing)
+=====================  ===========================================================================================
+
+A line of the statement is the event of the least claim that covers what a party learns (:mod:`fedveil.privacy.claims`).
+Readers of the models are a party like any other; theirs is the event that ledgers are charged.
+"""
+
+from __future__ import annotations
+
+from fedveil.methods.claims import Federation, Guarantee, View
+from fedveil.methods.method import Method
+from fedveil.privacy.claims import Claim, Role, Tells, against, knowledge
+from fedveil.server.denoise import NoDenoiser
+from fedveil.stage import Moves, Source
+
+
+def derive(method: Method, public: Federation) -> Guarantee:
+    """Return what one round of the method guarantees in this federation.
+
+    Raises:
+        PrivacyError: a public fact that the guarantee depends on is missing.
+    """
+    moves, source = moves_of(method, public), source_of(method)
+    claims = claims_of(method, moves)
+    readers = _against(method, Role.READER, claims)[1]
+    lines = {role: _against(method, role, claims) for role in method.parties}
+    uncovered = [text for stage in (method, source, method.protection) for text in stage.uncovered(method)]
+    return Guarantee(
+        adjacency=method.sampler.adjacency,
+        event=readers.event,
+        unit=moves.unit,
+        mechanisms=(
+            *source.mechanisms(moves),
+            *method.sampler.mechanisms(moves.unit),
+            *method.protection.mechanisms(moves),
+            *_smoothing(method),
+        ),
+        views=tuple(
+            View(role=role, party=_party(role, method, moves), sees=_sees(role, known), event=claim.event)
+            for role, (known, claim) in lines.items()
+        ),
+        uncovered=(*uncovered, *_not_covered(method, moves, lines)),
+        published=tuple(
+            figure
+            for stage in (method.contribution, method.local, method.channel, method.protection)
+            for figure in stage.published(method, public)
+        ),
+        grid_loss=method.protection.grid_loss(source.grid_loss(moves), moves),
+        noise_decay=method.noise_decay,
+    )
+
+
+def source_of(method: Method) -> Source:
+    """Return the stage whose noise claims: the local steps where they have their own, otherwise the channel."""
+    return method.local if method.local.own_noise else method.channel
+
+
+def claims_of(method: Method, moves: Moves) -> tuple[Claim, ...]:
+    """Return what one round claims, for each thing that may be known of it."""
+    return method.sampler.over(method.protection.claims(source_of(method).claims(moves), moves))
+
+
+def moves_of(method: Method, public: Federation) -> Moves:
+    """Return how far one unit moves the sum and the messages of a round."""
+    moves = method.contribution.moves(method, public)
+    return method.protection.moves(moves, method, public)
+
+
+def sensitivity(method: Method, public: Federation) -> float:
+    """Return the l2 sensitivity of the sum over all silos to adding or removing one unit, in the unit of the update."""
+    return moves_of(method, public).total
+
+
+def _against(method: Method, role: Role, claims: tuple[Claim, ...]) -> tuple[frozenset[Tells], Claim]:
+    known = knowledge(role, method.sends(), method.channel.content)
+    return known, against(known, claims)
+
+
+def _not_covered(
+    method: Method, moves: Moves, lines: dict[Role, tuple[frozenset[Tells], Claim]]
+) -> tuple[str, ...]:
+    """Return what parties learn besides, named once with all who learn it."""
+    who: dict[str, list[str]] = {}
+    for role, (_, claim) in lines.items():
+        for but in claim.but:
+            who.setdefault(but, []).append(_party(role, method, moves))
+    return tuple(f"{' and '.join(parties)} learn {but}" for but, parties in who.items())
+
+
+# --- in words, for people alone: no code reads them -----------------------------------------------------------
+
+
+def _party(role: Role, method: Method, moves: Moves) -> str:
+    one = "client" if moves.unit == "client" else "silo"
+    together = max(1, method.channel.colluding)
+    senders = f"one {one}" if together == 1 else f"{together} {one}s that pool what they know"
+    if role == Role.SERVER | Role.SILO:
+        return f"the server with {senders}"
+    return {Role.SERVER: "the server", Role.READER: "whoever reads the models"}.get(role, senders)
+
+
+def _sees(role: Role, known: frozenset[Tells]) -> str:
+    """Return what a party knows, in the order in which it is declared."""
+    seen = "; ".join(what.value for what in Tells if what in known)
+    elsewhere = "; guaranteed to what a unit holds elsewhere" if role & Role.SILO else ""
+    return f"{seen or 'nothing'}{elsewhere}"
+
+
+def _smoothing(method: Method) -> tuple[str, ...]:
+    if isinstance(method.denoiser, NoDenoiser):
+        return ()
+    return (
+        f"the server denoises the noisy mean ({method.denoiser.description}): post-processing, free of charge",
+    )

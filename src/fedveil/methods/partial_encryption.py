@@ -1,0 +1,328 @@
+"""Partial encryption as a stage: what it encrypts, and what a method guarantees under it.
+
+========================  ===========================================================================================
+party                     what stands between it and one unit's data
+========================  ===========================================================================================
+the server                encryption for one part; for the other the noise of every single message
+one silo or client        it decrypts the sum of all messages: the noise of the others' shares, in both parts if both
+                          have noise, else nothing
+readers of the models     the noise of all shares, in both parts if both have noise, else nothing
+the server with a silo    the key opens every single message: its noise, in both parts if both have noise, else nothing
+========================  ===========================================================================================
+
+Two parts that are bounded by C_1 and C_2 and carry noise of multipliers z_1 and z_2 are one Gaussian release: scaled to
+noise 1, they move by at most sqrt(1/z_1^2 + 1/z_2^2) together. Under a joint bound C they move by C / min(s_1, s_2).
+Noisy votes are a further Gaussian release, and several Gaussian releases in sequence are one with
+z = (sum_i z_i^-2)^(-1/2).
+
+The server sees no model, but every message depends on one. If the encrypted part has no noise, a model may tell all of
+one unit's data, and so every part in clear may move, from anywhere to anywhere in its ball of radius B: by 2 B sqrt(n)
+together, whatever the partition. If it has, the server's view is bounded by what it and a reader see together.
+docs/theory/partial-encryption.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Literal
+
+from fedveil.errors import CompositionError
+from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
+from fedveil.methods.stages import grid_law
+from fedveil.privacy.bounds import Bound, Clip
+from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
+from fedveil.privacy.closed_form import remark_1_noise
+from fedveil.privacy.events import ComposedEvent, ConcentratedEvent, Event, GaussianEvent, NoGuarantee
+from fedveil.protection.messages import (
+    Announcement,
+    Directory,
+    MaskedVector,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
+from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
+from fedveil.protection.parts import Learned, Relay
+from fedveil.stage import Moves, Published
+
+BARE: Final = (
+    "the encrypted part carries no noise (he_noise = 0), and whoever holds the key or reads a model sees it"
+)
+_UP, _DOWN = Role.SERVER, Role.SILO
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialEncryption(ProtectionStage):
+    """The coordinates that matter travel encrypted under a key that the silos share; the others in clear (ParaAegis).
+
+    In round t the partition has r_t d coordinates, r_t = ratio decay^(t-1). docs/theory/partial-encryption.md.
+
+    Attributes:
+        ratio: r_0, the encrypted share in the first round.
+        decay: lambda.
+        strategy: silos vote for their values of largest ("max") or smallest ("min") size; "random" asks nobody.
+        partition: where the partition comes from: "votes", which are private and not paid for; "noisy-votes";
+            "released", the coordinates in which the models released so far have moved most, which costs nothing.
+        votes: "plain" shows the server each ballot in a secret order, "secagg" only the sum of all.
+        vote_noise: noise on the counts of "noisy-votes", in units of one ballot's l2 norm.
+        he_noise: noise of the encrypted part over that of the clear part, each in units of its own bound; 0: none.
+        clip: "whole" bounds a contribution before the partition is known; "parts" bounds each part of a client's update
+            by itself: the clear part by the method's bound, the encrypted one by ``he_clip``.
+        he_clip: l2 bound of the encrypted part under clip = "parts"; None: not bounded.
+        processes: worker processes in which silos encrypt; 1: in the process itself. It changes no result.
+    """
+
+    parties: ClassVar[tuple[Role, ...]] = (Role.READER, _UP | _DOWN)
+
+    ratio: float = 0.1
+    decay: float = 1.0
+    strategy: Literal["max", "min", "random"] = "max"
+    partition: Literal["votes", "noisy-votes", "released"] = "votes"
+    votes: Literal["plain", "secagg"] = "plain"
+    vote_noise: float = 0.0
+    he_noise: float = 0.0
+    clip: Literal["whole", "parts"] = "whole"
+    he_clip: float | None = None
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise CompositionError(f"processes = {self.processes}: at least 1 encrypts")
+        if not 0 <= self.ratio <= 1:
+            raise CompositionError(f"ratio = {self.ratio}: the encrypted share r is between 0 and 1")
+        if not 0 < self.decay <= 1:
+            raise CompositionError(f"decay = {self.decay}: lambda is above 0 and at most 1")
+        for name, noise in (("he_noise", self.he_noise), ("vote_noise", self.vote_noise)):
+            if not (noise >= 0 and math.isfinite(noise)):
+                raise CompositionError(f"{name} = {noise}: a finite number >= 0 is needed")
+        if (self.vote_noise > 0) != (self.partition == "noisy-votes"):
+            raise CompositionError(
+                f"vote_noise = {self.vote_noise:g} with partition = {self.partition!r}: noise on votes and "
+                "partition = 'noisy-votes' belong together"
+            )
+        if self.vote_noise and self.votes != "secagg":
+            raise CompositionError(
+                "votes = 'plain' shows every ballot without its noise; noisy votes need votes = 'secagg'"
+            )
+        if self.strategy == "random" and self.partition != "votes":
+            raise CompositionError(f"strategy = 'random' takes no partition from {self.partition}; remove it")
+        if self.strategy == "min" and self.partition == "released":
+            raise CompositionError(
+                "strategy = 'min' belongs to votes; what was released is taken by size, 'max'"
+            )
+        if self.he_noise and self.unpaid:
+            raise CompositionError(
+                "he_noise buys no guarantee while the partition shows votes that are not paid for; take partition = "
+                "'released' or 'noisy-votes', strategy = 'random' or ratio = 1"
+            )
+        if self.he_clip is not None and self.clip != "parts":
+            raise CompositionError(
+                "he_clip bounds the encrypted part of a method that bounds its parts by themselves"
+            )
+        if self.he_noise and self.clip == "parts" and self.he_clip is None and self.ratio > 0:
+            raise CompositionError("he_noise needs he_clip: noise on an unbounded part guarantees nothing")
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is encrypted in every round."""
+        return self.ratio == 1 and self.decay == 1
+
+    @property
+    def asks(self) -> bool:
+        """Whether silos vote."""
+        return (
+            self.strategy != "random" and self.partition != "released" and self.ratio > 0 and not self.whole
+        )
+
+    @property
+    def unpaid(self) -> bool:
+        """Whether the partition tells of votes that no noise hides."""
+        return self.asks and self.partition == "votes"
+
+    # --- what is sent, and what it claims ----------------------------------------------------------------------
+
+    def sends(self, method: Any) -> Sends:
+        """Return the messages of the setup and of a round; the coordinator gives no model, silos keep their own."""
+        found = [*plain_round(method)[1:], Sent(Relay, _UP | _DOWN), Sent(Learned, _UP)]
+        found += [
+            Sent(Announcement, _UP),
+            Sent(Directory, _DOWN),
+            Sent(SealedKeys, _UP | _DOWN),
+            Sent(RoundStart, _DOWN),
+        ]
+        if self.asks:
+            found.append(Sent(Partition, _DOWN))
+            if self.votes == "plain":
+                found.append(Sent(Ballot, _UP))
+            else:
+                ballots = {Tells.SUM: Tells.BALLOT, Tells.CONTENT: Tells.BALLOT}
+                found += [Sent(kind, _UP, ballots) for kind in (MaskedVector, OwnMask)] + [
+                    Sent(RevealRequest, _DOWN)
+                ]
+        return (*found, Sent(PartialUpdate, _UP), Sent(PartialSum, _DOWN))
+
+    def claims(self, claims: Iterable[Claim], moves: Moves) -> tuple[Claim, ...]:
+        """Claim the noise of both parts and of the votes; ``claims`` speak of messages that are not divided."""
+        but, n = self._unpaid_votes(), moves.n_senders
+        whole = (Tells.SUM, Tells.OWN, Tells.CLEAR, Tells.HIDDEN, Tells.BALLOT)
+        pooled = self._pooled(moves)
+        return (
+            Claim(frozenset({Tells.CLEAR, Tells.BALLOT}), self._in_clear(moves), but),
+            Claim(covering(Tells.SUM), self._both_parts(moves, moves.total / math.sqrt(n), n)),
+            Claim(covering(Tells.SUM, Tells.OWN), pooled),
+            Claim(covering(Tells.SUM, Tells.OWN, Tells.BALLOT), pooled, but),
+            Claim(covering(*whole), self._every_message(moves), but),
+        )
+
+    def _in_clear(self, moves: Moves) -> Event:
+        """Return what the server gets: the part in clear of every message, and the counts of noisy votes."""
+        std, n = moves.noise, moves.n_senders
+        if std == 0 and not self.whole:
+            return NoGuarantee(reason="the part in clear carries no noise")
+        if self.ratio > 0 and self.he_noise == 0:
+            moved = moves.reach * math.sqrt(n)
+            clear = 0.0 if self.whole else (moved / std) ** 2
+            return _released(clear, self._votes(n, n, n))
+        if self.whole:
+            return ComposedEvent(events=())
+        summed = moves.total / (std * math.sqrt(n))
+        parts = self._together((moves.messages / std) ** 2, summed**2)
+        return _released(parts, self._votes(n, n, moves.ballots))
+
+    def _pooled(self, moves: Moves) -> Event:
+        """Return the event of the sum for a sender, who knows its own share of the noise."""
+        n = moves.n_senders
+        if n < 2:
+            return NoGuarantee(reason="no share of the noise is left")
+        return self._both_parts(moves, moves.pooled(n - 1, 1, n), n - 1)
+
+    def _every_message(self, moves: Moves) -> Event:
+        """Return the event of all senders' messages for a server with one of them."""
+        n = moves.n_senders
+        if n < 2:
+            return NoGuarantee(reason="no share of the noise is left")
+        return self._both_parts(moves, max(moves.messages, moves.pooled(n - 1, 1, n)), n - 1)
+
+    def _both_parts(self, moves: Moves, moved: float, unknown: int) -> Event:
+        """Return the event of both parts, whose messages' noise covers moves of this length, and of the votes.
+
+        ``unknown`` shares of the noise on votes are unknown.
+        """
+        if self.ratio > 0 and self.he_noise == 0:
+            return NoGuarantee(reason=BARE)
+        if moves.noise == 0:
+            return NoGuarantee(reason="no noise is added")
+        precision = (moved / moves.noise) ** 2
+        parts = self._together(0.0 if self.whole else precision, precision)
+        return _released(parts, self._votes(moves.n_senders, unknown, moves.ballots))
+
+    def _together(self, clear: float, plain: float) -> float:
+        """Return the precision 1/z^2 of both parts, given the clear one's, and the other's with the same noise."""
+        hidden = plain / self.he_noise**2 if self.ratio > 0 else 0.0
+        return clear + hidden if self.clip == "parts" else max(clear, hidden)
+
+    def _votes(self, count: int, unknown: int, ballots: int) -> float:
+        """Return the precision 1/z^2 of the counts of noisy votes, ``unknown`` of whose shares of noise are unknown.
+
+        A ballot has k ones, and any other k ones may take their place: it moves by sqrt(2 k), sqrt(2) ballots' norms.
+        The noise of all ``count`` silos together is vote_noise sqrt(k).
+        """
+        if self.vote_noise == 0 or not self.asks:
+            return 0.0
+        return (math.sqrt(2) * ballots / self.vote_noise) ** 2 * count / unknown
+
+    def grid_loss(self, loss: float, moves: Moves) -> float:
+        """Return the larger of the two parts' losses: a coordinate is in one part alone."""
+        if moves.noise == 0:
+            return 0.0
+        losses = [grid_law(moves.noise, moves.bound.grid).log_ratio_to_gaussian]
+        if self.he_noise:
+            std, grid = self.hidden_noise(moves.bound, moves.noise)
+            losses.append(grid_law(std, grid).log_ratio_to_gaussian)
+        return 2 * moves.n_senders * max(losses)
+
+    def hidden_noise(self, bound: Bound, std: float) -> tuple[float, float]:
+        """Return the standard deviation of a message's noise in its encrypted part, and the grid of that part."""
+        if not isinstance(bound, Clip):
+            return 0.0, bound.grid
+        hidden = bound if self.he_clip is None else replace(bound, norm=self.he_clip)
+        return self.he_noise * std * hidden.norm / bound.norm, hidden.grid
+
+    # --- in words ----------------------------------------------------------------------------------------------
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return the share, where it comes from, and the noise of both parts."""
+        share = f"{self.ratio:g}" + (f" x {self.decay:g}^(t-1) in round t" if self.decay < 1 else "")
+        origin = {
+            "votes": f"the coordinates with most votes for their {self.strategy} size",
+            "noisy-votes": f"those with most votes, counted with noise of {self.vote_noise:g} ballots' norms",
+            "released": "those that the released models have moved most",
+        }[self.partition]
+        origin = "all" if self.whole else "drawn at random" if self.strategy == "random" else origin
+        noise = (
+            f"noise of std {moves.noise:g} in every message's part in clear" if moves.noise else "no noise"
+        )
+        told = [
+            f"partial encryption (CKKS, 128 bits, sums exact): a share of {share} of the coordinates, {origin}; "
+            f"{noise}, {self.he_noise:g} times that in the encrypted part, each in units of its bound"
+        ]
+        if isinstance(moves.bound, Clip) and self.clip == "parts":
+            hidden = "not at all" if self.he_clip is None else f"to {self.he_clip:g}"
+            told.append(
+                f"every client's part in clear is clipped to {moves.norm:g} (l2), its encrypted part {hidden}"
+            )
+        elif isinstance(moves.bound, Clip):
+            told.append(f"every contribution is clipped to {moves.norm:g} (l2) before it is divided")
+        return tuple(told)
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what the cipher promises, which no epsilon covers."""
+        return (
+            "ciphertexts hide what is in them from whoever cannot solve ring-LWE at 128 bits; no epsilon covers that",
+        )
+
+    def _unpaid_votes(self) -> tuple[str, ...]:
+        """Return what ballots show although nobody paid for it."""
+        if not self.unpaid:
+            return ()
+        seen = (
+            "which ballots overlap in how many coordinates"
+            if self.votes == "plain"
+            else "how many votes how many coordinates have"
+        )
+        return (
+            f"no coordinate that was voted for, but {seen}: epsilon covers the numbers in clear, whatever the "
+            "partition, and not the ballots; partition = 'released' or 'noisy-votes', or strategy = 'random', "
+            "leaves nothing open",
+        )
+
+    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the epsilon that Remark 1 of the paper states for this noise, where there is noise."""
+        std = method.channel.message_std(method.channel.n_senders(public.n_silos))
+        if self.clip != "parts" or not public.silo_records or not isinstance(method.bound, Clip) or std == 0:
+            return ()
+        sensitivity = 2 * method.bound.norm / max(public.silo_records)
+
+        def remark_1(rounds: int, delta: float) -> float:
+            return remark_1_noise(rounds=rounds, epsilon=std / sensitivity, delta=delta)
+
+        gap = (
+            "it takes 2 theta / |D_i| for what one record moves, but a record that is used in several local steps can "
+            "move a clipped update by 2 theta; it says nothing of a client, and nothing of the encrypted part"
+        )
+        return (Published(name="Remark 1 of ParaAegis", gap=gap, epsilon=remark_1),)
+
+
+def _released(parts: float, votes: float) -> Event:
+    """Return the release of parts and noisy counts of votes, each with its precision 1/z^2; nothing at 0 and 0.
+
+    Noise on counts has whole steps, so that only its Renyi divergences are known to be a Gaussian's.
+    """
+    if parts + votes == 0:
+        return ComposedEvent(events=())
+    multiplier = 1 / math.sqrt(parts + votes)
+    if votes:
+        return ConcentratedEvent(noise_multiplier=multiplier)
+    return GaussianEvent(noise_multiplier=multiplier)

@@ -1,0 +1,103 @@
+"""What a stage of a method answers for: what it claims, what it refuses, and how it is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedveil.privacy.bounds import Bound, Unbounded
+from fedveil.privacy.claims import Claim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """How far one unit moves what a round sends, and the noise that is on it; l2 unless the bound is another.
+
+    Attributes:
+        unit: who is protected as a whole.
+        total: of the sum over all senders; infinite where contributions are not bounded.
+        messages: of all senders' messages together, one by one.
+        even: whether every sender carries the same share of it at most, so that the rest moves by less without one.
+        reach: how far a message moves when it goes from anywhere to anywhere in its ball, counted once where
+            accountants
+            double what is replaced.
+        ballots: how many ballots one unit can change, given the model.
+        n_senders: how many messages a round has.
+        noise: standard deviation of the noise of one message; 0 for none, or where it is not Gaussian.
+        bound: of one contribution; its grid is that of the messages.
+        group: how many contributions are one unit's, where that is limited.
+        records: of every sender, where the noise depends on them.
+    """
+
+    unit: Literal["user", "client"]
+    total: float
+    messages: float
+    even: bool
+    reach: float
+    ballots: int
+    n_senders: int
+    noise: float
+    bound: Bound
+    group: int = 1
+    records: tuple[int, ...] | None = None
+
+    @property
+    def norm(self) -> float:
+        """The bound of one contribution; 0 where there is none."""
+        return 0.0 if isinstance(self.bound, Unbounded) else self.bound.norm
+
+    def pooled(self, unknown: int, known: int, of_all: int) -> float:
+        """Return how far a unit moves the sum over all senders but ``known`` of them, over the noise left there.
+
+        In multiples of one message's noise, for senders who know of their own noise: ``unknown`` shares are left.
+        What is guaranteed to a unit is what it holds elsewhere, a share 1 - known / n of the whole where every sender
+        carries the same. It is never less than the whole over all ``of_all`` shares: who knows more is not promised
+        more.
+        """
+        share = 1 - known / self.n_senders if self.even else 1.0
+        return self.total * max(share / math.sqrt(unknown), 1 / math.sqrt(of_all))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A figure in the literature that the derivation does not support.
+
+    Attributes:
+        name: where it stands.
+        gap: what its theory misses.
+        epsilon: the figure as a function of (rounds, delta).
+    """
+
+    name: str
+    gap: str
+    epsilon: Callable[[int, float], float]
+
+
+class Stage:
+    """A stage of a method: a frozen value that answers for itself, with what most stages have to say: nothing."""
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return what the stage does for privacy in a round, in words, with its parameters."""
+        return ()
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what the stage lets depend on private data although no event accounts for it."""
+        return ()
+
+    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the figures in the literature for what the stage does, where the derivation does not support them."""
+        return ()
+
+
+class Source(Stage):
+    """A stage that may draw noise, and claims events for it; what claims nothing guarantees nothing."""
+
+    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        """Return what one round does to one unit, for each thing that may be known."""
+        return ()
+
+    def grid_loss(self, moves: Moves) -> float:
+        """Return what a round costs in epsilon, per coordinate, because its noise lies on a grid."""
+        return 0.0
