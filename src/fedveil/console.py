@@ -148,7 +148,7 @@ def transposed_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the fields of a few rows, one field a line."""
     table = Table(show_header=False)
     for key in rows[0]:
-        table.add_row(key.replace("_", " "), *(_cell(row[key]) for row in rows))
+        table.add_row(key.replace("_", " "), *(_cell(key, row[key]) for row in rows))
     return table
 
 
@@ -159,11 +159,13 @@ def rows_table(rows: Iterable[dict[str, Any]], title: str | None = None) -> Tabl
     for key in rows[0] if rows else ():
         table.add_column(key.replace("_", " "))
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(_cell(key, value) for key, value in row.items()))
     return table
 
 
-def _cell(value: Any) -> str:
+def _cell(key: str, value: Any) -> str:
+    if key == "epsilon":
+        return epsilon_text(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or isinstance(value, float):
