@@ -36,4 +36,4 @@ def audit_command(
         OUT.print(f"epsilon for one {found.unit} is at least {least}; the run claims {claimed}")
     if found.refuted:
         OUT.print("ERROR: the claim is below what an attack shows", style="bold red")
-    OUT.print(f"report: {report}", soft_wrap=True)
+    OUT.print(f"report: {report}")
