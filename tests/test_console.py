@@ -276,17 +276,3 @@ def test_check_says_whether_a_run_is_within_its_budget(
     text = printed("check", "long.toml", "--set", "privacy.budget=1", "--set", f"privacy.budget={budget}")
     (row,) = [line for line in text.splitlines() if "within budget" in line]
     assert row.split("│")[2].strip() == said
-
-
-def test_a_command_of_an_extra_that_is_absent_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def absent(name: str) -> Any:
-        raise ModuleNotFoundError("No module named 'flwr'", name="flwr.common")
-
-    monkeypatch.setattr(cli, "import_module", absent)
-    code, _, err = stops(monkeypatch, capsys, "federation", "check", "north")
-    assert (code, "needs the extra federation: in a checkout, pip install '.[federation]'" in err) == (
-        2,
-        True,
-    )

@@ -14,10 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedveil import __version__
 from fedveil.console import printer
-from fedveil.errors import ConfigError, FedveilError
-
-_EXTRAS: Final = {"flwr": "federation"}
-"""What is imported by a command's module and comes with an extra only."""
+from fedveil.errors import FedveilError
 
 
 class Interrupted(FedveilError):
@@ -41,15 +38,7 @@ class Command:
     def load(self, name: str) -> Any:
         """Import the command; return typer's object of it."""
         module, attribute = self.place.split(":")
-        try:
-            found = getattr(import_module(f"fedveil.commands.{module}"), attribute)
-        except ModuleNotFoundError as error:
-            extra = _EXTRAS.get((error.name or "").partition(".")[0])
-            if extra is None:
-                raise
-            raise ConfigError(
-                f"`fedveil {name}` needs the extra {extra}: in a checkout, pip install '.[{extra}]'"
-            ) from None
+        found = getattr(import_module(f"fedveil.commands.{module}"), attribute)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         single = typer.Typer(add_completion=False)
