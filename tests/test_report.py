@@ -4,10 +4,11 @@ import json
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedveil.errors import RunFolderError
@@ -211,7 +212,7 @@ def test_every_field_of_the_statement_is_shown_even_an_unknown_one(tmp_path: Pat
     folder = write_run(tmp_path / "run")
     rewrite(folder / "privacy.json", spectrum={"first_half": 0.25})
     page = visible(report_page(load_run(folder)))
-    for text in ("Spectrum", "first half", "0.25", "rounds are not composed", "&quot;gaussian&quot;", "2.80"):
+    for text in ("Spectrum", "first half", "0.25", "rounds are not composed", "&quot;gaussian&quot;", "2.81"):
         assert text in page
 
 
@@ -362,6 +363,8 @@ def test_numbers_are_shown_for_readers(value: float, text: str) -> None:
         (0.0, "0"),
         (2.8013, "2.81"),
         (2.5, "2.50"),
+        (2.5000000000001, "2.51"),
+        (1e-300, f"0.{'0' * 299}101"),
         (0.012341, "0.0124"),
         (12345.678, "12,345.68"),
         (math.inf, "∞"),
@@ -371,9 +374,13 @@ def test_epsilons_are_rounded_up(epsilon: float, text: str) -> None:
     assert show_epsilon(epsilon) == text
 
 
-@given(st.floats(1e-6, 1e6))
+@given(st.floats(0, exclude_min=True, allow_infinity=False))
+@example(2.5000000000001)
+@example(math.nextafter(0.1, 0))
+@example(1.7976931348623157e308)
 def test_no_epsilon_is_shown_as_a_better_promise(epsilon: float) -> None:
-    assert float(show_epsilon(epsilon).replace(",", "")) >= epsilon * (1 - 1e-7)
+    above = Fraction(show_epsilon(epsilon).replace(",", "")) - Fraction(epsilon)
+    assert 0 <= above < (Fraction(1, 100) if epsilon >= 0.1 else Fraction(epsilon) / 100)  # three digits
 
 
 def test_a_failed_write_keeps_the_old_page(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import math
-from decimal import Decimal
+from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedveil.errors import PrivacyError, RunFolderError
@@ -19,7 +19,14 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant, show_epsilon
+from fedveil.privacy.statement import (
+    AsPublished,
+    Disclosure,
+    Statement,
+    epsilons_by_accountant,
+    show_epsilon,
+    show_lower_bound,
+)
 
 EVENT = SelfComposedEvent(event=GaussianEvent(noise_multiplier=5.0), count=10)
 GOOD = Statement(
@@ -96,11 +103,13 @@ def test_a_large_epsilon_is_called_large() -> None:
     assert not any("promises little" in s for s in GOOD.sentences())
 
 
-@given(st.floats(0, 1e6))
-def test_epsilon_is_shown_rounded_up(value: float) -> None:
-    shown = Decimal(show_epsilon(value))
-    assert value <= shown
-    assert shown - Decimal("0.01" if value >= 0.1 else "0.0001") <= value
+@given(st.floats(0, allow_infinity=False))
+@example(2.5000000000001)
+@example(1.7976931348623157e308)
+def test_epsilon_is_shown_rounded_up_and_a_lower_bound_down(value: float) -> None:
+    step = Fraction(1, 100 if value >= 0.1 else 10000)
+    assert 0 <= Fraction(show_epsilon(value)) - Fraction(value) < step
+    assert 0 <= Fraction(value) - Fraction(show_lower_bound(value)) < step
 
 
 @pytest.mark.parametrize("statement", [GOOD, NONE])

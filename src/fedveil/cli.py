@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Final
 
-import click
 import typer
-from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fedveil import __version__
+from fedveil.console import printer
 from fedveil.errors import FedveilError
+
+
+class Interrupted(FedveilError):
+    """Ctrl-C, with what goes on where it was."""
+
+    exit_code = 130
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,8 @@ class Command:
     place: str
     summary: str
 
-    def load(self, name: str) -> click.Command:
-        """Import the command."""
+    def load(self, name: str) -> Any:
+        """Import the command; return typer's object of it."""
         module, attribute = self.place.split(":")
         found = getattr(import_module(f"fedveil.commands.{module}"), attribute)
         if isinstance(found, typer.Typer):
@@ -102,20 +107,30 @@ COMMANDS: Final = {
 
 
 class _Lazy(TyperGroup):
-    """The group of all commands; it lists them by their summaries."""
+    """The group of all commands; it lists them by their summaries.
+
+    Contexts and formatters are click's, which typer depends on or, lately, contains: they are not named here.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: click.Command(name, help=one.summary) for name, one in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name, help=one.summary) for name, one in COMMANDS.items()}
         self._listing = False
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, imported unless it is only listed."""
         if self._listing or cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         return COMMANDS[cmd_name].load(cmd_name)
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an interruption keeps the notes that say how to go on, which typer would drop."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Interrupted("; ".join(("interrupted", *getattr(stop, "__notes__", ())))) from None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands."""
         self._listing = True
         super().format_help(ctx, formatter)
@@ -135,17 +150,14 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
     if version:
-        Console().print(__version__)
+        printer().print(__version__)
         raise typer.Exit
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one paragraph on standard error and exit code 2."""
+    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     try:
         app()
     except FedveilError as error:
-        Console(stderr=True).print(f"fedveil: {error}", style="bold red", highlight=False, markup=False)
+        printer(stderr=True).print(f"fedveil: {error}", style="bold red", highlight=False)
         raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; nothing is lost: `fedveil resume RUN` goes on")
-        raise SystemExit(130) from None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -19,10 +21,57 @@ if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.privacy.statement import Statement
 
 
-class BarObserver:
+_WHOLE: Final = 10_000
+"""Columns where no terminal reads: wider than any table."""
+
+
+def printer(*, stderr: bool = False) -> Console:
+    """Return a console that prints text as it stands: no markup, no emoji names, and every line whole.
+
+    A terminal breaks long lines by itself and joins them when they are copied. Where no terminal reads, tables are as
+    wide as they need, whatever COLUMNS says.
+    """
+    console = Console(stderr=stderr, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _WHOLE
+    return console
+
+
+class _Uncut(Table):
+    """A table that rather is wider than a narrow terminal than cut a word."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render with every column as wide as its longest word or wider."""
+        wide = options.update(max_width=_WHOLE)
+        for column in self.columns:
+            cells = (column.header, *column.cells)
+            column.min_width = max(Measurement.get(console, wide, cell).minimum for cell in cells)
+        yield from super().__rich_console__(console, options)
+
+
+class _Resumable:
+    """Leaves how to go on as a note on the interruption of a run.
+
+    Args:
+        resume: the command that goes on; the run's folder follows it.
+    """
+
+    def __init__(self, resume: str) -> None:
+        self._resume = resume
+        self._folder: Path | None = None
+
+    def _note(self, error: BaseException | None) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._folder is not None:
+            error.add_note(
+                f"`{self._resume} {shlex.quote(str(self._folder))}` goes on from the last complete round"
+            )
+
+
+class BarObserver(_Resumable):
     """A live bar per run, with the last metric and epsilon beside it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, resume: str = "fedveil resume") -> None:
+        super().__init__(resume)
         self._progress = Progress(
             TextColumn("{task.description}", table_column=None),
             BarColumn(),
@@ -38,11 +87,13 @@ class BarObserver:
         self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._progress.stop()
+        self._note(error)
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Open the bar of a run."""
+        self._folder = folder
         self._task = self._progress.add_task(
             experiment.name, total=experiment.rounds, completed=done, status=""
         )
@@ -58,22 +109,23 @@ class BarObserver:
             self._progress.update(self._task, completed=row["round"], status=headline(row))
 
 
-class LineObserver:
+class LineObserver(_Resumable):
     """One line a round, for logs; silent if ``quiet``."""
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False, resume: str = "fedveil resume") -> None:
+        super().__init__(resume)
         self._console, self._quiet = console, quiet
         self._name, self._rounds = "", 0
 
     def __enter__(self) -> LineObserver:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._note(error)
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Say which run begins, and where it is kept."""
-        self._name, self._rounds = experiment.name, experiment.rounds
+        self._folder, self._name, self._rounds = folder, experiment.name, experiment.rounds
         if not self._quiet:
             self._console.print(f"{self._name}: from round {done} of {self._rounds}, kept in {folder}")
 
@@ -87,9 +139,11 @@ class LineObserver:
             self._console.print(text, highlight=False)
 
 
-def observer(console: Console, *, quiet: bool) -> BarObserver | LineObserver:
-    """Return the observer that fits where the output goes."""
-    return BarObserver(console) if console.is_terminal and not quiet else LineObserver(console, quiet=quiet)
+def observer(console: Console, *, quiet: bool, resume: str = "fedveil resume") -> BarObserver | LineObserver:
+    """Return the observer that fits where the output goes; ``resume`` is the command that goes on with its runs."""
+    if console.is_terminal and not quiet:
+        return BarObserver(console, resume=resume)
+    return LineObserver(console, quiet=quiet, resume=resume)
 
 
 def headline(row: Row) -> str:
@@ -119,7 +173,7 @@ def epsilon_text(epsilon: float | None) -> str:
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table a run ends with: metric, epsilon, delta, unit, seconds."""
     metric = next((name for one in outcomes if one.row["test"] for name in one.row["test"]), "metric")
-    table = Table(title=None)
+    table = _Uncut(title=None)
     table.add_column("run", no_wrap=True)
     for column in (f"test {metric}", "epsilon", "to server", "delta", "unit", "rounds", "seconds"):
         table.add_column(column, justify="left" if column == "unit" else "right")
@@ -147,24 +201,26 @@ def _to_server(statement: Statement) -> str:
 
 def transposed_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the fields of a few rows, one field a line."""
-    table = Table(show_header=False)
+    table = _Uncut(show_header=False)
     for key in rows[0]:
-        table.add_row(key.replace("_", " "), *(_cell(row[key]) for row in rows))
+        table.add_row(key.replace("_", " "), *(_cell(key, row[key]) for row in rows))
     return table
 
 
 def rows_table(rows: Iterable[dict[str, Any]], title: str | None = None) -> Table:
     """Return a table of flat rows; the first row's keys are the columns."""
     rows = list(rows)
-    table = Table(title=title)
+    table = _Uncut(title=title)
     for key in rows[0] if rows else ():
         table.add_column(key.replace("_", " "))
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(_cell(key, value) for key, value in row.items()))
     return table
 
 
-def _cell(value: Any) -> str:
+def _cell(key: str, value: Any) -> str:
+    if key == "epsilon":
+        return epsilon_text(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or isinstance(value, float):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
-
-from pydantic_core import ErrorDetails
 
 _WANTED: Final = {
     "int": "a whole number",
@@ -27,7 +25,7 @@ _LIMITS: Final = {
 }
 
 
-def plain(problem: ErrorDetails, known: Sequence[str]) -> str:
+def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
     """Return one problem in words; the path of its key is the caller's.
 
     Args:
@@ -40,7 +38,7 @@ def plain(problem: ErrorDetails, known: Sequence[str]) -> str:
     if kind == "extra_forbidden":
         return f"no such key; known here: {', '.join(sorted(known))}"
     if kind == "value_error":
-        return problem["msg"].removeprefix("Value error, ")
+        return str(problem["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":
         return f"must be {context['expected']}, not {given}"
     if kind == "union_tag_not_found":
@@ -57,7 +55,7 @@ def plain(problem: ErrorDetails, known: Sequence[str]) -> str:
     if kind == "string_too_long":
         return f"must have at most {context['max_length']} characters, not {len(problem['input'])}"
     wanted = _WANTED.get(kind.partition("_")[0])
-    return problem["msg"] if wanted is None else f"must be {wanted}, not {given}"
+    return str(problem["msg"]) if wanted is None else f"must be {wanted}, not {given}"
 
 
 def _shown(value: Any) -> str:

@@ -11,6 +11,7 @@ import typer
 from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json
 from fedveil.engine.audit import audit
+from fedveil.privacy.statement import show_epsilon, show_lower_bound
 from fedveil.report.page import write_report
 
 
@@ -30,10 +31,9 @@ def audit_command(
     inference = found.inference
     OUT.print(f"membership inference: AUC {inference.auc:.4f} ({inference.low:.4f} to {inference.high:.4f})")
     if found.bound is not None:
-        claimed = "nothing" if found.claimed is None else f"epsilon {found.claimed:.4g}"
-        OUT.print(
-            f"epsilon for one {found.unit} is at least {found.bound.epsilon:.4g}; the run claims {claimed}"
-        )
+        least = show_lower_bound(found.bound.epsilon)
+        claimed = "nothing" if found.claimed is None else f"epsilon {show_epsilon(found.claimed)}"
+        OUT.print(f"epsilon for one {found.unit} is at least {least}; the run claims {claimed}")
     if found.refuted:
         OUT.print("ERROR: the claim is below what an attack shows", style="bold red")
-    OUT.print(f"report: {report}", soft_wrap=True)
+    OUT.print(f"report: {report}")

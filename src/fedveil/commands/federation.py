@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ import typer
 from fedveil.commands.options import OUT, Json
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
-from fedveil.errors import ConfigError
+from fedveil.errors import BudgetError, ConfigError
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founding import found
@@ -71,10 +72,10 @@ def init_command(
             {"authority": founded.authority, "coordinator": founded.coordinator, "silos": founded.silos}
         )
         return
-    OUT.print(f"coordinator: {founded.coordinator}", soft_wrap=True)
+    OUT.print(f"coordinator: {founded.coordinator}")
     for path in founded.silos:
-        OUT.print(f"hand over:   {path}", soft_wrap=True)
-    OUT.print(f"keep offline: {founded.authority}", soft_wrap=True)
+        OUT.print(f"hand over:   {path}")
+    OUT.print(f"keep offline: {founded.authority}")
 
 
 @federation.command("demo")
@@ -130,7 +131,8 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     _, experiment = RunFolder.open(folder.path)
     (folder / END).unlink(missing_ok=True)
     number = submit(home, folder.path)
-    with observer(OUT, quiet=as_json) as watching:
+    again = f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
+    with observer(OUT, quiet=as_json, resume=again) as watching:
         stopped = watch(folder, watching, experiment, lambda: run_is_alive(home, number))
     report = write_report(folder.path)
     if as_json:
@@ -138,8 +140,11 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     else:
         if stopped is not None:
             OUT.print(f"stopped: {stopped}")
-        OUT.print(f"run folder: {folder.path}", soft_wrap=True)
-        OUT.print(f"report: {report}", soft_wrap=True)
+        OUT.print(f"run folder: {folder.path}")
+        OUT.print(f"report: {report}")
+    checkpoint = folder.read_checkpoint()
+    if stopped is not None and (checkpoint is None or not checkpoint.round):
+        raise BudgetError(f"{folder.path}: refused before the first round: {stopped}")
 
 
 def coordinator_command(

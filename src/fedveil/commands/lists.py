@@ -23,9 +23,7 @@ def presets_command(
     """List the presets, or print one."""
     if name is not None:
         text = preset_text(name)
-        print_json({"name": name, "toml": text}) if as_json else OUT.print(
-            text, markup=False, highlight=False
-        )
+        print_json({"name": name, "toml": text}) if as_json else OUT.print(text, highlight=False)
         return
     rows = [{"preset": key, "what it shows": title} for key, title in presets().items()]
     print_json({"presets": rows}) if as_json else OUT.print(rows_table(rows))
@@ -82,6 +80,7 @@ def schema_command(
     if as_json:
         print_json({"toml": text, "output": output})
     elif output is None:
-        OUT.print(text, markup=False, highlight=False, soft_wrap=True)
+        OUT.print(text, highlight=False)
     else:
-        OUT.print(f"drafted {output}: read it, correct the bounds and categories, and keep it public")
+        said = "read it, correct the bounds and categories, and keep it public"
+        OUT.print(f"drafted {output}: {said}")

@@ -16,7 +16,7 @@ from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study
 from fedveil.engine.sweep import Axis, points, sweep
-from fedveil.errors import ConfigError
+from fedveil.errors import BudgetError, ConfigError
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
@@ -83,7 +83,8 @@ def check_command(
     if as_json:
         print_json({"study": study.name, "experiments": rows})
     else:
-        OUT.print(transposed_table(rows) if len(rows) == 1 else rows_table(rows, title=study.title))
+        shown = [row | {"within budget": _within(row["within budget"])} for row in rows]
+        OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
 
 
 def sweep_command(
@@ -108,9 +109,11 @@ def sweep_command(
         rows.append(row)
         if not as_json:
             OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
+            if row["stopped"]:
+                OUT.print(f"{row['run']}: stopped: {row['stopped']}")
     folders = [runs / point.experiment.name for point in chosen]
     pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html") for axis in axes]
-    print_json({"rows": rows, "pages": pages}) if as_json else OUT.print(*pages, sep="\n", soft_wrap=True)
+    print_json({"rows": rows, "pages": pages}) if as_json else OUT.print(*pages, sep="\n")
 
 
 def _prepared(study: Study) -> Iterator[Prepared]:
@@ -140,6 +143,10 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
     }
 
 
+def _within(budget: bool | None) -> str:
+    return "no budget is set" if budget is None else "yes" if budget else "no"
+
+
 def _fresh(path: Path) -> Path:
     """Return a folder name that is not taken yet."""
     candidate, count = path, 1
@@ -163,15 +170,22 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
             for one in outcomes
         ]
         print_json({"runs": runs, "report": report})
-        return
+    else:
+        _print_end(outcomes, report)
+    refused = [f"{one.folder}: {one.stopped}" for one in outcomes if one.stopped and not one.rounds]
+    if refused:
+        raise BudgetError(f"refused before the first round: {'; '.join(refused)}")
+
+
+def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
     OUT.print(outcome_table(outcomes))
     for one in outcomes:
-        if one.stopped:
+        if one.stopped and one.rounds:
             OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
     if len(outcomes) == 1:
         for sentence in outcomes[0].statement.sentences():
-            OUT.print(sentence, highlight=False)
-    OUT.print(f"report: {report}", soft_wrap=True)
+            OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
+    OUT.print(f"report: {report}")
 
 
 def _selection(

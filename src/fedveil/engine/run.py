@@ -33,7 +33,7 @@ from fedveil.engine.workers import spread
 from fedveil.errors import BudgetError, RunFolderError
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.privacy.ledger import Head, Ledger
-from fedveil.privacy.statement import Statement
+from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.spectrum import spectrum
@@ -274,7 +274,7 @@ def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> 
     if needed <= budget:
         return None
     return (
-        f"round {number} would bring epsilon to {needed:.4g}, above the budget of {budget:g}; "
+        f"round {number} would bring epsilon to {show_epsilon(needed)}, above the budget of {budget:g}; "
         f"the model after round {number - 1} is kept"
     )
 

@@ -16,6 +16,7 @@ from fedveil.flower.folders import SiloFolder
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.statement import show_epsilon
 
 _SOON: Final = 30.0
 
@@ -67,4 +68,4 @@ def _spent(silo: SiloFolder) -> str:
         counted.update(atoms(entry.event))
     epsilon = make_accountant(policy.accountant).epsilon(compose(counted), policy.delta)
     runs = len({entry.run for entry in entries})
-    return f"epsilon {epsilon:.4g} at delta {policy.delta:g}, {len(entries)} rounds of {runs} runs"
+    return f"epsilon {show_epsilon(epsilon)} at delta {policy.delta:g}, {len(entries)} rounds of {runs} runs"

@@ -1,7 +1,9 @@
 """Mods for the ClientApp of an app you have: bound what a user changes, or send updates through a quantiser.
 
 app = ClientApp(mods=[clip(1.0)])
-app = ClientApp(mods=[clip(1.0), quantise(std=0.1, secret=secret)])
+app = ClientApp(mods=[quantise(std=0.1, secret=secret), clip(1.0)])
+
+The first mod is the outermost: it sees the reply that those after it have made, so that what is quantised is bounded.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ declared order.
 """
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from fedveil.errors import DataError
 from fedveil.validation import plain
@@ -174,7 +174,7 @@ def read_schema(path: Path) -> Schema:
         raise DataError(f"schema {path} does not fit: {'; '.join(problems)}") from None
 
 
-def _explain(problem: ErrorDetails) -> str:
+def _explain(problem: Mapping[str, Any]) -> str:
     """Return the key's path as the file has it, and what is wrong there."""
     parts = [str(part) for part in problem["loc"]]
     tag = 1 if parts[:1] == ["target"] else 2  # where pydantic puts the kind of a target or a feature

@@ -13,6 +13,7 @@ from fedveil.errors import BudgetError, PrivacyError
 from fedveil.privacy.accounting import Accountant, epsilon_on_grid
 from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
+from fedveil.privacy.statement import show_epsilon
 
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MOST_ROUNDS = 10**9
@@ -84,7 +85,7 @@ def calibrate_rounds(event: Event, budget: Budget) -> int:
 
     if not fits(1):
         raise BudgetError(
-            f"one round costs epsilon {budget.accountant.epsilon(event, budget.delta):.4g} at delta "
+            f"one round costs epsilon {show_epsilon(budget.accountant.epsilon(event, budget.delta))} at delta "
             f"{budget.delta:g}, more than the budget of {budget.epsilon:g}; use more noise or a smaller "
             "sampling rate"
         )

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Final, Literal, get_args
 
 from fedveil.errors import PrivacyError, RunFolderError
@@ -33,6 +33,7 @@ _ADJACENCY_WORDS = {
     Adjacency.REPLACE_ONE: "Replacing the data of {unit} by any other",
 }
 _LARGE_EPSILON = 10.0
+_EXACT = Context(prec=400)  # a double has at most 309 digits before the point
 _NOTHING = "infinite: nothing is guaranteed"
 
 
@@ -257,8 +258,25 @@ def show_epsilon(epsilon: float | None) -> str:
     """
     if epsilon is None or epsilon == math.inf:
         return _NOTHING
-    step = Decimal("0.01") if epsilon >= 0.1 or epsilon == 0 else Decimal("0.0001")
-    return str(Decimal(epsilon).quantize(step, rounding=ROUND_CEILING))
+    return str(rounded(epsilon, 2 if epsilon >= 0.1 or epsilon == 0 else 4, ROUND_CEILING))
+
+
+def show_lower_bound(epsilon: float) -> str:
+    """Return what an attack shows epsilon to be at least, with two decimals (four below 0.1), rounded down.
+
+    >>> show_lower_bound(2.8093), show_lower_bound(0.01239)
+    ('2.80', '0.0123')
+    """
+    return str(rounded(epsilon, 2 if epsilon >= 0.1 or epsilon == 0 else 4, ROUND_FLOOR))
+
+
+def rounded(value: float, decimals: int, rounding: str) -> Decimal:
+    """Return a finite number to so many decimals, rounded by the exact value of the double.
+
+    >>> rounded(2.5000000000001, 2, ROUND_CEILING), rounded(2.5, 2, ROUND_CEILING)
+    (Decimal('2.51'), Decimal('2.50'))
+    """
+    return Decimal(value).quantize(Decimal(1).scaleb(-decimals), rounding=rounding, context=_EXACT)
 
 
 def epsilons_by_accountant(

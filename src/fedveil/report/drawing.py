@@ -9,8 +9,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 
 import plotly.graph_objects as go
+
+from fedveil.privacy.statement import rounded
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -95,8 +98,8 @@ def show_epsilon(epsilon: float) -> str:
     """An epsilon with two decimals (three significant digits below 0.1), rounded up, never down."""
     if not math.isfinite(epsilon) or epsilon == 0:
         return show(epsilon)
-    digits = 2 if epsilon >= 0.1 else 2 - math.floor(math.log10(epsilon))
-    return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:,.{digits}f}"
+    decimals = 2 if epsilon >= 0.1 else 2 - Decimal(epsilon).adjusted()
+    return f"{rounded(epsilon, decimals, ROUND_CEILING):,f}"
 
 
 def words(name: str) -> str:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedveil.privacy.statement import show_lower_bound
 from fedveil.report import plots
 from fedveil.report.document import (
     Section,
@@ -125,11 +126,11 @@ def audit_section(run: RunData) -> Section | None:
     verdict = ""
     if found.epsilon is not None:
         guesses = f"{found.right} of {found.guesses} guesses right about {found.canaries} canaries"
-        rows.append([f"ε for one {statement.unit} is at least", show(found.epsilon), guesses])
-        claimed = show_epsilon(statement.epsilon)
+        claimed, least = show_epsilon(statement.epsilon), show_lower_bound(found.epsilon)
+        rows.append([f"ε for one {statement.unit} is at least", least, guesses])
         verdict = (
             notice(
-                f"ERROR: the run claims ε = {claimed}, but an attack shows ε ≥ {show(found.epsilon)}. The claim is "
+                f"ERROR: the run claims ε = {claimed}, but an attack shows ε ≥ {least}. The claim is "
                 "wrong: do not rely on it, and report this as a bug.",
                 kind="error",
             )

@@ -1,0 +1,108 @@
+"""The examples of README and docs: fenced blocks and indented commands, with how each is tried.
+
+Every block must have an entry in :data:`TRIED`: a new one fails `test_every_example_is_tried_or_says_why_not`.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+_FENCED = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, named by its page and its place among the page's blocks."""
+
+    page: str
+    place: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page}:{self.place}"
+
+    @property
+    def commands(self) -> list[str]:
+        return re.findall(r"^\$ (.*?)(?: +# .*)?$", self.text, re.MULTILINE)
+
+
+def _blocks(path: Path) -> list[Block]:
+    page = str(path.relative_to(ROOT))
+    return [
+        Block(page, place, found["language"], textwrap.dedent(found["text"]))
+        for place, found in enumerate(_FENCED.finditer(path.read_text(encoding="utf-8")))
+    ]
+
+
+BLOCKS = {block.name: block for path in PAGES for block in _blocks(path)}
+
+
+def indented_commands() -> list[tuple[str, str]]:
+    """Return the commands that stand indented in the text, each with its page."""
+    found = []
+    for path in PAGES:
+        text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+        for line in re.findall(
+            r"^    ((?:[A-Z_]+=\S+ )?(?:fedveil|pytest|torchrun) .*)$", text, re.MULTILINE
+        ):
+            found.append((str(path.relative_to(ROOT)), line))
+    return found
+
+
+RUN = "run by itself, in an empty folder"
+HOSPITALS = "run in order by test_the_tutorial_of_three_hospitals_is_true"
+DIGITS = "run by test_what_is_said_of_the_first_run_is_true"
+PARSED = "its commands and the experiments that they name are read; "
+
+TRIED = {
+    "README.md:0": "test_fresh_clone runs both commands in a fresh clone",
+    "README.md:1": DIGITS,
+    "README.md:2": "an installation and a run: .ci/wheel does both in a clean environment",
+    "README.md:3": RUN,
+    "docs/deployment.md:0": PARSED
+    + "processes that listen on ports: test_flower starts the same demonstration",
+    "docs/deployment.md:1": "run by test_the_paths_of_a_founded_federation_are_those_of_the_page",
+    "docs/deployment.md:2": "the same; serving ends on Ctrl-C alone",
+    "docs/deployment.md:3": "the same; needs hosts that serve",
+    "docs/how-to/add-a-method.md:0": RUN,
+    "docs/how-to/choose-noise-and-rounds.md:0": "run by test_plans_are_made",
+    "docs/how-to/choose-noise-and-rounds.md:1": "run by test_plans_are_made",
+    "docs/how-to/choose-noise-and-rounds.md:2": "run by test_plans_are_made",
+    "docs/how-to/choose-noise-and-rounds.md:3": "laid over an experiment by test_fragments_of_documents_are_valid",
+    "docs/how-to/compose-a-method.md:0": RUN,
+    "docs/how-to/compose-a-method.md:1": RUN,
+    "docs/how-to/compose-a-method.md:2": RUN,
+    "docs/how-to/hide-record-counts.md:0": PARSED + "needs the data set heart_disease",
+    "docs/how-to/hide-record-counts.md:1": "read as a policy by test_fragments_of_documents_are_valid",
+    "docs/how-to/hide-record-counts.md:2": "run by test_what_is_said_of_the_first_run_is_true",
+    "docs/how-to/pieces-for-flower.md:0": RUN,
+    "docs/how-to/pieces-for-flower.md:1": RUN,
+    "docs/how-to/pieces-for-flower.md:2": RUN,
+    "docs/how-to/reproduce-the-figures.md:0": PARSED + "the second downloads; test_cli runs the first",
+    "docs/how-to/reproduce-the-figures.md:1": PARSED + "needs the data set heart_disease",
+    "docs/how-to/reproduce-the-figures.md:2": PARSED + "needs the data set heart_disease, and hours",
+    "docs/how-to/reproduce-the-figures.md:3": PARSED + "needs the data set heart_disease, and hours",
+    "docs/how-to/resume-and-budget.md:0": HOSPITALS,
+    "docs/how-to/resume-and-budget.md:1": "laid over an experiment by test_fragments_of_documents_are_valid",
+    "docs/how-to/resume-and-budget.md:2": "compared by test_messages_are_those_of_the_program",
+    "docs/how-to/several-processes.md:0": PARSED + "needs the data set shakespeare",
+    "docs/how-to/your-own-tables.md:0": "read as a schema by test_fragments_of_documents_are_valid",
+    "docs/how-to/your-own-tables.md:1": "read as a schema by test_fragments_of_documents_are_valid",
+    "docs/how-to/your-own-tables.md:2": "read as a schema by test_fragments_of_documents_are_valid",
+    "docs/how-to/your-own-tables.md:3": "run beside tables of that schema by test_tables_are_read_as_the_page_says",
+    "docs/reference/errors.md:0": "compared by test_messages_are_those_of_the_program",
+    "docs/tutorial/first-run.md:0": "test_fresh_clone runs it in a fresh clone",
+    "docs/tutorial/first-run.md:1": DIGITS,
+    "docs/tutorial/first-run.md:2": DIGITS,
+    "docs/tutorial/first-run.md:3": DIGITS,
+    "docs/tutorial/first-run.md:4": DIGITS,
+} | {f"docs/tutorial/own-hospitals.md:{place}": HOSPITALS for place in range(9)}

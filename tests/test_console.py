@@ -1,0 +1,278 @@
+"""What the console shows: epsilons rounded up, names and paths whole, how to go on after an interruption."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedveil import cli
+from fedveil.cli import app
+from fedveil.commands import federation as federation_commands
+from fedveil.commands import training
+from fedveil.console import observer, printer, rows_table, transposed_table
+from fedveil.engine import run as run_module
+from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.folder import RunFolder
+from fedveil.errors import BudgetError
+from fedveil.methods import METHODS
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "fedveil"
+
+
+@given(st.floats(0, 1e12))
+@example(2.5000000000001)
+def test_tables_show_epsilon_rounded_up(epsilon: float) -> None:
+    rows = [{"method": "a", "epsilon": epsilon}]
+    for table in (rows_table(rows), transposed_table(rows)):
+        console = Console(file=io.StringIO(), width=200)
+        console.print(table)
+        (row,) = cells(console, "a" if table.show_header else "epsilon")
+        assert 0 <= Fraction(row[-1]) - Fraction(epsilon) < Fraction(1, 100)
+
+
+def cells(console: Console, word: str) -> list[list[str]]:
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    return [row for row in rows if word in row]
+
+
+def test_no_epsilon_is_rounded_by_a_format() -> None:
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+                value, style = ast.unparse(node.value), ast.unparse(node.format_spec)
+                if "epsilon" in value and "." in style:
+                    found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {value} by {style}")
+    assert found == []
+
+
+WIDTHS = ("20", "40", "80")
+EXPERIMENT = """
+name = "a-name-that-is-longer-than-a-narrow-terminal"
+rounds = 1
+data = { name = "digits", n_users = 20, n_silos = 3 }
+model = { name = "linear" }
+local = { learning_rate = 0.1, batch_size = 8 }
+method = { name = "uldp-avg-w", clip = 0.5, noise_multiplier = 5.0 }
+"""
+NAME = "a-name-that-is-longer-than-a-narrow-terminal"
+
+
+@pytest.fixture(params=WIDTHS)
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of a long name where nobody has a terminal, and COLUMNS has a say all the same."""
+    monkeypatch.setenv("COLUMNS", request.param)
+    folder = tmp_path / "a folder [of] a name with words" / "that-nobody-would-want-to-see-broken-over-lines"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    (folder / "long.toml").write_text(EXPERIMENT)
+    return folder
+
+
+def printed(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def stops(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    """Return exit code, standard output and standard error of a command that does not succeed."""
+    monkeypatch.setattr(sys, "argv", ["fedveil", *(str(one) for one in arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert isinstance(stop.value.code, int)
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+def test_paths_and_names_are_whole_in_what_training_commands_print(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = place / "runs"
+    text = printed("run", "long.toml", "--runs", runs)
+    assert f"{NAME}: from round 0 of 1, kept in {runs / NAME}\n" in text
+    assert f"│ {NAME} │" in text
+    assert f"report: {runs / NAME / 'report.html'}\n" in text
+    statement = json.loads((runs / NAME / "privacy.json").read_text())["sentences"]
+    assert all(f"{sentence}\n" in text for sentence in statement)
+    assert f"report: {runs / NAME / 'report.html'}\n" in printed("resume", runs / NAME)
+    assert f"report: {runs / NAME / 'report.html'}\n" in printed("report", runs / NAME)
+    assert f"report: {runs / NAME / 'report.html'}\n" in printed("audit", runs / NAME, "--canaries", 0)
+    assert NAME in printed("check", "long.toml")
+    assert NAME in printed("check", "long.toml", "--seeds", 2)
+    page = place / "compared.html"
+    assert f"comparison: {page}\n" in printed("compare", runs, "--page", page)
+    against = ("--against", "method.clip")
+    assert f"comparison: {page}\n" in printed("compare", runs, "--page", page, *against)
+    row = {"run": NAME, "test": {"accuracy": 0.5}, "seconds": 1.0, "stopped": "the budget is spent"}
+    monkeypatch.setattr(training, "sweep", lambda *_, **__: iter([row]))
+    monkeypatch.setattr(training, "write_tradeoff", lambda _, key, path: path)
+    text = printed("sweep", "long.toml", "--over", "seed=0", "--over", "method.clip=0.5", "--runs", runs)
+    assert f"{NAME}: stopped: the budget is spent\n" in text
+    assert f"\n{runs / 'seed.html'}\n{runs / 'method.clip.html'}\n" in text
+
+
+def test_paths_and_names_are_whole_in_what_the_other_commands_print(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, schema = place / "plan.html", place / "schema.toml"
+    text = printed("plan", "--rounds", 5, "--group", 2, "--page", page)
+    assert f"table and plot over the rounds: {page}\n" in text
+    assert "│ uldp-sgd, uldp-avg, uldp-avg-w │" in text
+    text = printed("methods")
+    assert all(f"│ {name} " in text for name in METHODS)
+    assert all(recipe.summary in text for recipe in METHODS.values())
+    assert "│ figure-9-subsampling-creditcard " in printed("presets")
+    assert tomllib.loads(printed("presets", "digits"))["title"]
+    assert "│ imagenette_subset " in printed("data")
+    (place / "sample.csv").write_text("patient,age,label\na,40,0\nb,51,1\n")
+    assert f"drafted {schema}: read it" in printed("schema", "sample.csv", "--output", schema)
+    assert tomllib.loads(printed("schema", "sample.csv"))["user"] == "patient"
+    founded = place / "federation"
+    text = printed("federation", "init", founded, "--silos", "north", "south", "--schema", schema)
+    for start, name in (("coordinator: ", "coordinator"), ("hand over:   ", "silos/north")):
+        assert f"{start}{founded / name}\n" in text
+    assert f"keep offline: {founded / 'authority'}\n" in text
+    monkeypatch.setattr(federation_commands, "inspect_silo", lambda _: {"table": place / "north.csv"})
+    assert f"│ {place / 'north.csv'} │" in printed("federation", "check", founded / "silos" / "north")
+
+
+def test_a_benchmarks_table_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {"rows": [{"case": NAME, "epsilon": 1.0}], "machine": {"processor": "some"}}
+    monkeypatch.setattr("fedveil.commands.benchmarks.run_benchmark", lambda *_, **__: document)
+    assert f"│ {NAME} │" in printed("bench", "made-up")
+
+
+def test_an_error_is_one_line_with_its_path_whole(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = place / "a long name of a schema.toml"
+    schema.write_text("")
+    (place / "sample.csv").write_text("patient,age,label\na,40,0\nb,51,1\n")
+    code, _, err = stops(monkeypatch, capsys, "schema", "sample.csv", "--output", schema)
+    assert (code, err) == (2, f"fedveil: {schema}: exists already; choose another name\n")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_narrow_terminal_cuts_no_name_in_a_table(width: int) -> None:
+    rows = [
+        {"method": name, "keys": ", ".join(one.keys), "does": one.summary} for name, one in METHODS.items()
+    ]
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, soft_wrap=True)
+    for table in (rows_table(rows, title="methods"), transposed_table(rows[:3])):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "…" not in text
+    words = {word for row in rows for value in row.values() for word in value.split()}
+    assert [word for word in words if f" {word}" not in text] == []
+
+
+def test_what_looks_like_markup_is_printed_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    printer().print("kept in [/x] :smile: [bold]a[/bold]")
+    assert capsys.readouterr().out == "kept in [/x] :smile: [bold]a[/bold]\n"
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play, played = run_module.play_round, []
+
+    def interrupted(*arguments: Any) -> Any:
+        played.append(arguments)
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        return play(*arguments)
+
+    monkeypatch.setattr(run_module, "play_round", interrupted)
+    code, _, err = stops(
+        monkeypatch, capsys, "run", "long.toml", "--set", "rounds=2", "--runs", place / "runs"
+    )
+    assert code == 130
+    assert f"`fedveil resume '{place / 'runs' / NAME}'` goes on from the last complete round" in err
+    assert "Traceback" not in err
+    assert "round 2/2" in printed("resume", place / "runs" / NAME)
+
+
+def test_an_interruption_before_any_run_names_none(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> Iterator[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "load_study", interrupted)
+    assert stops(monkeypatch, capsys, "check", "long.toml") == (130, "", "fedveil: interrupted\n")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_every_observer_leaves_the_command_that_goes_on(terminal: bool, tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    watching = observer(console, quiet=False, resume="fedveil federation run --home here --resume")
+
+    def interrupted() -> None:
+        with watching:
+            watching.started(tmp_path / "run", experiment(), 0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        interrupted()
+    (note,) = stop.value.__notes__
+    assert note.startswith(f"`fedveil federation run --home here --resume {tmp_path / 'run'}` goes on")
+
+
+def experiment() -> Experiment:
+    return parse(tomllib.loads(EXPERIMENT), "test")
+
+
+def test_a_run_refused_before_its_first_round_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("long.toml").write_text(EXPERIMENT)
+    budget = ("--set", "privacy.budget=0.01", "--json")
+    code, out, err = stops(monkeypatch, capsys, "run", "long.toml", *budget)
+    assert (code, json.loads(out)["runs"][0]["rounds"]) == (2, 0)
+    assert f"refused before the first round: runs/{NAME}: round 1 would bring epsilon to" in err
+    code, out, err = stops(monkeypatch, capsys, "resume", f"runs/{NAME}")
+    assert code == 2
+    assert "refused before the first round" in err
+
+
+def test_a_run_between_institutions_refused_before_its_first_round_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(tmp_path, experiment())
+    for name, value in {"submit": 1, "watch": "silo north refuses: budget", "write_report": tmp_path}.items():
+        monkeypatch.setattr(federation_commands, name, lambda *_, value=value: value)
+    home: Any = SimpleNamespace(path=tmp_path)
+    with pytest.raises(BudgetError, match="refused before the first round: silo north refuses: budget"):
+        federation_commands._run(home, folder, as_json=False)
+
+
+@pytest.mark.parametrize(("budget", "said"), [("9", "yes"), ("0.01", "no"), ("", "no budget is set")])
+def test_check_says_whether_a_run_is_within_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("long.toml").write_text(EXPERIMENT)
+    text = printed("check", "long.toml", "--set", "privacy.budget=1", "--set", f"privacy.budget={budget}")
+    (row,) = [line for line in text.splitlines() if "within budget" in line]
+    assert row.split("│")[2].strip() == said

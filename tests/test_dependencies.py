@@ -1,0 +1,117 @@
+"""What is imported is declared, and what is declared is imported: a clean install starts."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+OURS = {"fedveil", "tests", "benchmarks"}
+PEERS = {"pfl", "pfl_networks"}
+"""Imported by `benchmarks/pfl_peer.py` alone, which runs in an environment of its own."""
+TOOLS = {  # called by name, not imported
+    "mkdocs": "/mkdocs build",
+    "mypy": "/mypy",
+    "pip-audit": "/pip-audit",
+    "pytest-xdist": "-m pytest -q -n 2",
+    "ruff": "/ruff check",
+}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(requirements: Iterable[str]) -> set[str]:
+    """Return the names of requirements, without an extra of our own that refers to others."""
+    names = {normal(re.split(r"[^\w.-]", one, maxsplit=1)[0]) for one in requirements}
+    return names - {"fedveil"}
+
+
+def modules(tree: ast.AST) -> set[str]:
+    """Return the top-level modules that code imports, by name or through `importlib` with a literal."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "import_module",
+            "importlib.import_module",
+            "pytest.importorskip",
+        ):
+            found |= {one.value for one in node.args[:1] if isinstance(one, ast.Constant)}
+    return {str(name).partition(".")[0] for name in found}
+
+
+def imported(*folders: str) -> dict[str, set[str]]:
+    """Return the distributions that files below the folders import, each with those files."""
+    distributions = packages_distributions()
+    found: dict[str, set[str]] = {}
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for module in modules(ast.parse(path.read_text(encoding="utf-8"))):
+                if module not in sys.stdlib_module_names and module not in OURS | PEERS:
+                    for name in distributions.get(module, [module]):
+                        found.setdefault(normal(name), set()).add(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_the_package_imports_what_it_declares_and_nothing_else() -> None:
+    used = imported("src/fedveil")
+    known = declared(PROJECT["dependencies"]) | declared(EXTRAS["federation"]) | declared(EXTRAS["rlwe"])
+    undeclared = {name: sorted(files) for name, files in used.items() if name not in known}
+    assert undeclared == {}
+    assert known - set(used) == set()
+
+
+def test_what_an_extra_brings_is_imported_at_the_top_of_its_own_modules_alone() -> None:
+    optional = declared(EXTRAS["federation"]) | declared(EXTRAS["rlwe"])
+    eager: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "src/fedveil").rglob("*.py")):
+        top = ast.Module(body=ast.parse(path.read_text(encoding="utf-8")).body, type_ignores=[])
+        statements = [node for node in top.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {normal(name) for one in statements for name in modules(one)}
+        if names & optional and "flower" not in path.parts:
+            eager[str(path.relative_to(ROOT / "src/fedveil"))] = names & optional
+    assert eager == {}
+
+
+def test_tests_and_benchmarks_import_what_the_extra_dev_brings() -> None:
+    used = imported("tests", "benchmarks")
+    runtime = declared(PROJECT["dependencies"]) | declared(EXTRAS["federation"]) | declared(EXTRAS["rlwe"])
+    dev = declared(EXTRAS["dev"])
+    undeclared = {name: sorted(files) for name, files in used.items() if name not in runtime | dev}
+    assert undeclared == {}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [name for name, call in TOOLS.items() if call not in makefile] == []
+    conftest = (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
+    hooked = {"beartype"} if '"beartype.beartype"' in conftest else set()  # named to jaxtyping as text
+    assert dev - set(used) - set(TOOLS) - hooked == set()
+
+
+def test_every_declared_package_is_justified() -> None:
+    text = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8")
+    everything = declared(PROJECT["dependencies"]).union(*(declared(one) for one in EXTRAS.values()))
+    assert [name for name in sorted(everything) if not re.search(rf"\b{re.escape(name)}\b", text)] == []
+    pinned = declared((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    assert everything - pinned == set()
+
+
+def test_every_classified_python_is_one_that_is_allowed() -> None:
+    least = tuple(int(part) for part in PROJECT["requires-python"].removeprefix(">=").split("."))
+    named = [
+        tuple(int(part) for part in one.rpartition(" ")[2].split("."))
+        for one in PROJECT["classifiers"]
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", one)
+    ]
+    assert min(named) == least
+    assert named == sorted(named)

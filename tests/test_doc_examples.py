@@ -1,0 +1,315 @@
+"""Every example in README and docs: run and compared, or at least read by the program, or listed with why not."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
+
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from fedveil import cli
+from fedveil.engine.experiment import merge, parse, parse_assignment
+from fedveil.engine.federation.policy import Policy
+from fedveil.engine.run import over_budget
+from fedveil.engine.sections import MethodSection
+from fedveil.engine.study import Selection, load_study, presets
+from fedveil.engine.sweep import Axis, points
+from fedveil.methods import METHODS, Method, Recipe
+from fedveil.population.schema import Schema
+from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
+
+BASE: dict[str, Any] = {
+    "name": "base",
+    "rounds": 10,
+    "data": {"name": "digits", "n_users": 20, "n_silos": 3},
+    "local": {"learning_rate": 0.1, "batch_size": 8},
+    "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0},
+}
+COMMANDS = [(block.name, line) for block in BLOCKS.values() for line in block.commands] + indented_commands()
+
+
+def fedveil(line: str, *, code: int = 0) -> str:
+    """Run a command line of the documentation here; return what it prints."""
+    program, *arguments = shlex.split(line)
+    assert program.endswith("fedveil")
+    result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def only(page: str, place: int) -> str:
+    (command,) = BLOCKS[f"{page}:{place}"].commands
+    return command
+
+
+def table_rows(printed: str) -> list[list[str]]:
+    """Return the cells of every row of a printed table."""
+    rows = [line for line in printed.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in row.split("│")[1:-1]] for row in rows]
+
+
+def like(line: str) -> str:
+    """Return a pattern for a round's line with any accuracy and seconds: those differ from run to run."""
+    return r"\S+".join(re.escape(part) for part in re.split(r"(?<=accuracy )\S+|\S+(?=s$)", line))
+
+
+def words(text: str) -> str:
+    """Return text with its white space as single blanks, for what the page breaks over lines."""
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["example"])
+    return tmp_path
+
+
+def test_every_example_is_tried_or_says_why_not() -> None:
+    assert sorted(set(BLOCKS) - set(TRIED)) == []
+    assert sorted(set(TRIED) - set(BLOCKS)) == []
+    for name in re.findall(r"test_\w+", " ".join(TRIED.values())):
+        files = [path for path in (ROOT / "tests").glob("test_*.py") if f"def {name}(" in path.read_text()]
+        assert files or (ROOT / "tests" / f"{name}.py").is_file(), f"there is no {name}"
+    assert {BLOCKS[name].language for name, how in TRIED.items() if how == RUN} == {"python"}
+
+
+@pytest.mark.parametrize(
+    ("place", "line"), COMMANDS, ids=[f"{place}-{line[:50]}" for place, line in COMMANDS]
+)
+def test_every_command_is_one_that_the_program_reads(place: str, line: str, here: Path) -> None:
+    program, *arguments = (word for word in shlex.split(line) if not re.fullmatch(r"[A-Z_]+=.*", word))
+    if program in ("make", "pip", "ls", "pytest"):
+        assert program != "make" or f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text()
+        assert program != "pytest" or all((ROOT / name).is_file() for name in arguments)
+        return
+    if program == "torchrun":
+        source = arguments[arguments.index("fedveil.torchrun") + 1]
+        assert source in presets()
+        return
+    assert program in ("fedveil", ".venv/bin/fedveil")
+    command = cli.COMMANDS[arguments[0]].load(arguments.pop(0))
+    if hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    given = SimpleNamespace(**command.make_context("example", arguments).params)
+    if hasattr(given, "source") and not given.source.endswith(".toml"):
+        selection = Selection(
+            scenarios=given.scenario and tuple(given.scenario),
+            variants=given.variant and tuple(given.variant),
+            seeds=given.seeds,
+            quick=given.quick,
+            overrides=tuple(parse_assignment(text) for text in given.assignments or ()),
+        )
+        assert load_study(given.source, selection).experiments
+        if hasattr(given, "over"):
+            assert points(given.source, selection, [Axis.read(text) for text in given.over])
+
+
+@pytest.mark.parametrize("name", [name for name, how in TRIED.items() if how == RUN])
+def test_python_examples_run(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = dict(METHODS)
+    try:
+        exec(compile(BLOCKS[name].text, name, "exec"), {"__name__": "example"})
+    finally:
+        METHODS.clear()
+        METHODS.update(methods)
+    printed = capsys.readouterr().out
+    expected = re.findall(r"^print\(.*\)  # (.*)$", BLOCKS[name].text, re.MULTILINE)
+    assert [text for text in expected if text not in printed] == []
+
+
+@pytest.fixture
+def hospitals(here: Path) -> Path:
+    """Return a folder with the tables, schema and experiment of the tutorial."""
+    block = {place: BLOCKS[f"docs/tutorial/own-hospitals.md:{place}"].text for place in range(9)}
+    exec(compile(block[0], "make_tables.py", "exec"), {"__name__": "__main__"})
+    assert (here / "north.csv").read_text().startswith(block[1])
+    drafted = only("docs/tutorial/own-hospitals.md", 2)
+    fedveil(drafted)
+    assert set(tomllib.loads((here / "schema.toml").read_text())["features"]) == {"age", "pressure", "ward"}
+    (here / "schema.toml").write_text(block[3])
+    (here / "hospitals.toml").write_text(block[4])
+    return here
+
+
+def test_the_tutorial_of_three_hospitals_is_true(hospitals: Path) -> None:
+    page = "docs/tutorial/own-hospitals.md"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    checked = dict(table_rows(fedveil(only(page, 5))))
+    said = words(text[text.index("You should see") : text.index("Try to break")])
+    for number, key in (("3 silos", "silos"), ("300 users", "users"), ("1500 records", "records")):
+        assert (number in said, number.split()[0]) == (True, checked[key])
+    assert f"{checked['parameters']} parameters" in said
+    assert f"{checked['contributions']} contributions" in said
+    assert checked["epsilon"] == "2.00"
+    planned = table_rows(fedveil(only(page, 6)))
+    shown = {(method, sigma, rounds, row[-2]) for method, sigma, rounds, *row in planned}
+    rows = re.findall(r"^\| (uldp\S.*?) \| (\S+) \| (\d+) \| (\S+) \|$", text, re.MULTILINE)
+    assert len(rows) == 3
+    assert shown == set(rows)
+    ran = fedveil(only(page, 7))
+    first, *claim = BLOCKS[f"{page}:8"].text.splitlines()
+    assert re.search(like(first), ran)
+    assert words(" ".join(claim)) in words(ran)
+    assert "report: runs/hospitals/report.html" in ran
+    resumed = fedveil(only("docs/how-to/resume-and-budget.md", 0))
+    assert "from round 20 of 20" in resumed
+
+
+def test_messages_are_those_of_the_program(
+    hospitals: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = [
+        "check hospitals.toml --set method.clp=1",
+        "check hospitals.toml --set method.clip=0",
+        "check digits --variant nope",
+        "report nowhere",
+    ]
+    lines = BLOCKS["docs/reference/errors.md:0"].text.splitlines()
+    for arguments, expected in zip(cases, lines, strict=True):
+        monkeypatch.setattr(sys, "argv", ["fedveil", *arguments.split()])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.startswith(expected.removesuffix("..."))
+    prepared: Any = SimpleNamespace(
+        experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)), epsilon_after=lambda rounds: 1.535
+    )
+    stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
+    assert words(stopped) == f"hospitals: stopped: {over_budget(prepared, 10)}"
+
+
+def test_fragments_of_documents_are_valid() -> None:
+    for name in ("docs/how-to/choose-noise-and-rounds.md:3", "docs/how-to/resume-and-budget.md:1"):
+        assert parse(merge(BASE, tomllib.loads(BLOCKS[name].text)), name).privacy.delta
+    policy = tomllib.loads(BLOCKS["docs/how-to/hide-record-counts.md:1"].text)
+    assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
+    table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
+    assert Schema.model_validate(table).n_users == 500
+    for place in (1, 2):
+        target = tomllib.loads(BLOCKS[f"docs/how-to/your-own-tables.md:{place}"].text)
+        assert Schema.model_validate(table | target).target.kind == target["target"]["kind"]
+
+
+def test_tables_are_read_as_the_page_says(here: Path) -> None:
+    Path("schema.toml").write_text(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
+    for name in ("north", "south", "test"):
+        silo = "south" if name == "south" else "north"
+        with Path(f"{name}.csv").open("w", newline="") as stream:
+            table = csv.writer(stream)
+            table.writerow(["patient", "hospital", "sick", "age", "ward"])
+            table.writerows(
+                [[f"P{row}", silo, ("no", "yes")[row % 2], 30 + row, "heart"] for row in range(6)]
+            )
+    pyarrow.parquet.write_table(pyarrow.csv.read_csv("south.csv"), "south.parquet")
+    found: dict[str, Any] = {}
+    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:3"].text, "example", "exec"), found)
+    population = found["population"]
+    assert (population.n_users, population.n_silos, len(population.train)) == (500, 2, 12)
+
+
+def test_the_paths_of_a_founded_federation_are_those_of_the_page(hospitals: Path) -> None:
+    fedveil(only("docs/deployment.md", 1))
+    text = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
+    lines = [
+        line.removeprefix("$ ") for place in (2, 3) for line in BLOCKS[f"docs/deployment.md:{place}"].commands
+    ]
+    lines += re.findall(r"`(fedveil coordinator \S+)`", text)
+    folders = [word for line in lines for word in shlex.split(line) if word.startswith("federation/")]
+    assert len(folders) == len(lines)
+    for folder in folders:
+        assert (hospitals / folder / "membership.toml").is_file(), folder
+
+
+@pytest.mark.slow
+def test_plans_are_made(here: Path) -> None:
+    page = "docs/how-to/choose-noise-and-rounds.md"
+    for place in range(3):
+        assert "uldp-sgd, uldp-avg, uldp-avg-w" in fedveil(only(page, place))
+
+
+def columns(table: str) -> dict[str, list[str]]:
+    """Return epsilon, epsilon to the server, delta and unit of every run of a table."""
+    return {row[0]: row[2:6] for row in table_rows(table)}
+
+
+@pytest.mark.slow
+def test_what_is_said_of_the_first_run_is_true(here: Path) -> None:
+    page = "docs/tutorial/first-run.md"
+    ran = fedveil("fedveil run digits")
+    assert columns(ran) == columns(BLOCKS["README.md:1"].text) == columns(BLOCKS[f"{page}:2"].text)
+    assert re.search(like(BLOCKS[f"{page}:1"].text.strip()), ran)
+    assert "report: runs/digits/comparison.html" in ran
+    listed = BLOCKS[f"{page}:3"].text.split("\n", 1)[1].split()
+    assert sorted(path.name for path in Path("runs/digits/uldp-avg-w").iterdir()) == sorted(listed)
+    sentences = words(
+        " ".join(json.loads(Path("runs/digits/uldp-avg-w/privacy.json").read_text())["sentences"])
+    )
+    for place in ("README.md", page):
+        text = (ROOT / place).read_text(encoding="utf-8")
+        for quoted in re.findall(r"(?:^> .*\n)+", text, re.MULTILINE):
+            assert words(quoted.replace("\n>", "\n").removeprefix(">")) in sentences, place
+    less, compared = BLOCKS[f"{page}:4"].commands
+    ran = fedveil(less)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    said = re.search(r"epsilon is (\S+) now, (\S+) against the server", text)
+    assert said is not None
+    assert columns(ran)["uldp-avg-w"][:2] == list(said.groups())
+    assert "comparison: runs/noise.html" in fedveil(compared)
+    assert "round 30/30" in fedveil(only("docs/how-to/hide-record-counts.md", 2))
+
+
+def test_the_table_of_stages_has_every_field_and_every_value() -> None:
+    text = (ROOT / "docs/how-to/compose-a-method.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", text, re.MULTILINE))
+    hints = {name: kind for name, kind in get_type_hints(Method).items() if name != "name"}
+    assert set(rows) == set(hints)
+    for name, kind in hints.items():
+        values = get_args(kind)
+        if name == "weights":
+            values = tuple(kind)
+        for value in values:
+            shown = value.__name__ if isinstance(value, type) else getattr(value, "name", f'"{value}"')
+            assert shown in rows[name], f"{name}: {shown}"
+
+
+def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
+    text = (ROOT / "docs/how-to/add-a-method.md").read_text(encoding="utf-8")
+    compose = set(inspect.signature(Recipe.compose).parameters) - {"self", "given"}
+    sentence = words(text[text.index("arguments come from") : text.index("A function that takes")])
+    assert set(re.findall(r"`(\w+)`", sentence)) == compose
+    counts = {5: "Five", 6: "Six", 7: "Seven"}
+    assert f"{counts[len(compose)]} arguments come from" in text
+    (file,) = re.findall(r"A new key goes into `(\S+)`", text)
+    assert (ROOT / "src/fedveil" / file) == Path(inspect.getfile(MethodSection))
+
+
+def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:
+    from fedveil.flower import mods
+
+    orders = [re.findall(r"(clip|quantise)\(", line) for line in (mods.__doc__ or "").splitlines()]
+    assert ["quantise", "clip"] in orders  # the first mod is the outermost: it sees what the others return
+    assert ["clip", "quantise"] not in orders
+
+
+def test_the_pages_agree_on_where_the_superlink_keeps_its_state() -> None:
+    from fedveil.flower import processes
+
+    assert "keeps its state in memory" in words(inspect.getdoc(processes.start_superlink) or "")
+    for page in ("docs/reference/commands.md", "docs/deployment.md"):
+        said = words((ROOT / page).read_text(encoding="utf-8"))
+        assert re.search(r"state in memory", said), page
+        assert not re.search(r"state on the disk", said), page
