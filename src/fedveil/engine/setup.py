@@ -173,9 +173,13 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
         records = records.select(keep_at_most(records, method.contribution.per_user))
     federation = _federation(population, records, task.dimension)
     if experiment.method.noise_multiplier == "calibrated":
-        method = _calibrate(experiment, population, federation)
+        assert experiment.privacy.epsilon is not None
+        method = _calibrate(experiment, population, federation, experiment.privacy.epsilon)
     elif experiment.method.noise_multiplier == "closed-form":
         method = _compose(experiment, population, _closed_form(experiment))[0]
+        if method.noise_decay < 1:
+            spent = _epsilon_of_steady_noise(experiment, method, federation)
+            method = _calibrate(experiment, population, federation, spent)
     guarantee = derive(method, federation)
     numerics = _accountant(experiment, guarantee)
     groups, n_silos = _groups(method, population, records)
@@ -460,8 +464,30 @@ def _accountant(experiment: Experiment, guarantee: Guarantee) -> Accountant:
     return make_accountant(asked, guarantee.adjacency)
 
 
-def _calibrate(experiment: Experiment, population: Population, federation: Federation) -> Method:
-    """Return the method with the least noise whose whole run stays within the target epsilon, as it will be stated."""
+def _epsilon_of_steady_noise(experiment: Experiment, method: Method, federation: Federation) -> float:
+    """Return what the whole run would spend against the server or readers if its noise stayed that of round 1.
+
+    A published formula gives the noise of every round alike. Noise that falls starts higher, so that the run spends
+    the same: methods are compared at one budget.
+    """
+    steady = derive(replace(method, noise_decay=1.0), federation)
+    target = steady.event if method.calibrated_to == "readers" else steady.against_server
+    assert federation.dimension is not None
+    return epsilon_on_grid(
+        make_accountant(experiment.privacy.accountant, steady.adjacency),
+        steady.after(target, experiment.rounds),
+        experiment.privacy.delta,
+        steady.grid_loss_after(experiment.rounds, federation.dimension),
+    )
+
+
+def _calibrate(
+    experiment: Experiment, population: Population, federation: Federation, epsilon: float
+) -> Method:
+    """Return the method with the least noise whose whole run spends at most ``epsilon``, as it will be stated.
+
+    Where noise falls from round to round, what is found is that of the first.
+    """
 
     @lru_cache(maxsize=4)
     def claimed(noise_multiplier: float) -> tuple[Method, Guarantee]:
@@ -477,9 +503,8 @@ def _calibrate(experiment: Experiment, population: Population, federation: Feder
         assert federation.dimension is not None
         return claimed(noise_multiplier)[1].grid_loss_after(experiment.rounds, federation.dimension)
 
-    assert experiment.privacy.epsilon is not None
     budget = Budget(
-        epsilon=experiment.privacy.epsilon,
+        epsilon=epsilon,
         delta=experiment.privacy.delta,
         accountant=make_accountant(
             experiment.privacy.accountant, derive(_compose(experiment, population)[0], federation).adjacency
