@@ -250,8 +250,10 @@ def row_of(
 
 
 def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, float | None]:
-    """Return every metric of the task on the test table; None where a metric is not defined."""
+    """Return every metric of the task on the test table; None where a metric is not defined, as without a record."""
     population = prepared.population
+    if not len(population.test_targets):
+        return dict.fromkeys(prepared.task.metrics)
     raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
     outputs = prepared.task.predict(model.to(prepared.seat.cohort.device), raw).cpu()
     targets = torch.from_numpy(population.test_targets)

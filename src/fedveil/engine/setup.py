@@ -171,7 +171,7 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
     records = population.train
     if isinstance(method.contribution, RecordContribution):
         records = records.select(keep_at_most(records, method.contribution.per_user))
-    federation = _federation(population, records, task.dimension)
+    federation = _federation(experiment, method, population, records, task.dimension)
     if experiment.method.noise_multiplier == "calibrated":
         assert experiment.privacy.epsilon is not None
         method = _calibrate(experiment, population, federation, experiment.privacy.epsilon)
@@ -316,14 +316,16 @@ def _compose(
     if given.get("group_size") in ("median", "max"):
         rule, per_user = given["group_size"], population.records_per_user()
         present = per_user[per_user > 0]
-        given["group_size"] = int(present.max() if rule == "max" else sorted(present)[len(present) // 2])
+        given["group_size"] = 1
+        if len(present):
+            given["group_size"] = int(present.max() if rule == "max" else sorted(present)[len(present) // 2])
         uncovered = (f"the group size is the {rule} of the users' record counts, which are private",)
     method = METHODS[experiment.method.name].compose(
         given,
         local=None if experiment.local is None else LocalSgd(**experiment.local.model_dump()),
         n_silos=population.n_silos,
         n_users=population.n_users,
-        largest_silo=int(population.records_per_silo().max()),
+        largest_silo=max(1, int(population.records_per_silo().max())),
         colluding_silos=experiment.privacy.colluding_silos,
         learning_rate=experiment.method.learning_rate,
     )
@@ -437,12 +439,21 @@ def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
     return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
 
 
-def _federation(population: Population, records: Records, dimension: int) -> Federation:
-    counts = records.by_silo(population.n_silos).size
+def _federation(
+    experiment: Experiment, method: Method, population: Population, records: Records, dimension: int
+) -> Federation:
+    """Return the public facts that the guarantee rests on.
+
+    Records a silo are among them only where the statement names them as counted public; a silo without any is taken for
+    one with one, as DP-SGD does.
+    """
+    counts = None
+    if isinstance(method.contribution, RecordContribution) or experiment.method.calibration == "as-published":
+        counts = tuple(max(1, int(n)) for n in records.by_silo(population.n_silos).size)
     return Federation(
         n_silos=population.n_silos,
         n_users=population.n_users,
-        silo_records=tuple(int(n) for n in counts),
+        silo_records=counts,
         dimension=dimension,
     )
 
