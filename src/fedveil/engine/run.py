@@ -43,7 +43,11 @@ _ATTEMPTS: Final = "attempts.jsonl"
 
 
 class Observer(Protocol):
-    """Who is told how a run goes on; sees public numbers only."""
+    """Who is told how a run goes on, and so sees what no guarantee covers.
+
+    A line of metrics has test metrics and a simulation's diagnostics, and steps and their times depend on who takes
+    part and with how many records (:mod:`fedveil.engine.shown`). What an observer shows is as private as the records.
+    """
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """A run begins, or goes on after ``done`` complete rounds."""
