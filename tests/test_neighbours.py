@@ -7,13 +7,18 @@ and on none at all. What is refused, charged, stated, drawn as noise and sent mu
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from fedveil.engine.coordinator_side import draw_users
 from fedveil.engine.experiment import parse
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.travel import check_travels
@@ -281,3 +286,36 @@ def test_institutions_run_the_same_without_the_only_records_of_a_silo(
                     [letter[:2] for letter in run["letters"]] for run in (full, neighbour)
                 )
             assert neighbour == full, setting
+
+
+@pytest.mark.skipif(not find_spec("tenseal"), reason="partial encryption needs tenseal")
+def test_a_drawn_client_is_the_one_that_sends(tmp_path: Path) -> None:
+    """Users are numbered by who is there, silos by name: with the first user gone the others' numbers move by one."""
+    held = population("dp-fed", "the last")
+    others = replace(held.train, silo=held.train.silo + np.int32(1))
+    moved = replace(held, train=others)
+    asked = document("dp-fed", "partial", privacy={"insecure_seed": 11}, rounds=1)
+    asked["method"] |= {"clip": 1e-3, "noise_multiplier": 1e-6, "learning_rate": 1.0}
+    asked["protection"]["ratio"] = 1.0
+    prepared = prepare(parse(asked, "test"), Held(moved))
+    groups = prepared.seat.cohort.groups
+    assert groups.user.tolist() == groups.silo.tolist() == [1, 2, 3]
+    drawn = draw_users(prepared.method, SILOS, PrivacyRandomness.insecure(11), 1)
+    assert drawn is not None
+    outcome = run(prepared, tmp_path, Silent())
+    assert outcome.row["contributions"] == drawn[1:].sum()
+    released = load_file(outcome.folder / "model.safetensors")
+    after = torch.cat([released[name].flatten() for name in prepared.task.state(prepared.task.initial())])
+    step = (after - prepared.task.initial()).double().norm() * prepared.method.divisor(SILOS, SILOS)
+    assert step > 0.5e-3 * np.sqrt(drawn[1:].sum())
+
+
+@pytest.mark.parametrize("method", ["stevens", "uldp-avg"])
+def test_public_numbers_alone_decide_whether_clients_are_silos(method: str) -> None:
+    held = replace(population(method), n_users=SILOS + 1)
+    prepared = partial(prepare, parse(document(method, "none"), "test"))
+    if method == "uldp-avg":
+        assert prepared(Held(held)).population.n_users == SILOS + 1
+    else:
+        with pytest.raises(CompositionError, match="5 users and 4 silos: declare as many users as silos"):
+            prepared(Held(held))

@@ -252,11 +252,26 @@ def _groups(method: Method, population: Population, records: Records) -> tuple[G
                 'users or users in several silos; allot them by data.allocation.law = "clients"'
             )
         if isinstance(method.protection, SecureAggregation | PartialEncryption):
-            return groups, population.n_silos
+            return _numbered_by_silo(method, groups, population), population.n_silos
         return replace(groups, silo=np.zeros_like(groups.silo)), 1
     if isinstance(method.contribution, SiloUserContribution):
         return records.by_silo_user(), population.n_silos
     return records.by_silo(population.n_silos), population.n_silos
+
+
+def _numbered_by_silo(method: Method, groups: Groups, population: Population) -> Groups:
+    """Return clients whose number is that of their silo, which sends their message: users are numbered by who is there.
+
+    Raises:
+        CompositionError: the public numbers of users and silos differ, so that some client is no silo.
+    """
+    if population.n_users != population.n_silos:
+        raise CompositionError(
+            f"{method.name}: under {type(method.protection).__name__} a client is a silo, and there are "
+            f"{population.n_users} users and {population.n_silos} silos: declare as many users as silos"
+        )
+    key = groups.user.astype(np.int64) if groups.key is None else groups.key
+    return replace(groups, user=groups.silo, key=key)
 
 
 def load_population(data: DataSection, seed: int) -> Population:
@@ -336,6 +351,10 @@ def _compose(
     method = _protected(method, experiment.protection.value(), population.n_users)
     if experiment.method.calibration == "as-published":
         uncovered += ("the noise is measured in the records of the largest client, which count as public",)
+    if experiment.method.scale == "norm":
+        uncovered += (
+            "published figures are computed from the records of the smallest client, which count as public",
+        )
     return method, uncovered
 
 
@@ -448,7 +467,8 @@ def _federation(
     one with one, as DP-SGD does.
     """
     counts = None
-    if isinstance(method.contribution, RecordContribution) or experiment.method.calibration == "as-published":
+    published = experiment.method.calibration == "as-published" or experiment.method.scale == "norm"
+    if published or isinstance(method.contribution, RecordContribution):
         counts = tuple(max(1, int(n)) for n in records.by_silo(population.n_silos).size)
     return Federation(
         n_silos=population.n_silos,
