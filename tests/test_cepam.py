@@ -359,6 +359,7 @@ def test_the_published_scale_runs_and_its_statement_says_that_it_guarantees_noth
     assert outcome.statement.epsilon is None
     assert "norm" in outcome.statement.reasons[0]
     assert any(sentence.startswith("As published, Theorem 12") for sentence in outcome.statement.sentences())
+    assert any("the records of the smallest client" in text for text in outcome.statement.uncovered)
     assert outcome.row["uplink"]["acceptance"] == pytest.approx(math.pi / 4, abs=0.02)
 
 

@@ -122,6 +122,15 @@ def test_a_silo_is_checked_on_its_own_host(made: Demonstration, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["silo"] == "va (number 3 of 4)"
 
 
+def test_a_silo_whose_table_is_a_header_alone_is_checked_like_any_other(made: Demonstration) -> None:
+    silo = SiloFolder(made.founded.silos[3])
+    table = silo / str(silo.settings.table)
+    table.write_text(table.read_text().splitlines()[0] + "\n")
+    checked = inspect_silo(silo)
+    assert checked["records (shown here only)"] == checked["users with records (shown here only)"] == 0
+    assert checked["records per user: least, median, most (shown here only)"] == "nobody has any"
+
+
 def main_ends() -> None:
     with pytest.raises(SystemExit) as ended:
         main()

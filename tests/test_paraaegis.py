@@ -340,6 +340,20 @@ def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
     assert outcome.statement.epsilon > accountant.epsilon(steady, 1e-5)
 
 
+@pytest.mark.parametrize("decay", [0.7, 0.9, 1 - 1e-9])
+def test_noise_that_falls_spends_the_budget_of_steady_noise(decay: float) -> None:
+    """Varying-DP against DP-FedAvg: both by Remark 1 for the same epsilon, over the same rounds."""
+    published = {"noise_multiplier": "closed-form", "calibration": "as-published"}
+    privacy = {"epsilon": 1.0, "delta": 1e-5}
+    steady = asked({"name": "dp-fedavg", **published}, rounds=20, privacy=privacy)
+    falling = asked({"name": "varying-dp", "noise_decay": decay, **published}, rounds=20, privacy=privacy)
+    for event in ("against_server", "event"):
+        spent = steady.epsilon_of(getattr(steady.guarantee, event), 20)
+        assert 0.999 * spent < falling.epsilon_of(getattr(falling.guarantee, event), 20) <= spent * (1 + 1e-6)
+    first = falling.method.channel.noise_multiplier / steady.method.channel.noise_multiplier
+    assert first == pytest.approx(math.sqrt(sum(decay ** (-2 * t) for t in range(20)) / 20), rel=1e-3)
+
+
 def test_noise_on_whole_counts_costs_more_than_gaussian_loss_distributions_say() -> None:
     """Two silos, a ballot of one vote, the least noise: the exact delta of the counts against both accountants."""
     std = 4.0 * math.sqrt(2)

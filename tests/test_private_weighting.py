@@ -253,9 +253,16 @@ def test_users_without_records_are_agreed_on_and_count_nothing():
     check_round(session, counts, rng)
 
 
-def test_a_run_without_any_record_is_refused():
-    with pytest.raises(ProtocolError, match="no user has a record"):
-        session_of(plan_of(), np.zeros((3, 6), dtype=np.int64))
+@pytest.mark.parametrize("places", [0, 4])
+def test_a_run_without_any_record_sums_the_noise(places):
+    rng = np.random.default_rng(6)
+    plan = plan_of(renewed=places > 0, places=places, chosen=places // 2)
+    session = session_of(plan, np.zeros((3, 6), dtype=np.int64))
+    for round_number in (1, 2):
+        noise = [rng.integers(-50, 51, plan.length) for _ in range(plan.silos)]
+        nothing = np.zeros((0, plan.length), dtype=np.int64)
+        found = session.aggregate(round_number, ((nothing, share) for share in noise))
+        assert np.abs(found - sum(noise)).max() <= plan.silos / 2 + 1e-3
 
 
 def test_a_silo_without_records_still_takes_part():

@@ -133,7 +133,6 @@ def test_a_bad_value_is_found_beyond_the_first_chunk(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("features", "targets", "message"),
     [
-        (np.zeros((0, 2), np.float32), np.zeros(0, np.int64), "empty"),
         (np.zeros((3, 2), np.float32), np.zeros(2, np.int64), "3 rows of features and 2 targets"),
         (np.zeros((3, 2), np.float64), np.zeros(3, np.int64), "not float64 of shape"),
         (np.zeros(3, np.float32), np.zeros(3, np.int64), r"not float32 of shape \(3,\)"),
@@ -163,9 +162,15 @@ def test_the_public_number_of_users_may_exceed_those_present_but_not_fall_below(
         population(n_users=3)
 
 
-def test_a_silo_without_records_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match="no record in silo north"):
-        population(silo_names=("east", "west", "north"))
+def test_a_declared_silo_may_be_without_records_and_no_record_in_another() -> None:
+    held = population(silo_names=("east", "west", "north"))
+    assert held.records_per_silo()[2] == 0
+    nobody = replace(held, train=held.train.select(np.zeros(0, dtype=np.int64)))
+    assert nobody.records_per_silo().tolist() == [0, 0, 0]
+    assert nobody.records_per_user().sum() == 0
+    assert nobody.train.by_silo(3).size.tolist() == [0, 0, 0]
+    groups = nobody.train.by_silo_user()
+    assert len(groups) == len(groups.start) == 0
     with pytest.raises(DataError, match="silo 1, but there are 1 silo names"):
         population(silo_names=("east",))
     with pytest.raises(DataError, match="same name"):

@@ -158,8 +158,10 @@ def test_a_damaged_statement_is_refused(change: dict[str, object], message: str)
 
 def test_epsilons_of_every_supporting_accountant() -> None:
     sampled = PoissonSampledEvent(rate=0.1, event=GaussianEvent(noise_multiplier=2.0))
-    found = dict(epsilons_by_accountant(sampled, 1e-5, Adjacency.ADD_OR_REMOVE_ONE))
+    found = dict(epsilons_by_accountant(sampled, 1e-5, Adjacency.ADD_OR_REMOVE_ONE, loss=0.0))
     assert found == {name: epsilon(sampled, 1e-5, name) for name in ("pld", "rdp", "rdp-2017")}
-    assert [name for name, _ in epsilons_by_accountant(sampled, 1e-5, Adjacency.REPLACE_ONE)] == ["pld"]
-    nothing = dict(epsilons_by_accountant(NoGuarantee(reason="x"), 1e-5, Adjacency.REPLACE_ONE))
+    assert [name for name, _ in epsilons_by_accountant(sampled, 1e-5, Adjacency.REPLACE_ONE, loss=0.0)] == [
+        "pld"
+    ]
+    nothing = dict(epsilons_by_accountant(NoGuarantee(reason="x"), 1e-5, Adjacency.REPLACE_ONE, loss=0.0))
     assert set(nothing.values()) == {None}

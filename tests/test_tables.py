@@ -18,7 +18,7 @@ from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import Cohort
 from fedveil.population.records import Population
 from fedveil.population.schema import Schema
-from fedveil.population.tables import read_tables
+from fedveil.population.tables import read_own, read_tables
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness, key_of
 from tests.training import task_of
@@ -223,11 +223,45 @@ def test_a_seeded_share_of_the_records_is_held_out_where_no_test_table_is(tmp_pa
     assert any("held out" in note for note in one.notes)
 
 
-def test_a_share_that_holds_out_nothing_or_everything_is_refused(tmp_path: Path) -> None:
+def test_a_share_may_hold_out_nothing_or_everything(tmp_path: Path) -> None:
+    """How many records there are decides no refusal: another user's record could change it."""
     path = write(tmp_path / "t.csv")
-    for share in (1e-12, 1 - 1e-12):
-        with pytest.raises(DataError, match="another share"):
-            read_tables(schema(), [path], test_share=share)
+    assert len(read_tables(schema(), [path], test_share=1e-12).test_targets) == 0
+    assert len(read_tables(schema(), [path], test_share=1 - 1e-12).train) == 0
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"kind": "label", "column": "sick", "classes": ["no", "yes"]},
+        {"kind": "number", "column": "age"},
+        {"kind": "survival", "time": "age", "event": "died"},
+    ],
+    ids=lambda target: target["kind"],
+)
+def test_a_header_alone_is_a_silo(target: dict[str, object], suffix: str, tmp_path: Path) -> None:
+    columns = ("patient", "height", "sex", "sick", "age", "died")
+    features = {
+        "height": {"kind": "number", "lower": 0, "upper": 120, "missing": "indicator"},
+        "sex": {"kind": "category", "categories": ["f", "m"]},
+    }
+    how = schema(silo=None, target=target, features=features)
+    rows = [("p1", "60", "f", "no", "3", "1"), ("p2", "50", "m", "yes", "4", "0")]
+    full, empty = write(tmp_path / "north.csv", rows, columns), tmp_path / f"east.{suffix}"
+    if suffix == "csv":
+        write(empty, [], columns)
+    else:
+        pa_parquet.write_table(pa.table({name: pa.nulls(0) for name in columns}), empty)
+    held = read_tables(how, [full, empty], test=full)
+    assert held.silo_names == ("east", "north")
+    assert held.records_per_silo().tolist() == [0, 2]
+    alone = read_tables(how, [empty], test=full)
+    assert alone.silo_names == ("east",)
+    assert len(alone.train) == 0
+    assert alone.feature_shape == held.feature_shape
+    own = read_own(how, empty, silo=1, name="east", users=("p1", "p2"))
+    assert (len(own), own.features.shape[1:]) == (0, held.feature_shape)
 
 
 def test_silos_that_are_read_off_the_records_are_named_as_uncovered(tmp_path: Path) -> None:
@@ -286,8 +320,9 @@ def test_more_users_than_declared_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_declared_silos_must_have_records_and_no_others_may(tmp_path: Path) -> None:
-    assert "no record in silo west" in problem(tmp_path, ROWS, schema(silos=["west", "north", "south"]))
+def test_declared_silos_are_there_without_records_too_and_no_others(tmp_path: Path) -> None:
+    held = read(tmp_path, ROWS, schema(silos=["west", "north", "south"]))
+    assert held.records_per_silo().tolist() == [0, 2, 2]
     assert "silo 'south' is not among the silos" in problem(tmp_path, ROWS, schema(silos=["north"]))
     assert read(tmp_path, ROWS, schema(silos=["south", "north"])).train.silo.tolist() == [1, 1, 0, 0]
 
@@ -302,7 +337,8 @@ def test_files_that_are_no_such_table_are_refused(tmp_path: Path) -> None:
         DataError, match=r"has no column 'sick', and exactly one is needed; it has: patient, hospital"
     ):
         read_tables(schema(), [short])
-    assert "has no record" in problem(tmp_path, [])
+    with pytest.raises(DataError, match="has no record; a test table needs at least one"):
+        read_tables(schema(), [write(tmp_path / "t.csv")], test=write(tmp_path / "none-tested.csv", []))
     ragged = tmp_path / "ragged.csv"
     ragged.write_text(f"patient,hospital,age,sex,sick\np,h,1,f,no\n{SECRET}: x,h\n")
     with pytest.raises(DataError, match=r"Expected 5 columns, got 2$"):

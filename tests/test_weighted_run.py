@@ -332,19 +332,6 @@ def test_several_processes_are_refused() -> None:
         split_trainer(prepare(asked()))
 
 
-def test_a_population_without_a_record_is_refused() -> None:
-    prepared = prepare(asked())
-    assert isinstance(prepared.agreed, WeightingRange)
-    none = WeightingRange(
-        plan=prepared.agreed.plan,
-        grid=prepared.agreed.grid,
-        counts=np.zeros_like(prepared.agreed.counts),
-        protection=prepared.agreed.protection,
-    )
-    with pytest.raises(ProtocolError, match="no user has a record in any silo"):
-        WeightedSum(none)
-
-
 def test_a_silo_checks_its_own_counts() -> None:
     plan = WeightingPlan(
         run=bytes(16), silos=2, users=3, length=1, largest_count=6, norm_limit=1, noise_limit=0

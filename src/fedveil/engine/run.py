@@ -43,7 +43,11 @@ _ATTEMPTS: Final = "attempts.jsonl"
 
 
 class Observer(Protocol):
-    """Who is told how a run goes on; sees public numbers only."""
+    """Who is told how a run goes on, and so sees what no guarantee covers.
+
+    A line of metrics has test metrics and a simulation's diagnostics, and steps and their times depend on who takes
+    part and with how many records (:mod:`fedveil.engine.shown`). What an observer shows is as private as the records.
+    """
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """A run begins, or goes on after ``done`` complete rounds."""
@@ -250,8 +254,10 @@ def row_of(
 
 
 def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, float | None]:
-    """Return every metric of the task on the test table; None where a metric is not defined."""
+    """Return every metric of the task on the test table; None where a metric is not defined, as without a record."""
     population = prepared.population
+    if not len(population.test_targets):
+        return dict.fromkeys(prepared.task.metrics)
     raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
     outputs = prepared.task.predict(model.to(prepared.seat.cohort.device), raw).cpu()
     targets = torch.from_numpy(population.test_targets)

@@ -145,7 +145,7 @@ class MethodSection(Section):
     noise_multiplier: NonNegative | Literal["calibrated", "closed-form"] | None = Field(
         None,
         description="sigma; 'calibrated' finds the least noise for privacy.epsilon by the accountant, "
-        "'closed-form' by Theorem 1 or 2 of DP-Fed-LS, or Remark 1 of ParaAegis",
+        "'closed-form' by Theorem 1 or 2 of DP-Fed-LS, or Remark 1 of ParaAegis; where noise falls, that of round 1",
     )
     user_sampling_rate: Fraction | None = Field(None, description="q, Poisson rate of users per round")
     group_size: Count | Literal["median", "max"] | None = Field(None, description="k, records kept per user")

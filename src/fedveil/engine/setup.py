@@ -173,11 +173,15 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
     records = population.train
     if isinstance(method.contribution, RecordContribution):
         records = records.select(keep_at_most(records, method.contribution.per_user))
-    federation = _federation(population, records, task.dimension)
+    federation = _federation(experiment, method, population, records, task.dimension)
     if experiment.method.noise_multiplier == "calibrated":
-        method = _calibrate(experiment, population, federation)
+        assert experiment.privacy.epsilon is not None
+        method = _calibrate(experiment, population, federation, experiment.privacy.epsilon)
     elif experiment.method.noise_multiplier == "closed-form":
         method = _compose(experiment, population, _closed_form(experiment))[0]
+        if method.noise_decay < 1:
+            spent = _epsilon_of_steady_noise(experiment, method, federation)
+            method = _calibrate(experiment, population, federation, spent)
     guarantee = derive(method, federation)
     numerics = _accountant(experiment, guarantee)
     groups, n_silos = _groups(method, population, records)
@@ -250,11 +254,26 @@ def _groups(method: Method, population: Population, records: Records) -> tuple[G
                 'users or users in several silos; allot them by data.allocation.law = "clients"'
             )
         if isinstance(method.protection, SecureAggregation | PartialEncryption):
-            return groups, population.n_silos
+            return _numbered_by_silo(method, groups, population), population.n_silos
         return replace(groups, silo=np.zeros_like(groups.silo)), 1
     if isinstance(method.contribution, SiloUserContribution):
         return records.by_silo_user(), population.n_silos
     return records.by_silo(population.n_silos), population.n_silos
+
+
+def _numbered_by_silo(method: Method, groups: Groups, population: Population) -> Groups:
+    """Return clients whose number is that of their silo, which sends their message: users are numbered by who is there.
+
+    Raises:
+        CompositionError: the public numbers of users and silos differ, so that some client is no silo.
+    """
+    if population.n_users != population.n_silos:
+        raise CompositionError(
+            f"{method.name}: under {type(method.protection).__name__} a client is a silo, and there are "
+            f"{population.n_users} users and {population.n_silos} silos: declare as many users as silos"
+        )
+    key = groups.user.astype(np.int64) if groups.key is None else groups.key
+    return replace(groups, user=groups.silo, key=key)
 
 
 def load_population(data: DataSection, seed: int) -> Population:
@@ -314,14 +333,16 @@ def _compose(
     if given.get("group_size") in ("median", "max"):
         rule, per_user = given["group_size"], population.records_per_user()
         present = per_user[per_user > 0]
-        given["group_size"] = int(present.max() if rule == "max" else sorted(present)[len(present) // 2])
+        given["group_size"] = 1
+        if len(present):
+            given["group_size"] = int(present.max() if rule == "max" else sorted(present)[len(present) // 2])
         uncovered = (f"the group size is the {rule} of the users' record counts, which are private",)
     method = METHODS[experiment.method.name].compose(
         given,
         local=None if experiment.local is None else LocalSgd(**experiment.local.model_dump()),
         n_silos=population.n_silos,
         n_users=population.n_users,
-        largest_silo=int(population.records_per_silo().max()),
+        largest_silo=max(1, int(population.records_per_silo().max())),
         colluding_silos=experiment.privacy.colluding_silos,
         learning_rate=experiment.method.learning_rate,
     )
@@ -332,6 +353,10 @@ def _compose(
     method = _protected(method, experiment.protection.value(), population.n_users)
     if experiment.method.calibration == "as-published":
         uncovered += ("the noise is measured in the records of the largest client, which count as public",)
+    if experiment.method.scale == "norm":
+        uncovered += (
+            "published figures are computed from the records of the smallest client, which count as public",
+        )
     return method, uncovered
 
 
@@ -435,12 +460,22 @@ def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
     return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
 
 
-def _federation(population: Population, records: Records, dimension: int) -> Federation:
-    counts = records.by_silo(population.n_silos).size
+def _federation(
+    experiment: Experiment, method: Method, population: Population, records: Records, dimension: int
+) -> Federation:
+    """Return the public facts that the guarantee rests on.
+
+    Records a silo are among them only where the statement names them as counted public; a silo without any is taken for
+    one with one, as DP-SGD does.
+    """
+    counts = None
+    published = experiment.method.calibration == "as-published" or experiment.method.scale == "norm"
+    if published or isinstance(method.contribution, RecordContribution):
+        counts = tuple(max(1, int(n)) for n in records.by_silo(population.n_silos).size)
     return Federation(
         n_silos=population.n_silos,
         n_users=population.n_users,
-        silo_records=tuple(int(n) for n in counts),
+        silo_records=counts,
         dimension=dimension,
     )
 
@@ -462,8 +497,30 @@ def _accountant(experiment: Experiment, guarantee: Guarantee) -> Accountant:
     return make_accountant(asked, guarantee.adjacency)
 
 
-def _calibrate(experiment: Experiment, population: Population, federation: Federation) -> Method:
-    """Return the method with the least noise whose whole run stays within the target epsilon, as it will be stated."""
+def _epsilon_of_steady_noise(experiment: Experiment, method: Method, federation: Federation) -> float:
+    """Return what the whole run would spend against the server or readers if its noise stayed that of round 1.
+
+    A published formula gives the noise of every round alike. Noise that falls starts higher, so that the run spends
+    the same: methods are compared at one budget.
+    """
+    steady = derive(replace(method, noise_decay=1.0), federation)
+    target = steady.event if method.calibrated_to == "readers" else steady.against_server
+    assert federation.dimension is not None
+    return epsilon_on_grid(
+        make_accountant(experiment.privacy.accountant, steady.adjacency),
+        steady.after(target, experiment.rounds),
+        experiment.privacy.delta,
+        steady.grid_loss_after(experiment.rounds, federation.dimension),
+    )
+
+
+def _calibrate(
+    experiment: Experiment, population: Population, federation: Federation, epsilon: float
+) -> Method:
+    """Return the method with the least noise whose whole run spends at most ``epsilon``, as it will be stated.
+
+    Where noise falls from round to round, what is found is that of the first.
+    """
 
     @lru_cache(maxsize=4)
     def claimed(noise_multiplier: float) -> tuple[Method, Guarantee]:
@@ -479,9 +536,8 @@ def _calibrate(experiment: Experiment, population: Population, federation: Feder
         assert federation.dimension is not None
         return claimed(noise_multiplier)[1].grid_loss_after(experiment.rounds, federation.dimension)
 
-    assert experiment.privacy.epsilon is not None
     budget = Budget(
-        epsilon=experiment.privacy.epsilon,
+        epsilon=epsilon,
         delta=experiment.privacy.delta,
         accountant=make_accountant(
             experiment.privacy.accountant, derive(_compose(experiment, population)[0], federation).adjacency

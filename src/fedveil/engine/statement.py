@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from fedveil.engine.folder import finite
 from fedveil.engine.setup import Prepared
+from fedveil.engine.shown import uncovered
 from fedveil.methods.client_messages import ClientMessages, Layered
 from fedveil.methods.stages import LayeredShares
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
-
-_SHOWN = (
-    "metrics on the test records, which are shown after every evaluated round",
-    "a simulation's diagnostics (records per user and silo; norms, participants and non-finite updates of a round), "
-    "which are exact functions of private records: keep the run folder as safe as they are",
-    "an audit of the run, where one is made (audit.json and its section of the report): it tests training records and "
-    "trains on them once more",
-)
 
 
 def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statement:
@@ -40,7 +33,12 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
         epsilon=epsilon,
         delta=delta,
         accountant=prepared.accountant.name,
-        epsilons=epsilons_by_accountant(spent, delta, guarantee.adjacency),
+        epsilons=epsilons_by_accountant(
+            spent,
+            delta,
+            guarantee.adjacency,
+            loss=guarantee.grid_loss_after(charges, prepared.task.dimension),
+        ),
         event=spent,
         units=prepared.population.n_users,
         mechanisms=(*guarantee.mechanisms, f"{rounds} rounds, composed adaptively"),
@@ -55,7 +53,7 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
         ),
         randomness=_randomness(prepared),
         secure_randomness=prepared.secure,
-        uncovered=(*prepared.uncovered, *_SHOWN),
+        uncovered=(*prepared.uncovered, *uncovered()),
         notes=prepared.population.notes,
         as_published=tuple(
             AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)

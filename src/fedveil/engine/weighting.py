@@ -109,14 +109,13 @@ class WeightingRange:
         return cls(plan=plan, grid=grid, counts=counts, protection=protection)
 
     def check_counts(self) -> None:
-        """Return if no total exceeds N_max and somebody has a record; asked where one process has all silos' records.
+        """Return if no total exceeds N_max; asked where one process has all silos' records.
 
         Raises:
-            ProtocolError: a count above N_max / |S|, naming the silo, or no record at all.
+            ProtocolError: a count above N_max / |S|, naming the silo.
         """
         for silo, row in enumerate(self.counts):
             self.plan.check_counts(row, silo)
-        self.plan.check_users(self.counts.sum(0) > 0)
 
     def units(
         self, contributions: Float64[np.ndarray, "m d"], share: Float64[np.ndarray, " d"]

@@ -49,7 +49,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "records (shown here only)": len(share.train),
         "users with records (shown here only)": len(present),
         "records per user: least, median, most (shown here only)": (
-            f"{present.min()}, {np.median(present):g}, {present.max()}"
+            f"{present.min()}, {np.median(present):g}, {present.max()}" if len(present) else "nobody has any"
         ),
         "spent over all runs": _spent(silo),
         "allowed over all runs": f"epsilon {policy.epsilon:g} at delta {policy.delta:g}",

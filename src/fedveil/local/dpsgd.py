@@ -7,7 +7,8 @@ One step on a silo's n records, with the bound C, the noise multiplier sigma and
     sum      G = sum over the batch of clip(gradient of its own loss, C)
     release  w <- w - eta (G + N) / (gamma n),      N of scale sigma C in every coordinate
 
-The divisor is the expected batch size, as in Opacus; the number of records drawn is not revealed. Adding or
+The divisor is the expected batch size, as in Opacus; the number of records drawn is not revealed. A silo without
+records takes the steps of a silo with one, of noise alone. Adding or
 removing one record changes G by at most C in l2 norm, as stored (the grid of
 :class:`~fedveil.privacy.bounds.Clip`), given what the other records drew and their gradients. Gradients are computed
 in chunks, and a batched kernel may round the last bits of one by who else is in its chunk; the statement says so.
@@ -119,7 +120,9 @@ class DpSgdTrainer:
                     source = self.privacy.stream("dp-sgd noise", *stream)
                     noise = self.noise(self.task.dimension, std, bound.grid, source)
                     gradient = gradient + torch.from_numpy(noise).to(cohort.device)
-                model = model - (self.local.learning_rate / (plan.rate * len(held)) * gradient).float()
+                model = (
+                    model - (self.local.learning_rate / (plan.rate * max(1, len(held))) * gradient).float()
+                )
                 done += 1
                 if progress is not None:
                     progress(done, to_do)

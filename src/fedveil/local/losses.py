@@ -199,7 +199,7 @@ class SquaredError(Loss):
                 f"squared_error needs {n_outputs} floating-point numbers per record, "
                 f"not {_described(targets)}"
             )
-        _refuse_rows(~torch.isfinite(targets).reshape(len(targets), -1).all(-1), "the target is not finite")
+        _refuse_rows(~torch.isfinite(targets).reshape(-1, n_outputs).all(-1), "the target is not finite")
 
 
 class Cox(Loss):

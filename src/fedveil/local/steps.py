@@ -162,9 +162,12 @@ class LocalDpSgd(Source):
             raise ConfigError(f"local noise_multiplier must be a number >= 0, not {self.noise_multiplier}")
 
     def plan(self, records: int) -> PoissonPlan:
-        """Return the sampling rate and the number of steps of one round for a silo with this many records."""
-        batches = -(-records // self.batch_size)
-        return PoissonPlan(rate=1 / batches if batches else 0.0, steps=self.epochs * batches)
+        """Return the sampling rate and the number of steps of one round for a silo with this many records.
+
+        A silo without records plans like a silo with one: its last record may go without its noise going too.
+        """
+        batches = -(-max(1, records) // self.batch_size)
+        return PoissonPlan(rate=1 / batches, steps=self.epochs * batches)
 
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
         """Claim the noise of all steps, for the worst split of a user's records, against who sees the silos' models."""

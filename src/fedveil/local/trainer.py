@@ -57,10 +57,18 @@ class Cohort:
     def of(
         cls, records: Records, *, groups: Groups, n_silos: int, scale: Affine, device: torch.device
     ) -> Cohort:
-        """Wrap a table without copying it (on a CUDA device it is moved there once)."""
+        """Wrap a table without copying it (on a CUDA device it is moved there once).
+
+        A table without any record gets one of zeros that belongs to nobody: shapes are read off the first.
+        """
+        features, targets = records.features, records.targets
+        if not len(records):
+            features, targets = (
+                np.zeros((1, *column.shape[1:]), column.dtype) for column in (features, targets)
+            )
         return cls(
-            features=_shared(records.features).to(device),
-            targets=_shared(records.targets).to(device),
+            features=_shared(features).to(device),
+            targets=_shared(targets).to(device),
             scale=scale,
             groups=groups,
             n_silos=n_silos,

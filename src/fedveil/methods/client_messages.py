@@ -279,7 +279,7 @@ class ClientMessages(Channel):
         """
         size = len(update)
         scale = float(np.linalg.norm(update)) if self.bound is None else self.bound
-        if scale == 0:
+        if scale == 0 and not isinstance(self.form, Numbers):
             return Transmission(received=update, cost=MessageCost(parameters=size, bytes=0))
         if isinstance(self.form, Layered):
             sent, coded, received = _through(
@@ -294,7 +294,7 @@ class ClientMessages(Channel):
                 coded=coded,
             )
         noisy = update
-        if self.noisy:
+        if self.noisy and scale > 0:
             at_most = None if self.bound is None else grid
             noisy = update + self.additive(scale, at_most).sample((size,), source)
         if isinstance(self.form, Numbers):

@@ -70,7 +70,7 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Records:
-    """A table of n training records.
+    """A table of n training records; n may be 0, because the records of the last user are hers to take away.
 
     Args:
         features: (n, ...) float32, or uint8 that an :class:`Affine` makes float32; may be memory-mapped.
@@ -81,7 +81,7 @@ class Records:
             of nothing else. None: her number, which must then be hers whoever else is there.
 
     Raises:
-        DataError: no record at all; columns of different lengths; a dtype other than these; a feature or
+        DataError: columns of different lengths; a dtype other than these; a feature or
             target that is NaN or infinite (named by row and column, not value); a negative silo or user.
     """
 
@@ -100,7 +100,7 @@ class Records:
                 raise DataError(
                     f"{len(self.features)} records, but {len(column)} entries in the {name} column"
                 )
-            if column.min() < 0:
+            if (column < 0).any():
                 row = int(np.argmax(column < 0))
                 raise DataError(f"row {row}: the {name} number is negative; {name}s are numbered from 0")
 
@@ -150,10 +150,9 @@ class Records:
         Raises:
             DataError: a record lies in a silo numbered ``n_silos`` or above.
         """
-        if self.silo.max() >= n_silos:
-            raise DataError(
-                f"a record lies in silo {self.silo.max()}, but there are {n_silos} silos (from 0)"
-            )
+        largest = int(self.silo.max(initial=-1))
+        if largest >= n_silos:
+            raise DataError(f"a record lies in silo {largest}, but there are {n_silos} silos (from 0)")
         size = np.bincount(self.silo, minlength=n_silos)
         return Groups(
             order=np.argsort(self.silo, kind="stable").astype(np.int64),
@@ -167,6 +166,9 @@ class Records:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Population:
     """Who holds what: training records over silos and users, and a test table outside every guarantee.
+
+    Silos and users are declared, like |U|: those without a record take part in every round and send their noise, so
+    that nobody sees who has records from who is there.
 
     Args:
         name: the data set, as a report names it.
@@ -183,9 +185,8 @@ class Population:
         notes: sentences that every report repeats: subsets, and what was fitted on private records.
 
     Raises:
-        DataError: |U| below the users present; a silo without a record; targets that do not fit the task;
-            labels outside 0 .. n_classes - 1; a survival event other than 0 or 1; a test table that does not
-            fit the training table.
+        DataError: |U| below the users present; targets that do not fit the task; labels outside 0 .. n_classes - 1;
+            a survival event other than 0 or 1; a test table that does not fit the training table.
     """
 
     name: str
@@ -218,7 +219,7 @@ class Population:
 
     def _check_users(self) -> None:
         present = len(np.unique(self.train.user))
-        largest = int(self.train.user.max())
+        largest = int(self.train.user.max(initial=-1))
         if self.n_users < present:
             raise DataError(
                 f"{self.name}: n_users = {self.n_users}, but more users than that have records; n_users is the "
@@ -234,17 +235,10 @@ class Population:
     def _check_silos(self) -> None:
         if len(set(self.silo_names)) != len(self.silo_names):
             raise DataError(f"{self.name}: two silos have the same name")
-        largest = int(self.train.silo.max())
+        largest = int(self.train.silo.max(initial=-1))
         if largest >= self.n_silos:
             raise DataError(
                 f"{self.name}: a record lies in silo {largest}, but there are {self.n_silos} silo names"
-            )
-        empty = [self.silo_names[s] for s in np.flatnonzero(self.records_per_silo() == 0)]
-        if empty:
-            listed = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
-            raise DataError(
-                f"{self.name}: no record in silo {listed}; every silo must hold at least one: leave it out, "
-                "use fewer silos, or change the allocation"
             )
 
     def _check_weights(self) -> None:
@@ -259,7 +253,7 @@ class Population:
             raise DataError(
                 f"{self.name}: test weights must be one finite number, not negative, per test record"
             )
-        if not weights.any():
+        if len(weights) and not weights.any():
             raise DataError(f"{self.name}: every test weight is 0; at least one must be positive")
 
     @property
@@ -285,7 +279,7 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
     """Check that features and targets are what a table may hold.
 
     Raises:
-        DataError: empty, of unequal lengths, of another dtype, or not finite; says ``where``, which row and
+        DataError: of unequal lengths, of another dtype, or not finite; says ``where``, which row and
             which column.
     """
     if features.dtype not in (np.float32, np.uint8) or features.ndim < 2:
@@ -299,8 +293,6 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
             f"{where}: targets must be (records,) int64 labels, (records,) float32 numbers or (records, 2) "
             f"float32 of (event, time), not {_described(targets)}"
         )
-    if len(features) == 0:
-        raise DataError(f"{where} is empty; at least one record is needed")
     if len(features) != len(targets):
         raise DataError(
             f"{where} has {len(features)} rows of features and {len(targets)} targets; they must agree"
@@ -348,7 +340,8 @@ def check_task(where: str, targets: np.ndarray, task: Task, n_classes: int | Non
 
 def _starts(size: np.ndarray) -> Int64[np.ndarray, "m"]:
     """Offsets of consecutive runs of these sizes."""
-    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(size)[:-1]))
+    start: Int64[np.ndarray, "m"] = (np.cumsum(size) - size).astype(np.int64)
+    return start
 
 
 def _described(array: np.ndarray) -> str:

@@ -112,8 +112,8 @@ class Schema(_Part):
 
     ``user`` names the column of the user, whose values are the same for the same person in every silo.
     ``silo`` names the column of the silo, or is left out where each silo has its own file. ``n_users`` is
-    |U|, the public number of users, with or without records. ``silos`` may list the silos, so that one
-    without a record is noticed. Columns that the schema does not name are not read. Cells equal to one of
+    |U|, the public number of users, with or without records. ``silos`` may list the silos: one without a record
+    then takes part like any other. Columns that the schema does not name are not read. Cells equal to one of
     ``missing_values`` are missing.
     """
 

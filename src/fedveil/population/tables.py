@@ -27,7 +27,7 @@ TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "su
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """What one file holds, before users and silos of all files are numbered together."""
+    """What one file holds, before users and silos of all files are numbered together; it may be no record at all."""
 
     features: Float32[np.ndarray, "n d"]
     targets: Targets
@@ -58,17 +58,19 @@ def read_tables(
 
     Returns:
         The population. Users are numbered by the sorted union of their ids over all files, silos by name in
-        the order of the schema's ``silos``, else sorted.
+        the order of the schema's ``silos``, else sorted. A silo is one that is declared, or has a file, or, where
+        there is a silo column and nothing is declared, has a record; it may hold none.
 
     Raises:
         ConfigError: no file, two files of one name, a share outside (0, 1).
         DataError: a file that cannot be read or lacks a column (named, with those it has); a value that does
-            not fit the schema, by file, record and column; more users than ``n_users``; a silo without a
-            record; a share that holds out no record, or all.
+            not fit the schema, by file, record and column; more users than ``n_users``; a test table without a
+            record.
 
     Guarantees:
         Nothing about the private records enters another user's: scaling and categories are the schema's, and whether
         a record is held out, and what its user's batches are seeded by, depends on her id and her own records alone.
+        Taking a user's records away is never refused, down to tables that are a header alone.
     """
     _check_request(schema, files, test, test_share)
     parts = [_read_part(schema, path) for path in files]
@@ -82,7 +84,7 @@ def read_tables(
             "public number of "
             "all users and must not be below the number present"
         )
-    silo_names, silo = _silos(schema, [where for part in parts for where in part.silo])
+    silo_names, silo = _silos(schema, files, [where for part in parts for where in part.silo])
     notes = [
         "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records."
     ]
@@ -96,11 +98,6 @@ def read_tables(
             user, key, test_share, ExperimentRandomness(seed).integer("tables", "test")
         )
         kept, test_features, test_targets = ~held_out, features[held_out], targets[held_out]
-        if not held_out.any() or held_out.all():
-            raise DataError(
-                f"a share of {test_share} of {len(features)} records holds out {int(held_out.sum())} of them; give "
-                "a test table, another share or another seed"
-            )
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
             "records on both sides, and no guarantee covers the held-out ones."
@@ -239,8 +236,10 @@ def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
     """Read one file; ``tested`` leaves user and silo out."""
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
     table = open_table(path, columns)
-    if table.num_rows == 0:
-        raise DataError(f"{path} has no record; every table needs at least one")
+    if tested and table.num_rows == 0:
+        raise DataError(f"{path} has no record; a test table needs at least one")
+    if table.num_rows == 0:  # columns without a value may have any type, or none
+        table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
     reader = _Reader(path, table, schema.missing_values)
     features = [reader.encode(column, feature) for column, feature in schema.features.items()]
     if tested:
@@ -404,13 +403,14 @@ def _keys(users: list[str]) -> Int64[np.ndarray, "users"]:
     return np.array([key_of(who) for who in users], dtype=np.int64)
 
 
-def _silos(schema: Schema, names: list[str]) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
-    """Silo names and the silo number of every record."""
-    present, place = _numbered(names)
-    if schema.silos is None:
-        return tuple(present), place
-    for silo in present:
-        if silo not in schema.silos:
-            raise DataError(f"silo '{silo}' is not among the silos of the schema: {', '.join(schema.silos)}")
-    number = np.array([schema.silos.index(silo) for silo in present], dtype=np.int32)
-    return schema.silos, number[place]
+def _silos(
+    schema: Schema, files: Sequence[Path], names: list[str]
+) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
+    """Silo names and the silo number of every record; a file that is a silo's is one without a record too."""
+    known = sorted({path.stem for path in files} if schema.silo is None else set(names))
+    silos = tuple(known) if schema.silos is None else schema.silos
+    for silo in known:
+        if silo not in silos:
+            raise DataError(f"silo '{silo}' is not among the silos of the schema: {', '.join(silos)}")
+    number = {silo: place for place, silo in enumerate(silos)}
+    return silos, np.array([number[name] for name in names], dtype=np.int32)

@@ -207,9 +207,11 @@ def _check(rate: float, clip: float, rounds: int, delta: float) -> None:
 def remark_1_noise(*, rounds: int, epsilon: float, delta: float) -> float:
     """Return sigma over the sensitivity by Remark 1 of ParaAegis: sqrt(2 T ln(1/delta)) / epsilon.
 
+    The formula is its own inverse: of a noise multiplier in the place of epsilon it returns the epsilon. Infinite at 0.
+
     >>> round(remark_1_noise(rounds=50, epsilon=1.0, delta=1e-5), 3)
     33.931
     """
-    if epsilon <= 0:
-        raise PrivacyError(f"epsilon = {epsilon}: a target must be above 0")
-    return math.sqrt(2 * rounds * math.log(1 / delta)) / epsilon
+    if not epsilon >= 0:
+        raise PrivacyError(f"epsilon = {epsilon}: a target must not be negative")
+    return math.inf if epsilon == 0 else math.sqrt(2 * rounds * math.log(1 / delta)) / epsilon

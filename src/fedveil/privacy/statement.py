@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Final, Literal, get_args
 
 from fedveil.errors import PrivacyError, RunFolderError
-from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
+from fedveil.privacy.accounting import ACCOUNTANTS, epsilon_on_grid, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, Event, Json, event_from_json
 
@@ -74,7 +74,8 @@ class Statement:
         delta: probability mass for which epsilon may not hold.
         accountant: who bounded epsilon.
         epsilons: (accountant, epsilon) of every accountant that supports the event; None for infinity.
-        event: everything that was released, as the ledger charged it; recomputing from it gives ``epsilons``.
+        event: everything that was released, as the ledger charged it; recomputing from it gives ``epsilons``,
+            but for the little that the noise's grid costs.
         units: public number of units; a delta of 1/units or more is warned about. None if it is not public.
         mechanisms: every mechanism with its noise law, noise multiplier, sampling and count, in words.
         trust: parties and coalitions, with what they see and what is guaranteed against them.
@@ -280,13 +281,20 @@ def rounded(value: float, decimals: int, rounding: str) -> Decimal:
 
 
 def epsilons_by_accountant(
-    event: Event, delta: float, adjacency: Adjacency
+    event: Event, delta: float, adjacency: Adjacency, *, loss: float
 ) -> tuple[tuple[str, float | None], ...]:
-    """Return (accountant, epsilon) for every accountant that supports the event; None for infinity."""
+    """Return (accountant, epsilon) for every accountant that supports the event; None for infinity.
+
+    Args:
+        event: everything that was released.
+        delta: of the statement.
+        adjacency: which neighbours are compared.
+        loss: what the grids of all noise may change of a log-likelihood ratio (:func:`epsilon_on_grid`).
+    """
     found: list[tuple[str, float | None]] = []
     for name in ACCOUNTANTS:
         accountant = make_accountant(name, adjacency)
         if accountant.supports(event):
-            epsilon = accountant.epsilon(event, delta)
+            epsilon = epsilon_on_grid(accountant, event, delta, loss)
             found.append((name, epsilon if math.isfinite(epsilon) else None))
     return tuple(found)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from fedveil.crypto.agreement import Moment
 from fedveil.protection.errors import ProtocolError
@@ -146,15 +146,6 @@ class WeightingPlan:
         (docs/theory/private-weighting.md).
         """
         return rounded_sensitivity(clip_units, self.length)
-
-    def check_users(self, present: Bool[np.ndarray, " users"]) -> None:
-        """Return if somebody has a record somewhere: without that there is no weight to compute.
-
-        Raises:
-            ProtocolError: nobody has.
-        """
-        if not present.any():
-            raise ProtocolError("no user has a record in any silo")
 
     def check_counts(self, counts: Int64[np.ndarray, " users"], silo: int) -> None:
         """Return if a silo's record counts are such that no total exceeds N_max; the silo itself checks this.

@@ -192,8 +192,6 @@ class WeightingServer(CohortServer):
             self._phase = Phase.HISTOGRAM
             return self._to_cohort(WeightingKey(key=self._holder.public)) + self._to_cohort(self._directory())
         if self._phase is Phase.HISTOGRAM:
-            if not any(self._totals):
-                raise ProtocolError("no user has a record in any silo")
             self._phase = Phase.IDLE
             modulus = self._holder.modulus
             self._inverses = {

@@ -251,7 +251,7 @@ class WeightingSilo(KeyedSilo):
         if isinstance(content, TransferOffer):
             return self._choose(content)
         assert isinstance(content, EncryptedWeights)
-        if content.blocks:
+        if content.blocks or not self._present:
             self._load(content.blocks)
         elif not self._loaded:
             raise ProtocolError("a round begins without encrypted weights")

@@ -25,9 +25,6 @@ class Share(Population):
 
     complete: ClassVar[bool] = False
 
-    def _check_silos(self) -> None:
-        """The other silos' records are where they belong: not here."""
-
 
 def silo_share(schema: Schema, table: Path, membership: Membership, silo: int, users: Path | None) -> Share:
     """Read what a silo holds.

@@ -1,0 +1,116 @@
+"""What a run folder shows, field by field, and which of it no guarantee covers.
+
+=========  =========================================================================================================
+kind       what a field is a function of
+=========  =========================================================================================================
+COVERED    the experiment, released models and sums, and what the statement is about or names by itself
+TESTED     test records
+PRIVATE    private records, exactly: counts, lengths, times. A simulation shows them because one process has them all
+=========  =========================================================================================================
+
+The statement names what is not COVERED (:func:`uncovered`), so a new field must be listed here before a run may write
+it: a test compares these tables with what runs write. A file that is not read as fields has one kind for all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+
+class Kind(Enum):
+    """What a field of the run folder is a function of."""
+
+    COVERED = "covered"
+    TESTED = "tested"
+    PRIVATE = "private"
+
+
+METRICS: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(("schema_version", "round", "epsilon", "clip", "attempts", "summed"), Kind.COVERED)
+    | {"test": Kind.TESTED}
+    | dict.fromkeys(("participants", "contributions", "nonfinite", "norms", "clipped"), Kind.PRIVATE)
+    | dict.fromkeys(("bytes_up", "uplink", "seconds", "elapsed"), Kind.PRIVATE)
+)
+"""Of a line of ``metrics.jsonl``. Lengths depend on the updates where a channel compresses, on who has records where
+weights are private; seconds on who takes part and with how many records."""
+
+STATEMENT: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *(
+                "schema_version",
+                "sentences",
+                "unit",
+                "adjacency",
+                "epsilon",
+                "delta",
+                "accountant",
+                "epsilons",
+            ),
+            *("units", "mechanisms", "trust", "randomness", "secure_randomness", "uncovered", "as_published"),
+            *("reasons", "notes", "event"),
+        ),
+        Kind.COVERED,
+    )
+)
+"""Of ``privacy.json``."""
+
+LEDGER: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("schema_version", "index", "run", "round", "attempt", "unit", "adjacency", "event"),
+            *("previous", "digest"),
+        ),
+        Kind.COVERED,
+    )
+)
+"""Of a line of ``ledger.jsonl``."""
+
+ENVIRONMENT: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        ("schema_version", "python", "machine", "device", "trainer", "parameters", "packages"), Kind.COVERED
+    )
+)
+"""Of ``environment.json``."""
+
+FIELDS: Final[Mapping[str, Mapping[str, Kind]]] = MappingProxyType(
+    {
+        "metrics.jsonl": METRICS,
+        "privacy.json": STATEMENT,
+        "ledger.jsonl": LEDGER,
+        "environment.json": ENVIRONMENT,
+    }
+)
+"""The files whose fields are of different kinds, or must stay COVERED every one."""
+
+FILES: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("experiment.toml", "model.safetensors", "spectrum.json", "attempts.jsonl", "federation.json"),
+            "end.json",
+        ),
+        Kind.COVERED,
+    )
+    | dict.fromkeys(
+        ("diagnostics.json", "transcript.jsonl", "audit.json", "report.html", "checkpoint"), Kind.PRIVATE
+    )
+)
+"""The other files. The report draws the private fields; the checkpoint has a line of metrics, and who was drawn."""
+
+
+def uncovered() -> tuple[str, ...]:
+    """Return what a statement says of the fields and files that no guarantee covers."""
+    fields = ", ".join(name for name, kind in METRICS.items() if kind is Kind.PRIVATE)
+    files = ", ".join(name for name, kind in FILES.items() if kind is Kind.PRIVATE)
+    return (
+        "metrics on the test records, which are shown after every evaluated round",
+        f"a run's diagnostics, which are exact functions of private records: in metrics.jsonl {fields}; and {files}; "
+        "and the progress shown while it trains. Keep them as safe as the records are",
+        "an audit of the run, where one is made (audit.json and its section of the report): it tests training records "
+        "and trains on them once more",
+        "how long a round takes, which whoever waits for it can see: it depends on who takes part and with how many "
+        "records",
+    )

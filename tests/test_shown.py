@@ -1,0 +1,147 @@
+"""Every field of a run folder is listed as covered, tested or private, and the statement names what is not covered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.engine.federation.share import Held
+from fedveil.engine.run import run
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.shown import FIELDS, FILES, METRICS, Kind, uncovered
+from fedveil.engine.statement import state
+from fedveil.privacy.accounting import epsilon_on_grid
+from fedveil.privacy.events import ComposedEvent
+from fedveil.privacy.ledger import read_entries
+from fedveil.report.page import write_report
+from tests.federation_world import World, asked, clients, population
+from tests.test_run import Silent
+
+DOCUMENTS = Path(__file__).parents[1] / "docs"
+CASES: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": {"name": "fedavg"}},
+    "uldp-group": {"method": {"name": "uldp-group", "group_size": 2}},
+    "lrsuq": {"channel": {"name": "lrsuq"}},
+    "silos that vanish": {
+        "protection": {
+            "name": "secure-aggregation",
+            "on_missing": "recover",
+            "missing_silos": 1,
+            "dropout_rate": 0.1,
+        }
+    },
+    "clients": {"method": {"name": "cepam-gaussian"}, "data": {"n_users": 3}},
+}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text()
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
+
+
+def unlisted(folder: Path) -> set[str]:
+    """What a run folder has that no table lists."""
+    found = {path.name for path in folder.iterdir()} - set(FILES) - set(FIELDS)
+    for name, fields in FIELDS.items():
+        for line in lines(folder / name) if (folder / name).exists() else ():
+            found |= {f"{name}: {key}" for key in line if key not in fields}
+    return found
+
+
+def prepared_for(case: str) -> Prepared:
+    held = clients() if case == "clients" else population()
+    return prepare(asked(**CASES[case], rounds=2), Held(held))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_writes_what_is_listed_and_nothing_else(case: str, tmp_path: Path) -> None:
+    folder = run(prepared_for(case), tmp_path, Silent(), transcript=True).folder
+    write_report(folder)
+    assert all((folder / name).exists() for name in FIELDS)
+    assert unlisted(folder) == set()
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write('{"shortest_stay": 3}\n')
+    (folder / "extra.json").write_text("{}")
+    assert unlisted(folder) == {"metrics.jsonl: shortest_stay", "extra.json"}
+
+
+def test_institutions_write_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(method={"user_sampling_rate": 0.5}, rounds=2), population())
+    world.play()
+    world.close()
+    assert unlisted(world.run_folder.path) == set()
+
+
+def test_the_statement_and_the_documents_name_every_field_that_is_private(tmp_path: Path) -> None:
+    statement = run(prepared_for("clients"), tmp_path, Silent()).statement
+    said = " ".join(statement.uncovered)
+    page = (DOCUMENTS / "reference" / "run-folder.md").read_text()
+    table = page.partition("## `metrics.jsonl`")[2].partition("\n## ")[0]
+    for name, kind in METRICS.items():
+        rows = [
+            line for line in table.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1]
+        ]
+        (row,) = rows or [""]
+        assert ("*private*" in row) == (kind is Kind.PRIVATE), name
+        assert f" {name}" in said or kind is not Kind.PRIVATE, name
+    for name, kind in FILES.items():
+        assert (f" {name}" in said) == (kind is Kind.PRIVATE), name
+    assert set(uncovered()) <= set(statement.uncovered)
+
+
+def test_private_fields_alone_follow_the_records(tmp_path: Path) -> None:
+    """What is listed as covered is the same, to the byte, whatever the records are: here, other records of one user."""
+    held = population()
+    mine = held.train.user == 0
+    other = replace(held.train, features=held.train.features * (1 - 2 * mine[:, None]).astype("float32"))
+    folders = [
+        run(prepare(asked(rounds=2), Held(replace(held, train=records))), tmp_path / name, Silent()).folder
+        for name, records in (("one", held.train), ("other", other))
+    ]
+    for name, fields in FIELDS.items():
+        shown = [
+            [{key: line[key] for key in line if fields[key] is Kind.COVERED} for line in lines(folder / name)]
+            for folder in folders
+        ]
+        assert shown[0] == shown[1], name
+    assert len({(folder / "experiment.toml").read_bytes() for folder in folders}) == 1
+
+
+# --- one epsilon ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("fedavg", "silos that vanish")])
+def test_epsilon_stands_among_the_epsilons_with_the_grid_loss(case: str, tmp_path: Path) -> None:
+    """With a grid so coarse that its loss shows in every digit."""
+    prepared = prepared_for(case)
+    secure = prepared.experiment.privacy.model_copy(update={"insecure_seed": None})
+    prepared = replace(
+        prepared,
+        experiment=prepared.experiment.model_copy(update={"privacy": secure}),
+        guarantee=replace(prepared.guarantee, grid_loss=0.01),
+    )
+    ledger = run(prepared, tmp_path, Silent()).folder / "ledger.jsonl"
+    spent = ComposedEvent(events=tuple(entry.event for entry in read_entries(ledger)))
+    statement = state(prepared, 2, 2, spent)
+    loss = 2 * 0.01 * prepared.task.dimension
+    assert statement.epsilon == pytest.approx(
+        epsilon_on_grid(prepared.accountant, spent, statement.delta, loss)
+    )
+    assert dict(statement.epsilons)[statement.accountant] == pytest.approx(statement.epsilon, rel=1e-9)
+    without = prepared.accountant.epsilon(spent, statement.delta)
+    assert statement.epsilon > without + loss
+
+
+@pytest.mark.skipif(not find_spec("tenseal"), reason="partial encryption needs tenseal")
+def test_a_published_figure_without_noise_is_infinite(tmp_path: Path) -> None:
+    method = {"name": "paraaegis", "noise_multiplier": 0.0, "calibration": "as-published"}
+    protection = {"name": "partial-encryption", "ratio": 0.5}
+    experiment = asked(method=method, protection=protection, data={"n_users": 3}, rounds=1)
+    statement = run(prepare(experiment, Held(clients())), tmp_path, Silent()).statement
+    assert [claim.value for claim in statement.as_published] == [None]
+    assert any("infinite" in text for text in statement.sentences() if "Remark 1" in text)
