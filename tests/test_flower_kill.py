@@ -1,4 +1,4 @@
-"""A live coordinator, killed in the middle of a run under Flower: its app, or all of it; and the run that goes on."""
+"""A live coordinator, killed in the middle of a run: its link, or its own process; and the run that goes on."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.flower_nodes import connected, free_port
+from benchmarks.flower_nodes import served as serve_again
 
 from fedveil.engine.folder import RunFolder
 from fedveil.flower.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.processes import submit
-from fedveil.flower.submission import END, read_experiment
+from fedveil.flower.submission import END, Submission, read_experiment
 from fedveil.privacy.ledger import read_entries
 
 FEDVEIL = [sys.executable, "-m", "fedveil"]
@@ -62,7 +63,7 @@ def rounds(run: Path) -> list[int]:
     return [json.loads(line)["round"] for line in lines]
 
 
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
     """Wait for something that happens while a process lives."""
     until = time.monotonic() + SECONDS
     while not holds():
@@ -82,17 +83,17 @@ def seeded(made: Demonstration) -> None:
 
 @dataclass
 class Play:
-    """A federation whose SuperLink and ServerApp are processes, and whose silos are threads.
+    """A federation whose coordinator is a process, and whose silos are threads.
 
     Attributes:
         made: its folders.
         home: the coordinator's.
-        link: the SuperLink.
+        coordinator: its process.
     """
 
     made: Demonstration
     home: CoordinatorFolder
-    link: subprocess.Popen[bytes]
+    coordinator: subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -100,29 +101,36 @@ def play(tmp_path: Path) -> Iterator[Play]:
     pytest.importorskip("flwr")
     made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port())
     seeded(made)
-    with connected(made) as link:
-        yield Play(made=made, home=CoordinatorFolder(made.founded.coordinator), link=link)
+    with connected(made) as process:
+        yield Play(made=made, home=CoordinatorFolder(made.founded.coordinator), coordinator=process)
 
 
 @pytest.mark.slow
-def test_a_run_whose_app_is_killed_goes_on_to_the_same_model(play: Play, tmp_path: Path) -> None:
+def test_a_run_whose_link_is_killed_goes_on_to_the_same_model(play: Play, tmp_path: Path) -> None:
     home, made = play.home, play.made
     run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    submit(home, run.path)
-    wait_until(lambda: 1 in rounds(run.path), play.link)
-    killed = [process for process, line in tree(play.link.pid).items() if b"flwr-serverapp" in line]
-    assert killed
-    for process in killed:
-        os.kill(process, signal.SIGKILL)
+    with Submission(home, run.path) as submission:
+        wait_until(lambda: 1 in rounds(run.path), play.coordinator)
+        killed = [
+            process for process, line in tree(play.coordinator.pid).items() if b"fedveil.flower.link" in line
+        ]
+        assert len(killed) == 1
+        os.kill(killed[0], signal.SIGKILL)
+        assert not submission.lasts(60.0)
+    assert play.coordinator.wait(60) != 0
     assert rounds(run.path)[-1] < ROUNDS
-    assert not (run / END).exists()
-    submit(home, run.path)
-    wait_until((run / END).exists, play.link)
+    assert "was stopped" in json.loads((run / END).read_bytes())["error"]
+    (run / END).unlink()
+    again = serve_again(made)
+    with again:
+        with Submission(home, run.path) as submission:
+            wait_until(lambda: not submission.lasts(0.0), again)
+        again.terminate()
     complete(run, made, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_run_whose_superlink_is_killed_goes_on_to_the_same_model(tmp_path: Path) -> None:
+def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     hospitals = {"north": 60, "south": 50}
     made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
@@ -137,9 +145,14 @@ def test_a_run_whose_superlink_is_killed_goes_on_to_the_same_model(tmp_path: Pat
         processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in made.founded.silos]
         processes.append(subprocess.Popen([*submitting, str(made.experiment), "--home", str(home.path)]))
         wait_until(lambda: 1 in rounds(run), processes[0])
-        for process in tree(processes[0].pid):
-            os.kill(process, signal.SIGKILL)
+        children = set(tree(processes[0].pid)) - {processes[0].pid}
+        assert children
+        processes[0].kill()
         processes[0].wait()
+        until = time.monotonic() + 60
+        while any(Path(f"/proc/{child}").exists() for child in children):
+            assert time.monotonic() < until  # they end with it, and leave the port
+            time.sleep(0.1)
         assert rounds(run)[-1] < ROUNDS
         processes.append(subprocess.Popen(serve))
         wait_until(lambda: listens(home), processes[-1])
