@@ -1,7 +1,7 @@
 """Many silos at one coordinator: rounds per minute, and what the coordinator's processes hold and spend.
 
 The coordinator is the real one, as processes of their own under TLS with registered node keys. A silo is a thread of
-this process: it speaks with the link as a silo's carrier does, and hands letters to a silo of its own with a small table.
+this process: it speaks with the link as a silo's carrier does, and hands letters to a silo with a small table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flower as it comes, as a peer: empty exchanges of its own ``send_and_receive`` through its own processes.
 
-SuperLink and SuperNodes are started with the flags of Flower's first steps, without TLS and without registered keys: the
-least that it takes.
+SuperLink and SuperNodes are started with the flags of Flower's first steps, without TLS and without registered keys:
+the least that it takes.
 """
 
 from __future__ import annotations

@@ -265,6 +265,16 @@ class LoopGrid:
         return [self.waiting.pop(key) for key in keys if key in self.waiting]
 
 
+def test_a_coordinator_is_not_served_under_a_certificate_that_is_not_valid(made: Demonstration) -> None:
+    pytest.importorskip("flwr")
+    from fedveil.flower.party import Party
+
+    home = CoordinatorFolder(made.founded.coordinator)
+    Authority.create("other").publish(home.path)
+    with pytest.raises(ConfigError, match=r"no certificate of ca.crt"):
+        Party(home)
+
+
 def test_why_a_letter_was_not_answered_stays_with_the_silo(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import FedveilError
 from fedveil.flower.carrier import carry
-from fedveil.flower.certificates import node_key_pem
+from fedveil.flower.certificates import days_left, node_key_pem
 from fedveil.flower.child import Child, ProcessError
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.relay import receive_frame, send_frame
@@ -33,6 +33,7 @@ from fedveil.protection.errors import ProtocolError
 
 _STARTING_SECONDS: Final = 120.0
 _QUESTION_SECONDS: Final = 10.0
+_SOON: Final = 30.0
 _log = logging.getLogger("fedveil.coordinator")
 
 
@@ -51,11 +52,14 @@ class Party:
         home: the coordinator's folder.
 
     Raises:
-        ConfigError: it is served already.
+        ConfigError: it is served already, or its certificate is not valid at this clock.
         ProcessError: the link did not start; what it printed says why.
     """
 
     def __init__(self, home: CoordinatorFolder) -> None:
+        days = days_left(home / "server.crt", home / "ca.crt")
+        if days < _SOON:
+            _log.warning("the certificate server.crt is valid for %.0f days; renew it", days)
         self._home = home
         self._folder = RunningFolder(home.path)
         self._waiting: queue.Queue[_Submitted | None] = queue.Queue()
@@ -162,5 +166,5 @@ class Party:
             else:
                 error = f"the coordinator failed ({type(problem).__name__}); its own log says where"
                 _log.exception("a run failed")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FedveilError):  # said already, or there is no folder to say it in
             RunFolder(path).write_json(END, {"error": error, "stopped": stopped})
