@@ -131,9 +131,12 @@ def main() -> None:
     settings = settings_of_parent(end_now)
     guard = settings["guard"]
     node = Node.of(Path(settings["folder"]), settings["coordinator"], lambda letter: ask(Path(guard), letter))
-    while True:
-        node.serve(lambda: False)
-        time.sleep(_AGAIN_SECONDS)
+    try:
+        while True:
+            node.serve(lambda: False)
+            time.sleep(_AGAIN_SECONDS)
+    except KeyboardInterrupt:  # how Flower ends a node that the coordinator does not know any more
+        raise SystemExit("the coordinator does not know this node (any more)") from None
 
 
 if __name__ == "__main__":
