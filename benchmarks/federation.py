@@ -1,7 +1,8 @@
 """A federation: bytes of its letters against the protocols' own count, many silos, and exchanges over Flower.
 
 The first two play all parties in one process. The third (not with ``--quick``) starts a coordinator and four silos as
-processes under TLS on this host and compares an exchange with an empty one of Flower's own ``send_and_receive``.
+processes under TLS on this host and compares an exchange with an empty one of Flower's own ``send_and_receive``
+through Flower's own processes.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.flower_nodes import free_port
+from benchmarks.flower_empty import empty_exchanges, wait_for
+from benchmarks.flower_nodes import free_port, served
 from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
@@ -30,11 +31,9 @@ from fedveil.engine.federation.share import Held, Share
 from fedveil.engine.federation.silo import SiloParty
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.setup import prepare
-from fedveil.flower.app_process import write_programs
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.processes import submit
-from fedveil.flower.submission import END, Unwatched, read_experiment
+from fedveil.flower.submission import END, Submission, Unwatched, read_experiment
 from fedveil.population.records import Population, Records
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Model, Relay, Task
@@ -208,91 +207,31 @@ def _play(silos: int) -> Callable[[], object]:
     return work
 
 
-_EMPTY_CLIENT = """\
-from flwr.app import Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-
-@app.query()
-def answer(message, context):
-    return Message(RecordDict(), reply_to=message)
-"""
-_EMPTY_SERVER = """\
-import json
-import time
-from pathlib import Path
-
-from flwr.app import Message, RecordDict
-from flwr.serverapp import ServerApp
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    while len(nodes := list(grid.get_node_ids())) < 4:
-        time.sleep(1)
-    seconds = []
-    for _ in range(6):
-        begin = time.perf_counter()
-        grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes])
-        seconds.append(time.perf_counter() - begin)
-    Path(str(context.run_config["run"])).write_text(json.dumps(seconds))
-"""
-_EMPTY_PROJECT = """\
-[project]
-name = "empty"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "benchmark"
-
-[tool.flwr.app.components]
-serverapp = "empty.server:app"
-clientapp = "empty.client:app"
-
-[tool.flwr.app.config]
-coordinator = ""
-run = ""
-"""
-
-
 def _over_flower() -> Iterator[Row]:
-    """Time exchanges of a run and empty ones, one after the other through the same processes."""
+    """Time exchanges of a run, and empty ones through Flower's own processes."""
     with tempfile.TemporaryDirectory() as name:
-        folder, port = Path(name), free_port()
-        made = write_demonstration(folder / "demo", rounds=4, port=port)
+        folder = Path(name)
+        empty = float(np.median(empty_exchanges(folder / "empty", 4)))
+        made = write_demonstration(folder / "demo", rounds=4, port=free_port())
         home = CoordinatorFolder(made.founded.coordinator)
-        processes = [subprocess.Popen(["fedveil", "coordinator", str(home.path)])]
-        try:
-            time.sleep(30)
-            processes += [
+        with served(made) as coordinator:
+            silos = [
                 subprocess.Popen(["fedveil", "silo", str(SiloFolder(path).path)])
                 for path in made.founded.silos
             ]
-            time.sleep(30)
-            programs = [path / "flower" / "programs" for path in made.founded.silos]
-            for path in programs:
-                (path / "flwr-clientapp").unlink()  # fedveil's would refuse the empty app
-            empty = float(np.median(empty_exchanges(folder / "empty", home)))
-            for path in programs:
-                write_programs(path)
-            run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-            submit(home, run.path)
-            wait_for(run / END)
-            lines = (run / "metrics.jsonl").read_text().splitlines()
-            ours = float(np.median([json.loads(line)["seconds"] for line in lines[2:]])) / 2
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait()
+            try:
+                run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+                with Submission(home, run.path):
+                    wait_for(run / END)
+                lines = (run / "metrics.jsonl").read_text().splitlines()
+                ours = float(np.median([json.loads(line)["seconds"] for line in lines[2:]])) / 2
+            finally:
+                for process in (*silos, coordinator):
+                    process.terminate()
+                for process in silos:
+                    process.wait()
     yield Row(
-        case="an exchange with 4 silos over Flower, TLS; peer: an empty one",
+        case="an exchange with 4 silos over TLS; peer: an empty one of Flower's own, without TLS",
         unit="s",
         ours=ours,
         peer=empty,
@@ -300,26 +239,3 @@ def _over_flower() -> Iterator[Row]:
         target=1 / 1.3,
         met=empty / ours >= 1 / 1.3,
     )
-
-
-def empty_exchanges(folder: Path, home: CoordinatorFolder) -> list[float]:
-    """Return the seconds of empty exchanges through the coordinator's SuperLink, but for the first."""
-    (folder / "empty").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(_EMPTY_PROJECT)
-    (folder / "empty" / "__init__.py").write_text("")
-    (folder / "empty" / "client.py").write_text(_EMPTY_CLIENT)
-    (folder / "empty" / "server.py").write_text(_EMPTY_SERVER)
-    target = folder / "seconds.json"
-    submit(home, target, app=folder)
-    wait_for(target)
-    return [float(seconds) for seconds in json.loads(target.read_text())[1:]]
-
-
-def wait_for(path: Path, seconds: float = 600.0) -> None:
-    """Return when a file is there."""
-    begin = time.monotonic()
-    while not path.exists():
-        if time.monotonic() - begin > seconds:
-            raise TimeoutError(f"{path} was not written")
-        time.sleep(0.5)
-    time.sleep(0.5)

@@ -1,9 +1,7 @@
-"""Many silos through one SuperLink: rounds per minute, and what the coordinator's processes hold and spend.
+"""Many silos at one coordinator: rounds per minute, and what the coordinator's processes hold and spend.
 
-SuperLink and ServerApp are the real ones, as processes of their own under TLS with registered node keys. A silo is a
-thread of this process: it speaks Flower's protocol as a SuperNode does, looks for messages every 3 s as a SuperNode
-does, and hands letters to a silo of its own with a small table. A SuperNode would also start a process for every
-message; that is the silos' hosts' to pay, and is left out.
+The coordinator is the real one, as processes of their own under TLS with registered node keys. A silo is a thread of
+this process: it speaks with the link as a silo's carrier does, and hands letters to a silo with a small table.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from benchmarks.harness import Row
 from fedveil.engine.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.processes import submit
-from fedveil.flower.submission import END, read_experiment
+from fedveil.flower.submission import END, Submission, read_experiment
 
 _ROUNDS = 5
 _LONGEST_SECONDS = 1500.0
@@ -57,18 +54,17 @@ def _measure(folder: Path, silos: int) -> _Found:
     made = write_demonstration(folder / "demo", rounds=_ROUNDS, port=free_port(), hospitals=names)
     home = CoordinatorFolder(made.founded.coordinator)
     run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    with connected(made, output=subprocess.DEVNULL) as link:
-        submit(home, run.path)
-        return _watch(run, link.pid)
+    with connected(made, output=subprocess.DEVNULL) as coordinator, Submission(home, run.path):
+        return _watch(run, coordinator.pid)
 
 
-def _watch(run: RunFolder, link: int) -> _Found:
+def _watch(run: RunFolder, coordinator: int) -> _Found:
     """Wait for the run's end; return the pace of the rounds after the first, which waits for the nodes."""
     begin, most, spent = time.monotonic(), 0.0, {}
     while not (run / END).exists():
         if time.monotonic() - begin > _LONGEST_SECONDS:
             raise TimeoutError(f"{run.path}: the run does not end")
-        tree = _tree(link)
+        tree = _tree(coordinator)
         most = max(most, sum(_megabytes(process) for process in tree))
         spent |= {process: _cpu_seconds(process) for process in tree}
         time.sleep(0.5)

@@ -2,8 +2,8 @@
 
 Letters against what is in them, all parties in one process, after the setup: HeartDisease, and 10,001 parameters under
 ring-LWE. Not with ``--quick``: a coordinator and four silos as processes under TLS on this host; the time of an
-exchange against an empty one of Flower's own ``send_and_receive`` before and after, and every byte between SuperNodes
-and SuperLink, counted by relays.
+exchange against an empty one of Flower's own ``send_and_receive`` through Flower's own processes before and after, and
+every byte between silos and coordinator, counted by relays.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.federation import World, empty_exchanges, wait_for
+from benchmarks.federation import World
+from benchmarks.flower_empty import empty_exchanges, wait_for
 from benchmarks.flower_nodes import free_port
 from benchmarks.harness import Row, at_most
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.share import Share
 from fedveil.engine.folder import RunFolder
-from fedveil.flower.app_process import write_programs
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founding import Founded, found
-from fedveil.flower.processes import submit
-from fedveil.flower.submission import END, read_experiment
+from fedveil.flower.submission import END, SOCKET, Submission, read_experiment
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load
 from fedveil.population.records import Population, Records
@@ -39,7 +38,6 @@ from fedveil.population.records import Population, Records
 _ROUNDS = 50
 _EXCHANGES = 2  # of a round: the encrypted sums, and the own masks
 _RING: dict[str, object] = {"n_max": 64, "cipher": "rlwe"}
-_PROGRAM = "flwr-clientapp"  # of a silo; fedveil's own would refuse the empty app
 _BOUND = 16.0  # no standardised feature is beyond
 
 
@@ -151,11 +149,10 @@ class _Federation:
 
     def __enter__(self) -> _Federation:
         self._processes = [subprocess.Popen(["fedveil", "coordinator", str(self._home.path)])]
-        wait_for(self._home / "flower" / "config.toml")
-        time.sleep(30)
+        wait_for(self._home / "run" / SOCKET)
         self._processes += [subprocess.Popen(["fedveil", "silo", str(path)]) for path in self._founded.silos]
         for path in self._founded.silos:
-            wait_for(path / "flower" / "programs" / _PROGRAM)
+            wait_for(path / "run" / "guard")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -169,17 +166,6 @@ class _Federation:
         """All bytes that have passed so far, both ways."""
         return sum(relay.bytes for relay in self._relays)
 
-    def empty(self) -> list[float]:
-        """Time empty exchanges; while they run, the silos' programs do not look at the app."""
-        programs = [path / "flower" / "programs" for path in self._founded.silos]
-        for path in programs:
-            (path / _PROGRAM).unlink()
-        try:
-            return empty_exchanges(Path(tempfile.mkdtemp(dir=self._folder)), self._home)
-        finally:
-            for path in programs:
-                write_programs(path)
-
     def play(self, rounds: int, protection: dict[str, object]) -> list[tuple[float, int]]:
         """Play a run; return the moment at which each round was complete, and the bytes that had passed."""
         names = self._population.silo_names
@@ -188,14 +174,13 @@ class _Federation:
         (self._folder / "experiment.toml").write_text(experiment.to_toml(), encoding="utf-8")
         read = read_experiment(self._folder / "experiment.toml", self._home)
         run = RunFolder.create(self._home / "runs", read)
-        submit(self._home, run.path)
         moments: list[tuple[float, int]] = []
         path = run / "metrics.jsonl"
-        while not (run / END).exists():
-            done = max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
-            while len(moments) < done:
-                moments.append((time.monotonic(), self.bytes))
-            time.sleep(0.05)
+        with Submission(self._home, run.path) as submission:
+            while submission.lasts(0.05):
+                done = max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+                while len(moments) < done:
+                    moments.append((time.monotonic(), self.bytes))
         error = json.loads((run / END).read_bytes())["error"]
         if error is not None or len(moments) < 2:
             raise RuntimeError(f"the run of {rounds} rounds ended after {len(moments)}: {error}")
@@ -203,26 +188,26 @@ class _Federation:
 
 
 def over_flower(hospitals: Population, rounds: int) -> Iterator[Row]:
-    """Time and count the exchanges of a run and empty ones, one after the other through the same processes.
+    """Time and count the exchanges of a run, between empty ones of Flower's own.
 
     Args:
         hospitals: whose records become the silos' tables.
         rounds: of the run; from the end of the first on.
     """
-    with tempfile.TemporaryDirectory() as name, _Federation(Path(name), hospitals) as federation:
-        passed = federation.bytes
-        empty = federation.empty()
-        least = (federation.bytes - passed) / (1 + len(empty))  # the first is not timed
-        passed = federation.bytes
-        time.sleep(20)
-        idle = (federation.bytes - passed) / 20
-        moments = federation.play(rounds, {"n_max": 200})
-        empty += federation.empty()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        empty = empty_exchanges(folder / "before", 4)
+        with _Federation(folder, hospitals) as federation:
+            passed = federation.bytes
+            time.sleep(20)
+            idle = (federation.bytes - passed) / 20
+            moments = federation.play(rounds, {"n_max": 200})
+        empty += empty_exchanges(folder / "after", 4)
     (begin, before), (end, after) = moments[0], moments[-1]
     ours, peer = (end - begin) / (len(moments) - 1) / _EXCHANGES, float(np.median(empty))
     ratio = peer / ours
     yield Row(
-        case=f"an exchange of {len(moments) - 1} rounds over Flower, TLS; peer: an empty one",
+        case=f"an exchange of {len(moments) - 1} rounds over TLS; peer: an empty one of Flower's own",
         unit="s",
         ours=ours,
         peer=peer,
@@ -232,7 +217,6 @@ def over_flower(hospitals: Population, rounds: int) -> Iterator[Row]:
     )
     yield from _wire("HeartDisease, d = 14", (after - before) / (len(moments) - 1), hospitals, {"n_max": 200})
     yield Row(case="bytes a second on the wire without a run, four silos", unit="B/s", ours=idle)
-    yield Row(case="bytes of an empty exchange on the wire, four silos", unit="B", ours=least)
 
 
 def large_over_flower(features: int, rounds: int) -> Iterator[Row]:
@@ -271,13 +255,12 @@ def _found(folder: Path, hospitals: Population) -> tuple[Founded, list[_Relay]]:
     port = free_port()
     founded = found(folder / "federation", names, schema=folder / "schema.toml", port=port, epsilon=50.0)
     relays = []
-    for offset, path in enumerate(founded.silos, start=1):
+    for path in founded.silos:
         relays.append(_Relay(port))
         settings = SiloFolder(path).settings
         settings.model_copy(
             update={
                 "table": folder / f"{settings.name}.csv",
-                "runtime_port": port + offset,
                 "coordinator": f"127.0.0.1:{relays[-1].port}",
             }
         ).write(path / "silo.toml")

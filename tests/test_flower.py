@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import io
 import json
 import shutil
 import socket
 import tempfile
 import threading
-import tomllib
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import ConfigError, DataError
-from fedveil.flower.app_process import ForeignAppError, check_bundle
 from fedveil.flower.certificates import Authority, days_left, node_key_pem
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
@@ -35,7 +31,7 @@ from fedveil.flower.founding import found
 from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.relay import ask
-from fedveil.flower.submission import END, open_run, read_experiment, watch, write_app
+from fedveil.flower.submission import END, Submission, open_run, read_experiment, watch
 from fedveil.protection.errors import ProtocolError
 from tests.federation_world import small_keys
 from tests.test_run import Silent
@@ -73,7 +69,7 @@ def test_a_federation_is_founded_with_keys_that_only_their_owner_reads(made: Dem
     secrets = [founded.authority / "ca.key", founded.coordinator / "identity.key"]
     secrets += [founded.coordinator / "server.key"]
     for path in founded.silos:
-        secrets += [path / "identity.key", path / "node.key", path / "silo.key"]
+        secrets += [path / "identity.key", path / "node.key"]
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in founded.silos} == {0o700}
     assert not list(founded.coordinator.glob("ca.key"))
@@ -143,8 +139,9 @@ def main_ends() -> None:
         (lambda path: (path / "schema.toml").write_text((path / "schema.toml").read_text() + "\n"), "agreed"),
         (lambda path: shutil.copy(path.parent / "va" / "identity.key", path / "identity.key"), "not the key"),
         (lambda path: (path / "node.key").chmod(0o644), "mode 0644"),
-        (lambda path: (path / "silo.crt").write_bytes(b"none"), "no certificate"),
-        (lambda path: Authority.create("other").publish(path), "no certificate of ca.crt"),
+        (lambda path: (path / "ca.crt").write_bytes(b"none"), "no certificate"),
+        (lambda path: (path / "ca.crt").unlink(), "cannot be read"),
+        (lambda path: (path / "silo.toml").write_text('name = "va"\ncoordinator = "a:1"\nport = 1'), "port"),
         (lambda path: (path / "policy.toml").unlink(), "no such file"),
         (lambda path: (path / "silo.toml").write_text('name = "nowhere"\ncoordinator = "a:1"'), "no silo"),
         (lambda path: (path / "membership.toml").unlink(), "not a folder of"),
@@ -210,7 +207,7 @@ class Yesterday:
 def test_the_guard_answers_letters_and_refuses_all_else(guards: list[Path]) -> None:
     assert guards[0].stat().st_mode & 0o777 == 0o600
     with pytest.raises(ProtocolError, match="at least"):
-        ask(str(guards[0]), b"hello")
+        ask(guards[0], b"hello")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(guards[0]))
         connection.sendall((1 << 40).to_bytes(8, "big"))
@@ -219,7 +216,7 @@ def test_the_guard_answers_letters_and_refuses_all_else(guards: list[Path]) -> N
         connection.connect(str(guards[0]))
         connection.sendall(b"\0" * 5)
     with pytest.raises(ProtocolError, match="at least"):
-        ask(str(guards[0]), b"still there")
+        ask(guards[0], b"still there")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +246,7 @@ class Node:
 
 @dataclass
 class LoopGrid:
-    """Flower's Grid in this process: every message meets the ClientApp, and every fifth is lost on the way."""
+    """Flower's Grid in this process: every message meets a carrier, and every fifth is lost on the way."""
 
     nodes: list[Node]
     guards: list[Path]
@@ -260,9 +257,7 @@ class LoopGrid:
         return self.nodes
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        from flwr.app import Context, RecordDict
-
-        from fedveil.flower.client_app import app
+        from fedveil.flower.node import reply_to
 
         keys = []
         for message in messages:
@@ -272,18 +267,51 @@ class LoopGrid:
             if self.sent % 5 == 0:
                 continue
             node = message.metadata.dst_node_id
-            context = Context(
-                run_id=1,
-                node_id=node,
-                node_config={"guard": str(self.guards[node])},
-                state=RecordDict(),
-                run_config={},
-            )
-            self.waiting[keys[-1]] = app(message, context)
+            self.waiting[keys[-1]] = reply_to(message, partial(ask, self.guards[node]))
         return keys
 
     def pull_messages(self, keys: Iterable[str]) -> list[Any]:
         return [self.waiting.pop(key) for key in keys if key in self.waiting]
+
+
+def test_a_coordinator_is_not_served_under_a_certificate_that_is_not_valid(made: Demonstration) -> None:
+    pytest.importorskip("flwr")
+    from fedveil.flower.party import Party
+
+    home = CoordinatorFolder(made.founded.coordinator)
+    Authority.create("other").publish(home.path)
+    with pytest.raises(ConfigError, match=r"no certificate of ca.crt"):
+        Party(home)
+
+
+def test_why_a_letter_was_not_answered_stays_with_the_silo(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("run_id", "task_id", "node_id"):
+        monkeypatch.setattr(identity, f"_{name}", 1)
+    from flwr.app import Message, RecordDict
+
+    from fedveil.flower.envelope import content_of
+    from fedveil.flower.node import reply_to
+
+    def refused(letter: bytes) -> bytes:
+        raise ProtocolError(f"{letter!r} of /home/somebody")
+
+    for content in (content_of(b"a letter"), RecordDict({})):
+        message = Message(content, dst_node_id=1, message_type="query")
+        message.metadata.__dict__["_message_id"] = "asked"
+        reply = reply_to(message, refused)
+        assert reply.has_error()
+        assert reply.error.reason == "the silo did not answer this letter"
+    assert "/home/somebody" in caplog.text
+    assert "holds no letter" in caplog.text
+
+
+def test_a_run_is_submitted_where_a_coordinator_is_served(made: Demonstration) -> None:
+    home = CoordinatorFolder(made.founded.coordinator)
+    with pytest.raises(ConfigError, match="no coordinator is served"):
+        Submission(home, home / "runs")
 
 
 def test_flowers_messages_carry_a_run_though_some_are_lost(
@@ -309,7 +337,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
     folder.write_json(END, {"error": None, "stopped": None})
     rows = Silent()
-    watch(folder, rows, read_experiment(made.experiment, home), lambda: True)
+    watch(folder, rows, read_experiment(made.experiment, home), lambda seconds: True)
     assert [row["round"] for row in rows.rows] == []
 
 
@@ -394,54 +422,6 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     carry(LoopGrid(nodes, guards), again, home)  # type: ignore[arg-type]
     assert again.outcome is not None
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
-
-
-def test_the_app_that_is_submitted_holds_no_code(tmp_path: Path) -> None:
-    app = write_app(tmp_path / "app")
-    assert [path.name for path in app.iterdir()] == ["pyproject.toml"]
-    components = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
-    assert set(components.values()) == {"fedveil.flower.server_app:app", "fedveil.flower.client_app:app"}
-
-
-def bundle(files: dict[str, str]) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return content.getvalue()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a pattern library, in Flower's own bundling
-def test_a_silo_runs_no_other_app_than_fedveils(tmp_path: Path) -> None:
-    build = pytest.importorskip("flwr.cli.build").build_fab_from_disk
-    content = build(write_app(tmp_path / "app"))
-    check_bundle(content)
-    project = (tmp_path / "app" / "pyproject.toml").read_text()
-    own = {"pyproject.toml": project, ".info/CONTENT": ""}
-    check_bundle(bundle(own))
-    foreign = [
-        bundle(own | {"fedveil/flower/client_app.py": "app = None"}),
-        bundle(own | {"sitecustomize.py": ""}),
-        bundle(own | {"pyproject.toml": project.replace("fedveil.flower.client_app:app", "os:system")}),
-        bundle(own | {"pyproject.toml": "[tool]"}),
-        bundle({"pyproject.toml": project}),
-        bundle(own | {".info/CONTENT": "x" * (1 << 17)}),
-        content + bytes(1 << 17),
-        content[:-40],
-        b"",
-    ]
-    for wrong in foreign:
-        with pytest.raises(ForeignAppError):
-            check_bundle(wrong)
-
-
-def test_flower_looks_at_the_bundle_where_fedveil_does() -> None:
-    """The one name of Flower's that is replaced exists, is called, and gives the bundle as its fourth value."""
-    runtime = pytest.importorskip("flwr.supernode.runtime.run_clientapp")
-    source = inspect.getsource(runtime.run_clientapp)
-    assert "message, context, run, fab = pull_task_input(client)" in source
-    assert source.index("pull_task_input(client)") < source.index("install_from_fab(fab.content")
-    assert source.count("fab.content") == 1
 
 
 def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:

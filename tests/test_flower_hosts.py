@@ -51,7 +51,7 @@ def far_host() -> Iterator[str]:
 
 
 def wait_for_port() -> None:
-    """Return once the SuperLink listens, and its nodes had some seconds to be registered."""
+    """Return once the coordinator listens, and the silos had some seconds to connect."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         try:
@@ -81,6 +81,7 @@ def recovering(experiment: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=PORT)

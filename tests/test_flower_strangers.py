@@ -1,23 +1,60 @@
-"""Who is no member of a federation does not get past a real SuperLink under TLS: another authority, key, or none."""
+"""Real strangers: who is no member gets nothing from any port or socket of any party, and runs no code."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
+import os
 import socket
+import ssl
+import stat
 import subprocess
 import sys
-import time
+from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.flower_nodes import free_port
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_ssh_private_key,
+)
 
+pytest.importorskip("flwr")
+
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+from flwr.proto.node_pb2 import Node as NodeMessage
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.date import now
+from flwr.supercore.fab import Fab
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.runtime import RuntimeHttpClient
+
+from fedveil.errors import ConfigError
+from fedveil.flower.bundle import Bundle, ForeignBundleError
 from fedveil.flower.certificates import Authority
 from fedveil.flower.demonstration import Demonstration, write_demonstration
-from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.processes import register_nodes, start_superlink
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.link import LARGEST_BODY, ROUTES, Door, make_app
+from fedveil.flower.party import Party
+from fedveil.flower.relay import send_frame
+from fedveil.flower.silo import ServedSilo
+from fedveil.flower.sockets import address
+from fedveil.flower.submission import Submission
+
+CLOSED = {"register-node", "unregister-node", "get-run", "get-fab"}
+"""Routes of Flower's Fleet API that no silo needs: the coordinator registers, and nobody fetches an app."""
 
 # What a SuperNode does first, in a process of its own: Flower ends the one whose node is not known.
 CLIENT = """\
@@ -33,40 +70,491 @@ certificates = Path(authority).read_bytes() if authority else None
 with http_request_response(address, not authority, certificates, keys, max_retries=0, max_wait_time=5.0) as link:
     print("waiting:", link[1]())
 """
+LOCAL_USER = """\
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as tried:
+    try:
+        tried.connect(sys.argv[1])
+    except PermissionError:
+        sys.exit(0)
+sys.exit(1)
+"""
+
+
+@dataclass(kw_only=True)
+class Served:
+    """A federation that is served: the coordinator and one silo, each with the processes that it starts.
+
+    Attributes:
+        made: its folders.
+        party: the coordinator.
+        silo: the first silo.
+    """
+
+    made: Demonstration
+    party: Party
+    silo: ServedSilo
+
+    @property
+    def address(self) -> tuple[str, int]:
+        settings = CoordinatorFolder(self.made.founded.coordinator).settings
+        return settings.host, settings.port
+
+    @property
+    def processes(self) -> list[int]:
+        return [os.getpid(), self.party.link.number, self.silo.carrier.number]
+
+    def state(self) -> tuple[set[int], dict[int, str]]:
+        """What the link knows: its runs, and the nodes with what they are doing."""
+        control = self.party._tasks._control
+        runs = control.ListRuns(ListRunsRequest()).run_dict
+        nodes = control.ListNodes(ListNodesRequest()).nodes_info
+        return set(runs), {node.node_id: node.status for node in nodes}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demonstration]:
-    """A federation whose SuperLink runs and knows the node keys of its silos."""
-    pytest.importorskip("flwr")
-    port = free_port()
-    federation = write_demonstration(tmp_path_factory.mktemp("strangers") / "demo", port=port)
-    home = CoordinatorFolder(federation.founded.coordinator)
-    link = start_superlink(home, output=subprocess.DEVNULL)
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    made = write_demonstration(tmp_path_factory.mktemp("strangers") / "demo", port=free_port())
+    party = Party(CoordinatorFolder(made.founded.coordinator))
+    silo = ServedSilo(SiloFolder(made.founded.silos[0]))
+    found = Served(made=made, party=party, silo=silo)
+    while "online" not in found.state()[1].values():
+        assert silo.carrier.ended is None
+    yield found
+    silo.stop()
+    party.stop()
+
+
+@pytest.fixture(scope="module")
+def flowers_routes(served: Served) -> set[tuple[str, str]]:
+    """Every method and path of Flower's own app, taken from the app."""
+    from fastapi.routing import iter_route_contexts
+
+    app: Any = make_app(served.made.founded.coordinator, "127.0.0.1", 1, bytes(32))
+    found = set()
+    for context in iter_route_contexts(app.routes):
+        methods = getattr(context, "methods", None) or getattr(context.route, "methods", None) or {"GET"}
+        path = getattr(context, "path", None) or context.route.path
+        found |= {(method, path) for method in methods}
+    found |= {("POST", path) for path in app.openapi()["paths"]}
+    return found
+
+
+def ask(
+    served: Served, path: str, body: bytes = b"", headers: dict[str, str] | None = None, method: str = "POST"
+) -> int:
+    """Send one request as it is written, to the public port under its TLS; return the status."""
+    context = ssl.create_default_context(cafile=str(served.made.founded.silos[0] / "ca.crt"))
+    host, port = served.address
+    connection = http.client.HTTPSConnection(host, port, context=context, timeout=20)
     try:
-        until = time.monotonic() + 120
-        while not listens(port):
-            assert time.monotonic() < until
-            time.sleep(0.2)
-        register_nodes(home)
-        yield federation
+        connection.putrequest(method, path, skip_accept_encoding=True)
+        sent = {"content-type": "application/protobuf", "content-length": str(len(body)), **(headers or {})}
+        for name, value in sent.items():
+            connection.putheader(name, value)
+        connection.endheaders(body)
+        return connection.getresponse().status
     finally:
-        link.terminate()
-        link.wait()
+        connection.close()
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
+def signed(key: ec.EllipticCurvePrivateKey, public: bytes | None = None, age: float = 0.0) -> dict[str, str]:
+    """The headers by which a node proves who it is."""
+    stamp = (now() - timedelta(seconds=age)).isoformat()
+    own = public_key_to_bytes(key.public_key())
+    return {
+        "flwr-public-key": b64encode(public or own).decode(),
+        "flwr-timestamp": stamp,
+        "flwr-signature": b64encode(sign_message(key, stamp.encode())).decode(),
+    }
 
 
-def connect(made: Demonstration, *, authority: Path | None, private: Path | None, public: Path | None) -> str:
-    """Ask for messages as a SuperNode does; return what it said."""
-    settings = CoordinatorFolder(made.founded.coordinator).settings
-    files = ["" if path is None else str(path) for path in (authority, private, public)]
-    address = f"{settings.host}:{settings.port}"
+def node_key(silo: Path) -> ec.EllipticCurvePrivateKey:
+    key = load_ssh_private_key((silo / "node.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def test_every_route_of_flowers_is_let_through_or_closed_by_name(
+    flowers_routes: set[tuple[str, str]],
+) -> None:
+    fleet = {(method, path) for method, path in flowers_routes if path.startswith("/v1/fleet/")}
+    closed = {f"/v1/fleet/{name}" for name in CLOSED}
+    assert fleet == {("POST", path) for path in ROUTES | closed}
+    assert not ROUTES & closed
+    control = {path for _, path in flowers_routes if path.startswith("/v1/control/")}
+    runtime = {path for _, path in flowers_routes if path.startswith("/v1/runtime/")}
+    assert "/v1/control/start-run" in control
+    assert "/v1/runtime/acquire-task" in runtime
+    assert len(control) > 40
+    assert len(runtime) > 10
+
+
+def test_the_coordinator_listens_at_one_port_and_a_silo_at_none(served: Served) -> None:
+    _, port = served.address
+    link = served.party.link.number
+    assert {process: listening(process) for process in served.processes} == {
+        os.getpid(): set(),
+        link: {port},
+        served.silo.carrier.number: set(),
+    }
+    assert {process: len(sockets(process)) for process in served.processes} == {
+        os.getpid(): 2,  # submissions, and the guard
+        link: 1,
+        served.silo.carrier.number: 0,
+    }
+    for process in served.processes:
+        for path in sockets(process):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_stranger_gets_nothing_at_any_route(served: Served, flowers_routes: set[tuple[str, str]]) -> None:
+    before = served.state()
+    unknown = ec.generate_private_key(ec.SECP384R1())
+    member, other = (node_key(path) for path in served.made.founded.silos[:2])
+    others_public = public_key_to_bytes(other.public_key())
+    (online,) = (node for node, status in before[1].items() if status == "online")
+    body = PullMessagesRequest(node=NodeMessage(node_id=online)).SerializeToString()
+    strangers = {
+        "nothing": {},
+        "made up": {"flwr-public-key": "AAAA", "flwr-timestamp": "now", "flwr-signature": "AAAA"},
+        "an unlisted key": signed(unknown),
+        "a member's public key": signed(unknown, public_key_to_bytes(member.public_key())),
+        "another member's key": signed(other),
+        "an old signature": signed(member, age=3600.0),
+        "a signature of another member": signed(member, others_public),
+    }
+    for method, path in sorted(flowers_routes | {("POST", route) for route in ROUTES}):
+        public = method == "POST" and path in ROUTES
+        for who, headers in strangers.items():
+            if not public and who not in ("nothing", "another member's key"):
+                continue
+            status = ask(served, path, body, headers, method)
+            assert status == (401 if public else 404), (who, method, path, status)
+    activate = ActivateNodeRequest(
+        public_key=public_key_to_bytes(unknown.public_key()), heartbeat_interval=30
+    )
+    status = ask(served, "/v1/fleet/activate-node", activate.SerializeToString(), signed(unknown))
+    assert status == 412  # Flower's own answer to a key that proves itself and is not registered
+    assert served.state() == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//v1/control/start-run",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "/v1/fleet/..;/control/start-run",
+        "/v1/fleet/pull-messages/../../control/start-run",
+        "/v1/fleet/pull-messages/",
+        "/v1/fleet/pull%2Dmessages",
+        "/v1/fleet/pull-messages?x=1",
+        "/v1/fleet/pull-messages;x",
+        "/V1/FLEET/PULL-MESSAGES",
+        "/v1/runtime/acquire-task%00",
+        "http://127.0.0.1/v1/control/start-run",
+        "http://127.0.0.1/v1/fleet/pull-messages",
+        "/docs",
+        "/openapi.json",
+        "/health",
+        "/",
+        "*",
+    ],
+)
+def test_another_spelling_of_a_path_is_another_path(served: Served, path: str) -> None:
+    assert ask(served, path) == 404
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "post"])
+def test_another_method_is_another_route(served: Served, method: str) -> None:
+    upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    assert ask(served, "/v1/fleet/pull-messages", method=method) in (400, 404)
+    assert ask(served, "/v1/fleet/pull-messages", method=method, headers=upgrade) in (400, 404)
+
+
+def test_a_long_body_is_refused_unread(served: Served) -> None:
+    headers = {"content-length": str(LARGEST_BODY + 1)}
+    assert ask(served, "/v1/fleet/pull-messages", headers=headers) == 413
+
+
+@pytest.mark.parametrize(("chunks", "status"), [(10, 200), (11, 413)])
+def test_a_body_is_cut_off_where_it_becomes_too_long(chunks: int, status: int) -> None:
+    """Told no length, the door counts; what the app makes of half a body is not sent."""
+    import asyncio
+
+    taken: list[int] = []
+    said: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                await send({"type": "http.response.start", "status": 500, "headers": []})
+                raise RuntimeError("half a body")
+            taken.append(len(message["body"]))
+            if not message["more_body"]:
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    coming = iter(range(chunks, 0, -1))
+
+    async def receive() -> dict[str, Any]:
+        left = next(coming)
+        return {"type": "http.request", "body": bytes(100), "more_body": left > 1}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    scope = {"type": "http", "method": "POST", "raw_path": b"/a", "query_string": b"", "headers": []}
+    asyncio.run(Door(app, frozenset({"/a"}), 1000)(scope, receive, send))
+    assert said[0]["status"] == status
+    assert sum(taken) == 1000
+
+
+def foreign_app(folder: Path, marker: Path, secret: Path) -> Path:
+    """An app whose server would copy the coordinator's identity key as soon as it is imported."""
+    app = folder / "foreign"
+    (app / "foreign").mkdir(parents=True)
+    (app / "foreign" / "server.py").write_text(
+        f"from flwr.serverapp import ServerApp\nopen({str(marker)!r}, 'w').write(open({str(secret)!r}).read())\n"
+        "app = ServerApp()\n\n@app.main()\ndef main(grid, context):\n    pass\n"
+    )
+    (app / "foreign" / "client.py").write_text("from flwr.clientapp import ClientApp\napp = ClientApp()\n")
+    (app / "pyproject.toml").write_text(
+        '[project]\nname = "foreign"\nversion = "1.0.0"\nlicense = "Apache-2.0"\ndependencies = []\n'
+        '[tool.flwr.app]\npublisher = "foreign"\n[tool.flwr.app.components]\n'
+        'serverapp = "foreign.server:app"\nclientapp = "foreign.client:app"\n'
+    )
+    return app
+
+
+def test_a_stranger_starts_no_run_and_runs_no_code(served: Served, tmp_path: Path) -> None:
+    """``flwr run``, ``flwr list`` and ``flwr supernode list`` with host, port and the public certificate."""
+    before, marker = served.state(), tmp_path / "marker"
+    app = foreign_app(tmp_path, marker, served.made.founded.coordinator / "identity.key")
+    host, port = served.address
+    (tmp_path / "config.toml").write_text(
+        f'[superlink]\ndefault = "there"\n[superlink.there]\naddress = "{host}:{port}"\n'
+        f'root-certificates = "{served.made.founded.silos[0] / "ca.crt"}"\ninsecure = false\n'
+    )
+    flwr = Path(sys.executable).with_name("flwr")
+    environment = {**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
+    asked = [
+        subprocess.Popen(
+            [flwr, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for command in (["run", str(app), "there"], ["list", "there"], ["supernode", "list", "there"])
+    ]
+    for process in asked:
+        said, _ = process.communicate(timeout=100)
+        assert process.returncode != 0, said
+        assert "Successfully" not in said
+    assert served.state() == before
+    assert not marker.exists()
+
+
+def started(served: Served, content: bytes) -> int:
+    """Start a run as who can open the link's own socket."""
+    fab = Fab(Bundle(content).digest, content, {})
+    run = served.party._tasks._control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
+    assert run
+    return int(run)
+
+
+def status_of(served: Served, run: int) -> str:
+    found = served.party._tasks._control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+    return f"{found.status}:{found.sub_status}"
+
+
+def test_a_task_that_waits_is_no_strangers(served: Served) -> None:
+    """The poller that won a task's token: 404 at the public door, 401 at the private one without the secret."""
+    run = started(served, Bundle.build().content)
+    request = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
+    for _ in range(20):
+        assert ask(served, "/v1/runtime/acquire-task", request.SerializeToString()) == 404
+    tasks = served.party._tasks
+    import httpx
+
+    without = tasks._reaching(RuntimeHttpClient("http://link"))
+    with contextlib.closing(without), pytest.raises(httpx.HTTPStatusError, match="401"):
+        without.AcquireTask(request)
+    assert status_of(served, run).startswith("pending")
+    assert tasks._token(run)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a pattern library, in Flower's own bundling
+def test_a_run_of_another_app_is_ended_unplayed(served: Served, tmp_path: Path) -> None:
+    """Even who reaches the private socket gets no code run: the coordinator plays the run that it started itself."""
+    from flwr.cli.build import build_fab_from_disk
+
+    marker = tmp_path / "marker"
+    foreign = build_fab_from_disk(foreign_app(tmp_path, marker, tmp_path / "nothing"))
+    before = started(served, foreign)
+    with served.party._tasks.playing() as grid:
+        assert list(grid.get_nodes())
+    assert status_of(served, before) == "finished:failed"
+    tasks = served.party._tasks
+    again = started(served, foreign)
+    grid = tasks._grid(tasks._token(again))
+    with contextlib.closing(grid), pytest.raises(ForeignBundleError, match="is not run"):
+        tasks._begin(grid, again)
+    assert not marker.exists()
+
+
+def test_the_bundle_holds_no_code_and_is_the_same_wherever_it_is_built() -> None:
+    import io
+    import zipfile
+
+    bundle = Bundle.build()
+    assert bundle.digest == Bundle.build().digest
+    with zipfile.ZipFile(io.BytesIO(bundle.content)) as archive:
+        assert set(archive.namelist()) == {"pyproject.toml"}
+    bundle.check(bundle.content)
+    for wrong in (bundle.content + b"\0", bundle.content[:-1], b""):
+        with pytest.raises(ForeignBundleError):
+            bundle.check(wrong)
+
+
+def test_what_is_submitted_and_is_no_run_ends_and_harms_nobody(
+    served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = CoordinatorFolder(served.made.founded.coordinator)
+    for _ in range(2):
+        with Submission(home, tmp_path / "none") as submission:
+            assert not submission.lasts(60.0)
+    assert str(tmp_path / "none") in caplog.text
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address(home / "run" / "party"))
+        send_frame(connection, b"[]")
+        assert connection.recv(1) == b""
+
+
+def test_no_proxy_of_the_environment_comes_between_party_and_link(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    client = served.party._tasks._reaching(ControlHttpClient("http://link"))
+    with contextlib.closing(client):
+        assert set(client.ListRuns(ListRunsRequest()).run_dict) == served.state()[0]
+
+
+def test_another_user_of_a_partys_host_opens_no_socket(served: Served) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    found = [path for process in served.processes for path in sockets(process)]
+    assert len(found) == 3
+    opened = {parent for path in found for parent in path.parents if parent.is_dir()}
+    modes = {parent: stat.S_IMODE(parent.stat().st_mode) for parent in opened}
+    own = [sys.executable, "-S", "-c", LOCAL_USER]
+    try:
+        assert [subprocess.run([*own, str(path)], check=False).returncode for path in found] == [0, 0, 0]
+        for parent, mode in modes.items():
+            parent.chmod(mode | 0o055)  # the sockets' own mode must do
+        assert [subprocess.run([*own, str(path)], check=False).returncode for path in found] == [0, 0, 0]
+    finally:
+        for parent, mode in modes.items():
+            parent.chmod(mode)
+
+
+def test_what_processes_are_told_stands_where_nobody_else_reads(served: Served) -> None:
+    secret = served.party._secret.hex().encode()
+    for process in served.processes:
+        folder = Path(f"/proc/{process}")
+        assert secret not in (folder / "cmdline").read_bytes()
+        assert secret not in (folder / "environ").read_bytes()
+
+
+def test_what_speaks_with_the_network_reads_no_table_and_trains_nothing(served: Served) -> None:
+    """Link and carrier run neither PyTorch nor what reads tables; the parties do."""
+    loaded = [Path(f"/proc/{process}/maps").read_text() for process in served.processes]
+    assert ["libtorch" in maps for maps in loaded] == [True, False, False]
+    assert not any("pyarrow" in maps for maps in loaded[1:])
+
+
+def test_a_party_is_served_once(served: Served) -> None:
+    with pytest.raises(ConfigError, match="served already"):
+        Party(CoordinatorFolder(served.made.founded.coordinator))
+    with pytest.raises(ConfigError, match="served already"):
+        ServedSilo(SiloFolder(served.made.founded.silos[0]))
+
+
+def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Path) -> None:
+    import signal
+    import time
+
+    parent = (
+        "import sys, json, time\nfrom fedveil.flower.child import Child\n"
+        "child = Child(sys.argv[1], json.loads(sys.argv[2]), {})\nprint(child.number, flush=True)\ntime.sleep(600)\n"
+    )
+    silo = served.made.founded.silos[1]
+    settings = json.dumps({"folder": str(silo), "coordinator": "127.0.0.1:9", "guard": str(tmp_path / "no")})
+    started_by = [sys.executable, "-c", parent, "fedveil.flower.node", settings]
+    with subprocess.Popen(started_by, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+    until = time.monotonic() + 60
+    while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_a_child_is_not_started_by_hand() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT, address, *files],
+        [sys.executable, "-c", "from fedveil.flower.child import settings_of_parent as s; s(print)"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "fedveil coordinator" in done.stderr
+
+
+def listening(process: int) -> set[int]:
+    """The TCP ports at which a process listens, at whatever address."""
+    found = set()
+    inodes = own_sockets(process)
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(int(fields[1].rpartition(":")[2], 16))
+    return found
+
+
+def sockets(process: int) -> list[Path]:
+    """The Unix sockets at which a process listens; one without a file would have no mode."""
+    found = []
+    inodes = own_sockets(process)
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[6] in inodes and int(fields[3], 16) & 0x10000:
+            assert fields[7].startswith("/"), fields[7]
+            found.append(Path(os.path.realpath(fields[7].replace("/proc/self/", f"/proc/{process}/"))))
+    return found
+
+
+def own_sockets(process: int) -> set[str]:
+    found = set()
+    for entry in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = os.readlink(entry)
+            if name.startswith("socket:["):
+                found.add(name[8:-1])
+    return found
+
+
+def connect(served: Served, *, authority: Path | None, private: Path | None, public: Path | None) -> str:
+    """Ask for messages as a SuperNode does; return what it said."""
+    files = ["" if path is None else str(path) for path in (authority, private, public)]
+    host, port = served.address
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, f"{host}:{port}", *files],
         capture_output=True,
         text=True,
         timeout=100,
@@ -85,36 +573,36 @@ def unknown(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_member_connects(made: Demonstration) -> None:
-    silo = made.founded.silos[0]
-    said = connect(made, authority=silo / "ca.crt", private=silo / "node.key", public=silo / "node.key")
+def test_a_member_connects(served: Served) -> None:
+    silo = served.made.founded.silos[1]
+    said = connect(served, authority=silo / "ca.crt", private=silo / "node.key", public=silo / "node.key")
     assert "waiting: None" in said
 
 
-def test_a_coordinator_of_another_authority_is_not_believed(made: Demonstration, tmp_path: Path) -> None:
+def test_a_coordinator_of_another_authority_is_not_believed(served: Served, tmp_path: Path) -> None:
     Authority.create("other").publish(tmp_path)
-    key = made.founded.silos[0] / "node.key"
-    said = connect(made, authority=tmp_path / "ca.crt", private=key, public=key)
+    key = served.made.founded.silos[1] / "node.key"
+    said = connect(served, authority=tmp_path / "ca.crt", private=key, public=key)
     assert "certificate verify failed" in said
 
 
-def test_nobody_speaks_without_tls(made: Demonstration) -> None:
-    key = made.founded.silos[0] / "node.key"
-    said = connect(made, authority=None, private=key, public=key)
+def test_nobody_speaks_without_tls(served: Served) -> None:
+    key = served.made.founded.silos[1] / "node.key"
+    said = connect(served, authority=None, private=key, public=key)
     assert "Failed to initialize the connection" in said
 
 
-def test_a_node_whose_key_is_not_registered_is_refused(made: Demonstration, unknown: Path) -> None:
-    said = connect(made, authority=made.founded.silos[0] / "ca.crt", private=unknown, public=unknown)
+def test_a_node_whose_key_is_not_registered_is_refused(served: Served, unknown: Path) -> None:
+    said = connect(served, authority=served.made.founded.silos[0] / "ca.crt", private=unknown, public=unknown)
     assert "Failed to activate SuperNode" in said
 
 
-def test_nobody_registers_himself(made: Demonstration) -> None:
-    said = connect(made, authority=made.founded.silos[0] / "ca.crt", private=None, public=None)
-    assert "All SuperNodes must be registered" in said
+def test_nobody_registers_himself(served: Served) -> None:
+    said = connect(served, authority=served.made.founded.silos[0] / "ca.crt", private=None, public=None)
+    assert "404 Not Found" in said
 
 
-def test_a_members_public_key_is_not_enough(made: Demonstration, unknown: Path) -> None:
-    silo = made.founded.silos[0]
-    said = connect(made, authority=silo / "ca.crt", private=unknown, public=silo / "node.key")
+def test_a_members_public_key_is_not_enough(served: Served, unknown: Path) -> None:
+    silo = served.made.founded.silos[1]
+    said = connect(served, authority=silo / "ca.crt", private=unknown, public=silo / "node.key")
     assert "401 Unauthorized" in said

@@ -97,11 +97,11 @@ COMMANDS: Final = {
     ),
     "coordinator": Command(
         "federation:coordinator_command",
-        "Serve as the coordinator: Flower's SuperLink under TLS, for registered nodes only.",
+        "Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host.",
     ),
     "silo": Command(
         "federation:silo_command",
-        "Serve as a silo: the guard with table and keys, and Flower's SuperNode that carries letters to it.",
+        "Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened.",
     ),
 }
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
-import subprocess
-import tempfile
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -19,20 +14,14 @@ from fedveil.commands.options import OUT, Json
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import BudgetError, ConfigError
+from fedveil.flower.child import ProcessError
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founding import found
-from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.processes import (
-    FlowerError,
-    register_nodes,
-    run_is_alive,
-    start_superlink,
-    start_supernode,
-    submit,
-)
-from fedveil.flower.submission import END, read_experiment, watch
+from fedveil.flower.party import Party
+from fedveil.flower.silo import ServedSilo
+from fedveil.flower.submission import END, Submission, read_experiment, watch
 from fedveil.report.page import write_report
 
 federation = typer.Typer(
@@ -40,7 +29,6 @@ federation = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-_AGAIN_SECONDS: Final = 5.0
 
 
 @federation.command("init")
@@ -82,20 +70,18 @@ def init_command(
 def demo_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here")],
     rounds: Annotated[int, typer.Option(min=1, help="of the experiment")] = 10,
-    port: Annotated[
-        int, typer.Option(min=1024, max=65530, help="of the coordinator; silos take the next")
-    ] = 9443,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of the coordinator; silos have none")] = 9443,
 ) -> None:
     """Found four made-up hospitals in the shape of Heart Disease, play all parties here, and run an experiment."""
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.founded.coordinator)
-    served = [_Served.coordinator(home)]
+    _end_by_terminate()
+    served: list[Party | ServedSilo] = [Party(home)]
     try:
-        register_nodes(home)
-        served += [_Served.silo(SiloFolder(path)) for path in made.founded.silos]
+        served += [ServedSilo(SiloFolder(path)) for path in made.founded.silos]
         _run(home, RunFolder.create(home / "runs", read_experiment(made.experiment, home)), as_json=False)
     finally:
-        for one in served:
+        for one in reversed(served):
             one.stop()
 
 
@@ -130,10 +116,12 @@ def run_command(
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     _, experiment = RunFolder.open(folder.path)
     (folder / END).unlink(missing_ok=True)
-    number = submit(home, folder.path)
     again = f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
-    with observer(OUT, quiet=as_json, resume=again) as watching:
-        stopped = watch(folder, watching, experiment, lambda: run_is_alive(home, number))
+    with Submission(home, folder.path) as submission:
+        if submission.before and not as_json:
+            OUT.print(f"runs that are played before it: {submission.before}")
+        with observer(OUT, quiet=as_json, resume=again) as watching:
+            stopped = watch(folder, watching, experiment, submission.lasts)
     report = write_report(folder.path)
     if as_json:
         print_json({"folder": folder.path, "stopped": stopped, "report": report})
@@ -150,21 +138,23 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
 def coordinator_command(
     home: Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder")],
 ) -> None:
-    """Serve as the coordinator: Flower's SuperLink under TLS, for registered nodes only."""
+    """Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host."""
     folder = CoordinatorFolder(home)
-    served = _Served.coordinator(folder)
+    _end_by_terminate()
+    party = Party(folder)
     try:
-        register_nodes(folder)
         OUT.print(f"listening on {folder.settings.host}:{folder.settings.port}; Ctrl-C ends it")
-        served.wait()
+        code = party.link.wait()
+        raise ProcessError(f"the link ended with exit code {code}; its messages are above")
     finally:
-        served.stop()
+        party.stop()
 
 
 def silo_command(silo: Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]) -> None:
-    """Serve as a silo: the guard with table and keys, and Flower's SuperNode that carries letters to it."""
+    """Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened."""
     folder = SiloFolder(silo)
-    served = _Served.silo(folder)
+    _end_by_terminate()
+    served = ServedSilo(folder)
     try:
         OUT.print(f"silo {folder.settings.name} answers {folder.settings.coordinator}; Ctrl-C ends it")
         served.wait()
@@ -172,58 +162,9 @@ def silo_command(silo: Annotated[Path, typer.Argument(metavar="DIR", help="the s
         served.stop()
 
 
-class _Served:
-    """A process of Flower's, and at a silo the guard beside it.
-
-    Args:
-        start: starts the process.
-        guard: of the silo; None at the coordinator.
-    """
-
-    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], guard: Guard | None = None) -> None:
-        self._start, self._guard = start, guard
-        self._process = start()
-        signal.signal(signal.SIGTERM, _interrupt)
-
-    @classmethod
-    def coordinator(cls, home: CoordinatorFolder) -> _Served:
-        """Start the SuperLink."""
-        return cls(lambda: start_superlink(home))
-
-    @classmethod
-    def silo(cls, folder: SiloFolder) -> _Served:
-        """Start guard and SuperNode."""
-        path = Path(tempfile.mkdtemp(prefix="fedveil-")) / "guard"
-        guard = Guard(open_silo(folder), path)
-        threading.Thread(target=guard.serve, daemon=True).start()
-        return cls(lambda: start_supernode(folder, path), guard)
-
-    def wait(self) -> None:
-        """Wait for the process, which does not end by itself; a SuperNode is started again when it gives up.
-
-        It gives up where the coordinator does not listen yet, or does not know its key yet.
-
-        Raises:
-            FlowerError: the SuperLink ended.
-        """
-        while True:
-            code = self._process.wait()
-            if self._guard is None:
-                raise FlowerError(f"the SuperLink ended with exit code {code}; its messages are above")
-            OUT.print(f"the SuperNode ended with exit code {code}; it is started again", highlight=False)
-            time.sleep(_AGAIN_SECONDS)
-            self._process = self._start()
-
-    def stop(self) -> None:
-        """End the process and the guard."""
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._guard is not None:
-            self._guard.close()
+def _end_by_terminate() -> None:
+    """Let SIGTERM end a command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.flower.certificates import node_key_pem
-from fedveil.flower.client_app import RECORD
+from fedveil.flower.envelope import content_of, letter_in
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.protection.errors import ProtocolError
 
@@ -104,7 +104,7 @@ def _push(
         return
     messages = [
         Message(
-            RecordDict({RECORD: ConfigRecord({"letter": letter})}),
+            content_of(letter),
             dst_node_id=nodes[silo],
             message_type=MessageType.QUERY,
         )
@@ -133,13 +133,10 @@ def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]
             continue
         sent.keys.discard(key)
         if reply.has_error():
-            _log.warning("silo %d: no answer: %s", sent.silo, reply.error.reason)
+            _log.warning("silo %d: no answer: %.200r", sent.silo, reply.error.reason)
             continue
-        letter = reply.content.config_records[RECORD]["letter"]
         try:
-            if not isinstance(letter, bytes):
-                raise ProtocolError("its answer holds no letter", silo=sent.silo)
-            party.receive(sent.silo, letter)
+            party.receive(sent.silo, letter_in(reply))
             heard = True
         except ProtocolError as error:
             _log.warning("an answer was refused: %s", error)

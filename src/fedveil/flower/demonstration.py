@@ -92,7 +92,7 @@ def write_demonstration(
         folder: made here; must not exist.
         rounds: of the experiment.
         host: of the coordinator.
-        port: of the coordinator; the silos take the ports after it, on the loopback interface.
+        port: of the coordinator; silos have none.
         hospitals: names, and how many records each has.
     """
     data = folder / "data"
@@ -113,10 +113,10 @@ def write_demonstration(
         port=port,
         epsilon=20.0,
     )
-    for offset, path in enumerate(founded.silos, start=1):
+    for path in founded.silos:
         settings = SiloFolder(path).settings
         table = Path("..", "..", "..", "data", f"{settings.name}.csv")
-        settings.model_copy(update={"table": table, "runtime_port": port + offset}).write(path / "silo.toml")
+        settings.model_copy(update={"table": table}).write(path / "silo.toml")
     return Demonstration(founded=founded, experiment=experiment)
 
 

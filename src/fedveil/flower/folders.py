@@ -62,14 +62,12 @@ class SiloSettings(_Settings):
         coordinator: host and port of the coordinator.
         table: the silo's own table, CSV or Parquet.
         users: a file of all users' ids, one a line, agreed among the silos; none: ids are numbers from 0.
-        runtime_port: a port of the loopback interface for Flower's own use.
     """
 
     name: str
     coordinator: str
     table: Path = Path("table.csv")
     users: Path | None = None
-    runtime_port: _Port = 9094
 
 
 class _Folder:

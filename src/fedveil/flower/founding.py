@@ -98,7 +98,6 @@ def found(
         authority.publish(path)
     _coordinator(places.coordinator, authority, host, port)
     for name, path in zip(silos, places.silos, strict=True):
-        authority.issue(path, "silo", ("127.0.0.1", "localhost"))
         public = write_node_key(path)
         (places.coordinator / "nodes" / f"{name}.pub").write_bytes(public + b"\n")
         SiloSettings(name=name, coordinator=f"{host}:{port}").write(path / "silo.toml")

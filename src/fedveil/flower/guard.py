@@ -1,14 +1,13 @@
 """The process at a silo that has the table and the keys: it answers letters on a local socket, and nothing else.
 
-Flower starts a process for every message and runs in it the app that the coordinator sent. That process gets no table
-and no key: it hands the letter to the guard and carries the answer back. What is refused is refused here.
+The carrier (:mod:`fedveil.flower.node`) speaks with the network. It gets no table and no identity key: it hands the
+letter to the guard and carries the answer back. What is refused is refused here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from fedveil.engine.federation.silo import SiloParty
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.flower.sockets import listen
 from fedveil.protection.errors import ProtocolError
 
 _QUESTION_SECONDS: Final = 60.0
@@ -57,14 +57,7 @@ class Guard:
 
     def __init__(self, party: SiloParty, path: Path) -> None:
         self._party = party
-        path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            self._socket.bind(str(path))
-        finally:
-            os.umask(before)
-        self._socket.listen(8)
+        self._socket = listen(path)
 
     def serve(self) -> None:
         """Answer one question after another, until :meth:`close`."""

@@ -33,9 +33,8 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         raise ConfigError(
             f"{silo / 'identity.key'}: not the key that membership.toml has for '{settings.name}'"
         )
-    for name in ("node.key", "silo.key"):
-        read_private_file(silo / name)
-    days = days_left(silo / "silo.crt", silo / "ca.crt")
+    read_private_file(silo / "node.key")
+    days = days_left(silo / "ca.crt", silo / "ca.crt")
     users = None if settings.users is None else silo / str(settings.users)
     share = silo_share(silo.schema, silo / str(settings.table), membership, number, users)
     per_user = np.bincount(share.train.user, minlength=share.n_users)
@@ -45,7 +44,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "identity": silo.identity.public.fingerprint,
         "coordinator's identity": membership.coordinator.fingerprint,
         "membership": membership.digest.hex()[:16],
-        "certificate": f"valid for {days:.0f} days" + ("; renew it now" if days < _SOON else ""),
+        "authority": f"valid for {days:.0f} days" + ("; renew it now" if days < _SOON else ""),
         "records (shown here only)": len(share.train),
         "users with records (shown here only)": len(present),
         "records per user: least, median, most (shown here only)": (

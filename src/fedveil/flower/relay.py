@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import socket
 import struct
+from pathlib import Path
 from typing import Final
 
 from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.flower.sockets import address
 from fedveil.protection.errors import ProtocolError
 
 _LENGTH: Final = struct.Struct(">Q")
 
 
-def ask(path: str, letter: bytes) -> bytes:
+def ask(path: Path, letter: bytes) -> bytes:
     """Hand a letter to the guard of this host; return the answering letter.
 
     Raises:
@@ -23,7 +25,7 @@ def ask(path: str, letter: bytes) -> bytes:
         OSError: there is no guard.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(path)
+        connection.connect(address(path))
         send_frame(connection, letter)
         status = _exactly(connection, 1)[0]
         answer = receive_frame(connection)

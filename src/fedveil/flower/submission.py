@@ -1,14 +1,13 @@
-"""Submits a run to the coordinator's SuperLink and watches its folder until it ends."""
+"""Submits a run to the coordinator that is served on this host and watches its folder until it ends."""
 
 from __future__ import annotations
 
 import json
-import time
+import select
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
-
-import tomlkit
 
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.federation.coordinator import CoordinatorParty
@@ -17,14 +16,18 @@ from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.flower.app_process import CLIENT_APP
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
+from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.flower.sockets import address
+from fedveil.protection.errors import ProtocolError
 
 END: Final = "end.json"
-"""Written when the ServerApp ends: {"error": text or null, "stopped": text or null}."""
+"""Written when a run's play ends: {"error": text or null, "stopped": text or null}."""
+
+SOCKET: Final = "party"
+"""The coordinator's socket for submissions, in its folder ``run``."""
 
 _LOOK_SECONDS: Final = 0.5
-_ALIVE_SECONDS: Final = 20.0
 
 
 class Unwatched:
@@ -85,35 +88,46 @@ def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
     )
 
 
-def write_app(folder: Path) -> Path:
-    """Write the Flower app that is submitted: two names in this package, and no code."""
-    folder.mkdir(parents=True, exist_ok=True)
-    document = {
-        "project": {
-            "name": "fedveil-federation",
-            "version": "1.0.0",
-            "license": "Apache-2.0",
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "fedveil",
-                    "components": {
-                        "serverapp": "fedveil.flower.server_app:app",
-                        "clientapp": CLIENT_APP,
-                    },
-                    "config": {"coordinator": "", "run": ""},
-                }
-            }
-        },
-    }
-    (folder / "pyproject.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
-    return folder
+class Submission:
+    """A run that was submitted, until its end.
+
+    Args:
+        home: the coordinator's folder.
+        run: the run folder.
+
+    Raises:
+        ConfigError: no coordinator is served from this folder.
+    """
+
+    def __init__(self, home: CoordinatorFolder, run: Path) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._connection.connect(address(home / "run" / SOCKET))
+            send_frame(self._connection, json.dumps({"run": str(run.absolute())}).encode())
+            self.before = int(json.loads(receive_frame(self._connection))["before"])
+        except (OSError, ProtocolError) as error:
+            self._connection.close()
+            raise ConfigError(
+                f"{home.path}: no coordinator is served; start `fedveil coordinator {home.path}` "
+                f"({type(error).__name__})"
+            ) from None
+
+    def __enter__(self) -> Submission:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait no longer; the run goes on."""
+        self._connection.close()
+
+    def lasts(self, seconds: float) -> bool:
+        """Wait for the end for so many seconds; return whether the run waits or is played still."""
+        ended, _, _ = select.select([self._connection], [], [], seconds)
+        return not ended
 
 
 def watch(
-    folder: RunFolder, observer: Observer, experiment: Experiment, alive: Callable[[], bool]
+    folder: RunFolder, observer: Observer, experiment: Experiment, lasts: Callable[[float], bool]
 ) -> str | None:
     """Tell the observer of every new line of metrics, until the run ends; return why it stopped early, if it did.
 
@@ -121,15 +135,15 @@ def watch(
         folder: the run folder.
         observer: who is told.
         experiment: what runs.
-        alive: whether Flower still plays the run; asked now and then.
+        lasts: waits so many seconds, and returns whether the run waits or is played still.
 
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
     """
     done = max(1, len(_rows(folder)))
     observer.started(folder.path, experiment, done - 1)
-    asked = time.monotonic()
     while True:
+        lives = lasts(_LOOK_SECONDS)
         ended = (folder / END).exists()
         rows = _rows(folder)
         for row in rows[done:]:
@@ -140,14 +154,11 @@ def watch(
             if end["error"] is not None:
                 raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
             return None if end["stopped"] is None else str(end["stopped"])
-        if time.monotonic() - asked > _ALIVE_SECONDS:
-            if not alive() and not (folder / END).exists():
-                raise RunFolderError(
-                    f"{folder.path}: the coordinator's process is gone; start it again and go on by "
-                    f"`fedveil federation run --resume {folder.path}`"
-                )
-            asked = time.monotonic()
-        time.sleep(_LOOK_SECONDS)
+        if not lives:
+            raise RunFolderError(
+                f"{folder.path}: the coordinator's process is gone; start it again and go on by "
+                f"`fedveil federation run --resume {folder.path}`"
+            )
 
 
 def _rows(folder: RunFolder) -> list[Row]:

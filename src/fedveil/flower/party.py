@@ -1,0 +1,170 @@
+"""The coordinator at its host: starts its link, and plays the runs that are submitted to its socket, one after another.
+
+The party holds the identity key and the run folders; the link, a process of its own, holds the TLS key. Who can open
+the party's socket can have runs of its own folders played: the socket's owner alone. A submission is one frame with the
+path of a run folder; the answer is one frame that says how many runs are before it; the connection ends with the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedveil.engine.folder import RunFolder
+from fedveil.errors import FedveilError
+from fedveil.flower.carrier import carry
+from fedveil.flower.certificates import days_left, node_key_pem
+from fedveil.flower.child import Child, ProcessError
+from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.flower.sockets import RunningFolder, address, listen
+from fedveil.flower.submission import END, SOCKET, open_run
+from fedveil.flower.tasks import Tasks
+from fedveil.protection.errors import ProtocolError
+
+_STARTING_SECONDS: Final = 120.0
+_QUESTION_SECONDS: Final = 10.0
+_SOON: Final = 30.0
+_log = logging.getLogger("fedveil.coordinator")
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """A run that waits or is played, and who waits for its end."""
+
+    run: Path
+    connection: socket.socket
+
+
+class Party:
+    """A coordinator that is served: its link listens, knows the silos' node keys, and runs can be submitted.
+
+    Args:
+        home: the coordinator's folder.
+
+    Raises:
+        ConfigError: it is served already, or its certificate is not valid at this clock.
+        ProcessError: the link did not start; what it printed says why.
+    """
+
+    def __init__(self, home: CoordinatorFolder) -> None:
+        days = days_left(home / "server.crt", home / "ca.crt")
+        if days < _SOON:
+            _log.warning("the certificate server.crt is valid for %.0f days; renew it", days)
+        self._home = home
+        self._folder = RunningFolder(home.path)
+        self._waiting: queue.Queue[_Submitted | None] = queue.Queue()
+        self._stopping = False
+        self._secret = secret = secrets.token_bytes(32)
+        door = self._folder / "link"
+        settings = home.settings
+        self.link = Child(
+            "fedveil.flower.link",
+            {
+                "folder": str(home.path),
+                "host": settings.host,
+                "port": settings.port,
+                "socket": str(door),
+                "secret": secret.hex(),
+            },
+            {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(home / "flower")},
+        )
+        try:
+            self._wait_for(door)
+            self._tasks = Tasks(door, secret)
+            names = home.membership.silos
+            self._tasks.register(node_key_pem(home / "nodes" / f"{name}.pub") for name in names)
+            self._listening = listen(self._folder / SOCKET)
+        except BaseException:
+            self.link.stop()
+            self._folder.close()
+            raise
+        self._player = threading.Thread(target=self._play_all, daemon=True)
+        self._player.start()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the link, and with it the run that is played; runs that wait are not played."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.link.stop()
+        self._waiting.put(None)
+        self._player.join(30)
+        self._tasks.close()
+        self._folder.close()
+
+    def _wait_for(self, door: Path) -> None:
+        until = time.monotonic() + _STARTING_SECONDS
+        while True:
+            with socket.socket(socket.AF_UNIX) as tried:
+                if tried.connect_ex(address(door)) == 0:
+                    return
+            if (code := self.link.ended) is not None:
+                raise ProcessError(f"the link ended with exit code {code}; its messages are above")
+            if time.monotonic() > until:
+                raise ProcessError(f"the link does not listen after {_STARTING_SECONDS:g} s")
+            time.sleep(0.05)
+
+    def _accept(self) -> None:
+        """Take submissions, until :meth:`stop`."""
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            connection.settimeout(_QUESTION_SECONDS)
+            try:
+                run = Path(json.loads(receive_frame(connection))["run"])
+                send_frame(connection, json.dumps({"before": self._waiting.unfinished_tasks}).encode())
+                connection.settimeout(None)
+            except (OSError, ProtocolError, ValueError, KeyError, TypeError) as error:
+                _log.warning("what was submitted is no run (%s)", type(error).__name__)
+                connection.close()
+                continue
+            self._waiting.put(_Submitted(run, connection))
+
+    def _play_all(self) -> None:
+        while True:
+            submitted = self._waiting.get()
+            if submitted is None:
+                return
+            with submitted.connection:
+                if not self._stopping:
+                    self._play(submitted.run)
+            self._waiting.task_done()
+
+    def _play(self, path: Path) -> None:
+        """Play a run from its last complete round, and leave in its folder how it ended."""
+        error: str | None = None
+        stopped: str | None = None
+        try:
+            party = open_run(self._home, path)
+            try:
+                with self._tasks.playing() as grid:
+                    carry(grid, party, self._home)
+            finally:
+                party.close()
+            assert party.outcome is not None
+            stopped = party.outcome.stopped
+        except FedveilError as problem:
+            error = str(problem)
+            _log.error("%s", problem)
+        except Exception as problem:
+            if self._stopping or self.link.ended is not None:
+                error = "the coordinator's process was stopped"
+            else:
+                error = f"the coordinator failed ({type(problem).__name__}); its own log says where"
+                _log.exception("a run failed")
+        with contextlib.suppress(FedveilError):  # said already, or there is no folder to say it in
+            RunFolder(path).write_json(END, {"error": error, "stopped": stopped})

@@ -1,0 +1,61 @@
+"""A silo that is served on its host: the guard in this process, and the carrier in one of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final
+
+from fedveil.flower.child import Child
+from fedveil.flower.folders import SiloFolder
+from fedveil.flower.guard import Guard, open_silo
+from fedveil.flower.sockets import RunningFolder
+
+_AGAIN_SECONDS: Final = 5.0
+_log = logging.getLogger("fedveil.silo")
+
+
+class ServedSilo:
+    """A silo that is served: the guard in this process, and the carrier in one of its own.
+
+    Args:
+        folder: the silo's.
+    """
+
+    def __init__(self, folder: SiloFolder) -> None:
+        self._silo = folder
+        self._running = RunningFolder(folder.path)
+        try:
+            self._guard = Guard(open_silo(folder), self._running / "guard")
+        except BaseException:
+            self._running.close()
+            raise
+        threading.Thread(target=self._guard.serve, daemon=True).start()
+        self.carrier = self._start()
+
+    def wait(self) -> None:
+        """Wait for the carrier, which is started again when it gives up.
+
+        It gives up where the coordinator does not listen yet, or does not know its key yet.
+        """
+        while True:
+            code = self.carrier.wait()
+            _log.warning("the carrier ended with exit code %d; it is started again", code)
+            time.sleep(_AGAIN_SECONDS)
+            self.carrier = self._start()
+
+    def stop(self) -> None:
+        """End the carrier and the guard."""
+        self.carrier.stop()
+        self._guard.close()
+        self._running.close()
+
+    def _start(self) -> Child:
+        settings = {
+            "folder": str(self._silo.path),
+            "coordinator": self._silo.settings.coordinator,
+            "guard": str(self._running / "guard"),
+        }
+        environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(self._silo / "flower")}
+        return Child("fedveil.flower.node", settings, environment)

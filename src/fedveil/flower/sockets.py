@@ -1,0 +1,82 @@
+"""Unix sockets that their owner alone can open, and the folder that they lie in while a party is served."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Final
+
+from fedveil.errors import ConfigError
+
+_LONGEST_NAME: Final = 100
+_open_folders: dict[Path, int] = {}
+
+
+def address(path: Path) -> str:
+    """Return a name of a socket that the kernel takes: it takes some 100 bytes, so a long one begins at an open folder.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    if len(os.fsencode(path)) <= _LONGEST_NAME:
+        return str(path)
+    folder = path.parent
+    known = _open_folders.get(folder)
+    if known is None or not os.path.samestat(os.fstat(known), os.stat(folder)):
+        known = _open_folders[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    return f"/proc/self/fd/{known}/{path.name}"
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a listening socket with mode 0600; a stale one at the path is replaced."""
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listening.bind(address(path))
+    except BaseException:
+        listening.close()
+        raise
+    finally:
+        os.umask(before)
+    listening.listen(8)
+    return listening
+
+
+class RunningFolder:
+    """The folder ``run`` (0700) of a party that is served: its sockets, gone when it is not.
+
+    Args:
+        party: the party's folder.
+
+    Raises:
+        ConfigError: the party is served already.
+    """
+
+    def __init__(self, party: Path) -> None:
+        self.path = party / "run"
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self.path.chmod(0o700)
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ConfigError(f"{party}: is served already by another process of this host") from None
+        self._empty()
+
+    def __truediv__(self, name: str) -> Path:
+        """Return the path of one of its sockets."""
+        return self.path / name
+
+    def close(self) -> None:
+        """Empty it and let go of it."""
+        self._empty()
+        os.close(self._lock)
+
+    def _empty(self) -> None:
+        for entry in self.path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
