@@ -22,7 +22,7 @@ from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.parts import Sealed, Vector
+from fedveil.engine.federation.parts import Part, Sealed, Vector
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held, Share
 from fedveil.engine.federation.silo import SiloParty
@@ -175,6 +175,7 @@ class World:
         self.left: dict[tuple[int, int], set[bytes]] = {}
         self.silos: list[SiloParty | None] = [self.silo(number) for number in range(len(self.keys))]
         self.coordinator: CoordinatorParty | None = None
+        self.lie: Callable[[int, tuple[Part, ...]], tuple[Part, ...]] | None = None
 
     def share(self, number: int) -> Share:
         held = self.held
@@ -258,10 +259,19 @@ class World:
             for number, data in coordinator.letters():
                 party = self.silos[number]
                 assert party is not None
-                reply = party.receive(data)
+                reply = party.receive(self.altered(number, data))
                 self.note(number, reply)
                 coordinator.receive(number, reply)
         raise AssertionError("the run does not end")
+
+    def altered(self, number: int, data: bytes) -> bytes:
+        """The coordinator's letter to a silo, or what one that lies (``lie``) makes of its parts."""
+        if self.lie is None:
+            return data
+        letter = Letter.open(
+            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
+        )
+        return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
 
     def close(self) -> None:
         for party in (*self.silos, self.coordinator):

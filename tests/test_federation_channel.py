@@ -11,6 +11,7 @@ import pytest
 
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coded_sums import CodedPost
+from fedveil.engine.federation.errors import OWN_RECORDS
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.parts import Agreement, Joined, Part, Refused, Sealed, Task, Terms
@@ -275,7 +276,7 @@ def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
     world = World(tmp_path, experiment, swapped)
     answer = told(world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest))[0]
     assert isinstance(answer, Refused)
-    assert "stands for user 0" in answer.reason
+    assert answer.reason == OWN_RECORDS
     world.close()
 
 

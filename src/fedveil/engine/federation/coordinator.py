@@ -36,6 +36,7 @@ from fedveil.engine.federation.coded_sums import CodedPost, codes, open_sums
 from fedveil.engine.federation.encrypted_sums import check_learned
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.exchange import Absentees, Answers, Exchange
+from fedveil.engine.federation.grammar import MISSHAPEN, Conversation, Grammar, ends
 from fedveil.engine.federation.hidden_sums import HiddenSum, Outgoing, session_run
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
@@ -44,7 +45,6 @@ from fedveil.engine.federation.parts import (
     Agreement,
     Drawn,
     Joined,
-    Lost,
     Part,
     Refused,
     Relay,
@@ -117,6 +117,7 @@ class CoordinatorParty:
         self._number = self._attempts = 0
         self._hidden: HiddenSum | None = None
         self._post: CodedPost | None = None
+        self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
         self._taking_part = prepared.seat.n_users
         self._began = time.perf_counter()
@@ -197,19 +198,27 @@ class CoordinatorParty:
             return
         if not exchange.awaits(silo, letter):
             return
-        if any(isinstance(part, Lost) for part in letter.parts):
-            if self._leave((silo,)):
-                self._absent.hear(silo, letter)
-                self._proceed()
-            else:
-                self._begin_session()
+        if ends(letter.parts):
+            self._end(silo, letter)
             return
-        refusal = next((part for part in letter.parts if isinstance(part, Refused)), None)
-        if refusal is not None:
-            self.stop(str(RefusalError(refusal.cause, refusal.reason, silo=self._membership.silos[silo])))
+        try:
+            self._talks[silo].answer(letter.parts)
+        except RefusalError:
+            self.stop(f"silo {self._membership.silos[silo]}: sent {MISSHAPEN}")
             return
         exchange.answers[silo] = letter.parts
         self._proceed()
+
+    def _end(self, silo: int, letter: Letter) -> None:
+        """Read that a silo refuses, which ends the run, or does not know the session: it is left, or another begins."""
+        (part,) = letter.parts
+        if isinstance(part, Refused):
+            self.stop(str(RefusalError(part.cause, part.reason, silo=self._membership.silos[silo])))
+        elif self._leave((silo,)):
+            self._absent.hear(silo, letter)
+            self._proceed()
+        else:
+            self._begin_session()
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
@@ -264,6 +273,7 @@ class CoordinatorParty:
         self._hidden = hidden_sum(self._prepared, session_run(self._run, self._session))
         self._absent.readmit()
         self._totals = None
+        self._talks = {silo: Conversation(Grammar.of(self._prepared, silo)) for silo in self._present}
         self._number = -1
         offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
         if codes(self._prepared.method):
@@ -288,11 +298,14 @@ class CoordinatorParty:
         return experiment.model_copy(update={"model": model, "data": data})
 
     def _joined(self, answers: Answers) -> None:
-        if discloses_counts(self._prepared.method):
-            counts = [only(parts, Joined, silo).counts for silo, parts in answers.items()]
-            if any(len(one) != self._prepared.population.n_users for one in counts):
-                raise ProtocolError("a silo counts records of another number of users")
-            self._totals = np.sum(counts, axis=0)
+        told = discloses_counts(self._prepared.method)
+        users = self._prepared.population.n_users if told else 0
+        counts = {silo: only(parts, Joined, silo).counts for silo, parts in answers.items()}
+        for silo, own in counts.items():
+            if len(own) != users:
+                raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
+        if told:
+            self._totals = np.sum(list(counts.values()), axis=0)
         if self._post is not None:
             for silo, parts in answers.items():
                 self._post.meet(silo, only(parts, Agreement, silo))
@@ -429,6 +442,8 @@ class CoordinatorParty:
 
     def _ask(self, parts: dict[int, list[Part]], then: Callable[[Answers], None]) -> None:
         self._number += 1
+        for silo, content in parts.items():
+            self._talks[silo].ask(content)
         letters = {
             silo: Letter(
                 run=self._run,

@@ -117,11 +117,6 @@ class HiddenShare(ABC):
         return True
 
     @property
-    def committed(self) -> bool:
-        """Whether the coordinator draws users without telling silos, and must commit itself to them."""
-        return False
-
-    @property
     def shown_model(self) -> bool:
         """Whether the coordinator gives the models."""
         return True
@@ -142,11 +137,6 @@ class HiddenShare(ABC):
     def announce(self) -> bytes | None:
         """Return the first message, None if the coordinator's comes first."""
         return None
-
-    @property
-    @abstractmethod
-    def begun(self) -> bool:
-        """Whether a round has begun, so that its task can be read."""
 
     @property
     @abstractmethod
