@@ -228,7 +228,8 @@ def test_who_does_not_trust_the_coordinator_refuses(
         )
         world = World(tmp_path, experiment, held_by(who), policy)
         terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
-        answer = told(world, terms, CodedPost(run=RUN, session=1).offer)[0]
+        offer = [CodedPost(run=RUN, session=1).offer] if "channel" in changes else []
+        answer = told(world, terms, *offer)[0]
         assert isinstance(answer, Joined if trusts else Refused)
         if isinstance(answer, Refused):
             assert "nothing is guaranteed against the coordinator" in answer.reason

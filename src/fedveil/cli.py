@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final
 
 import click
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from fedveil import __version__
+from fedveil.console import Terminal
 from fedveil.errors import FedveilError
 
 
@@ -135,7 +135,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
     if version:
-        Console().print(__version__)
+        Terminal().print(__version__)
         raise typer.Exit
 
 
@@ -144,8 +144,8 @@ def main() -> None:
     try:
         app()
     except FedveilError as error:
-        Console(stderr=True).print(f"fedveil: {error}", style="bold red", highlight=False, markup=False)
+        Terminal(stderr=True).print(f"fedveil: {error}", style="bold red", highlight=False)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; nothing is lost: `fedveil resume RUN` goes on")
+        Terminal(stderr=True).print("interrupted; nothing is lost: `fedveil resume RUN` goes on")
         raise SystemExit(130) from None

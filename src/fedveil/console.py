@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from fedveil.foreign import foreign, inert
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.engine.experiment import Experiment
@@ -19,15 +22,30 @@ if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.privacy.statement import Statement
 
 
+class Terminal(Console):
+    """Where a command prints. Text is shown as it stands: no markup is read, and nothing but colours of our own.
+
+    Args:
+        options: of rich's console.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as rich shows it; every line and every cell of a table passes here."""
+        return super().render_str(inert(text), **options)
+
+
 class BarObserver:
     """A live bar per run, with the last metric and epsilon beside it."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}", table_column=None),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             refresh_per_second=8,
@@ -44,7 +62,7 @@ class BarObserver:
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Open the bar of a run."""
         self._task = self._progress.add_task(
-            experiment.name, total=experiment.rounds, completed=done, status=""
+            foreign(experiment.name), total=experiment.rounds, completed=done, status=""
         )
 
     def training(self, round_number: int, done: int, total: int) -> None:
@@ -55,7 +73,7 @@ class BarObserver:
     def completed(self, row: Row) -> None:
         """Move the bar to the end of the round."""
         if self._task is not None:
-            self._progress.update(self._task, completed=row["round"], status=headline(row))
+            self._progress.update(self._task, completed=row["round"], status=foreign(headline(row)))
 
 
 class LineObserver:

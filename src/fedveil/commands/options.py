@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
-OUT: Final = Console()
+from fedveil.console import Terminal
+
+OUT: Final = Terminal()
 """Where commands print."""
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.errors import FedveilError
+from fedveil.foreign import foreign
 
 CLIENT_APP: Final = "fedveil.flower.client_app:app"
 _FILES: Final = {"pyproject.toml", ".info/CONTENT"}
@@ -43,7 +44,7 @@ def check_bundle(content: bytes) -> None:
             names = sorted(file.filename for file in files)
             if set(names) != _FILES or len(names) != len(_FILES):
                 raise ForeignAppError(
-                    f"the app that was sent brings files of its own: {', '.join(names)[:200]}"
+                    f"the app that was sent brings files of its own: {foreign(', '.join(names))}"
                 )
             if max(file.file_size for file in files) > _LARGEST_BUNDLE:
                 raise ForeignAppError("a file of the app that was sent is too long")

@@ -7,7 +7,6 @@ and no key: it hands the letter to the guard and carries the answer back. What i
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from pathlib import Path
@@ -18,10 +17,11 @@ from fedveil.engine.federation.silo import SiloParty
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.foreign import quiet_log
 from fedveil.protection.errors import ProtocolError
 
 _QUESTION_SECONDS: Final = 60.0
-_log = logging.getLogger("fedveil.silo")
+_log = quiet_log("fedveil.silo")
 
 
 def open_silo(folder: SiloFolder) -> SiloParty:

@@ -10,6 +10,7 @@ import struct
 from typing import Final
 
 from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.foreign import foreign
 from fedveil.protection.errors import ProtocolError
 
 _LENGTH: Final = struct.Struct(">Q")
@@ -28,7 +29,7 @@ def ask(path: str, letter: bytes) -> bytes:
         status = _exactly(connection, 1)[0]
         answer = receive_frame(connection)
     if status:
-        raise ProtocolError(answer.decode(errors="replace"))
+        raise ProtocolError(foreign(answer.decode(errors="replace")))
     return answer
 
 

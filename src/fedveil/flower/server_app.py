@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from flwr.app import Context
@@ -13,9 +12,10 @@ from fedveil.errors import FedveilError
 from fedveil.flower.carrier import carry
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.submission import END, open_run
+from fedveil.foreign import quiet_log
 
 app = ServerApp()
-_log = logging.getLogger("fedveil.coordinator")
+_log = quiet_log("fedveil.coordinator")
 
 
 @app.main()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from fedveil.foreign import inert
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -106,7 +108,7 @@ def words(name: str) -> str:
 
 def label_text(text: str) -> str:
     """Text as it must be given to plotly, which reads a little HTML in labels, to be shown as it stands."""
-    return html.escape(text, quote=False)
+    return html.escape(inert(text), quote=False)
 
 
 def blank(*, x: str, y: str) -> go.Figure:

@@ -12,7 +12,6 @@ refused, and so is a round that does not follow the last one.
 from __future__ import annotations
 
 import hashlib
-import logging
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +52,7 @@ from fedveil.engine.federation.travel import check_own_client, check_travels, di
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError
+from fedveil.foreign import foreign, quiet_log
 from fedveil.methods.guarantee import Guarantee
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event
@@ -62,7 +62,7 @@ from fedveil.protection.messages import SERVER
 LEDGER: Final = "ledger.jsonl"
 """A silo's ledger over all runs, in its state folder."""
 
-_log = logging.getLogger("fedveil.silo")
+_log = quiet_log("fedveil.silo")
 
 MODELS: Final = "models"
 """In its state folder: the last model of each run whose models the coordinator does not have."""
@@ -431,4 +431,4 @@ def _refused(error: FedveilError) -> Refused:
     """Return what is told of an error, and leave the whole of it in the silo's own log."""
     cause, reason = told(error)
     _log.warning("refused (%s): %s", cause, error)
-    return Refused(cause=cause, reason=reason)
+    return Refused(cause=cause, reason=foreign(reason))
