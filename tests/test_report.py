@@ -149,7 +149,7 @@ def six_norms() -> str:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("experiment.toml", lambda: "name = ", "experiment.toml is damaged: it is not valid TOML"),
+        ("experiment.toml", lambda: "name = ", "experiment.toml: not a TOML document"),
         ("privacy.json", lambda: "{", "privacy.json is damaged: it is not valid JSON"),
         ("privacy.json", lambda: "[]", "privacy.json is damaged: it should hold a JSON object"),
         ("privacy.json", nameless_party, "privacy.json, trust, is damaged: 'party' is missing"),

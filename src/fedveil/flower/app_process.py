@@ -12,6 +12,7 @@ import shlex
 import sys
 import tomllib
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +51,7 @@ def check_bundle(content: bytes) -> None:
                 raise ForeignAppError("a file of the app that was sent is too long")
             document = tomllib.loads(bundle.read("pyproject.toml").decode())
         named = document["tool"]["flwr"]["app"]["components"]["clientapp"]
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError, RuntimeError, zlib.error) as error:
         raise ForeignAppError(f"the app that was sent is damaged ({type(error).__name__})") from None
     if named != CLIENT_APP:
         raise ForeignAppError(f"the app that was sent is not {CLIENT_APP}")

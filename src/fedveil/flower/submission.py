@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,11 @@ import tomlkit
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.engine.federation.share import Held, public_share
-from fedveil.engine.folder import Row, RunFolder
+from fedveil.engine.folder import Row, RunFolder, read_rows
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.app_process import CLIENT_APP
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 
@@ -126,20 +126,21 @@ def watch(
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
     """
-    done = max(1, len(_rows(folder)))
+    done = max(1, len(read_rows(folder / "metrics.jsonl")))
     observer.started(folder.path, experiment, done - 1)
     asked = time.monotonic()
     while True:
         ended = (folder / END).exists()
-        rows = _rows(folder)
+        rows = read_rows(folder / "metrics.jsonl")
         for row in rows[done:]:
             observer.completed(row)
         done = max(done, len(rows))
         if ended:
-            end = json.loads((folder / END).read_bytes())
-            if end["error"] is not None:
-                raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
-            return None if end["stopped"] is None else str(end["stopped"])
+            with reading(folder / END, RunFolderError):
+                end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
+                if end["error"] is not None:
+                    raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
+                return None if end["stopped"] is None else str(end["stopped"])
         if time.monotonic() - asked > _ALIVE_SECONDS:
             if not alive() and not (folder / END).exists():
                 raise RunFolderError(
@@ -148,9 +149,3 @@ def watch(
                 )
             asked = time.monotonic()
         time.sleep(_LOOK_SECONDS)
-
-
-def _rows(folder: RunFolder) -> list[Row]:
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]

@@ -15,7 +15,7 @@ run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in
 from __future__ import annotations
 
 import hashlib
-import json
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -68,6 +68,7 @@ from fedveil.engine.run import (
 from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.errors import RunFolderError
+from fedveil.files import parse_json, read_content, reading
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.errors import ProtocolError
@@ -78,6 +79,7 @@ STATE: Final = "federation.json"
 
 _DRAWN: Final = "checkpoint/participants.json"
 _SALT_BYTES: Final = 32
+_MOST_SESSIONS: Final = 1 << 31
 
 
 class CoordinatorParty:
@@ -261,11 +263,12 @@ class CoordinatorParty:
         path = self._folder / STATE
         if not path.exists():
             return os.urandom(RUN_BYTES), 0
-        try:
-            document = json.loads(path.read_bytes())
-            return bytes.fromhex(document["run"]), int(document["session"])
-        except (ValueError, KeyError, TypeError):
-            raise RunFolderError(f"{path}: damaged; the silos know the run by what it said") from None
+        with reading(f"{path}, by which the silos know the run,", RunFolderError):
+            document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
+            run, session = bytes.fromhex(document["run"]), operator.index(document["session"])
+            if len(run) != RUN_BYTES or not 0 <= session < _MOST_SESSIONS:
+                raise ValueError
+            return run, session
 
     def _begin_session(self) -> None:
         self._session += 1
@@ -368,17 +371,22 @@ class CoordinatorParty:
         hidden = isinstance(method.protection, PrivateWeighting) and method.protection.private_sampling
         if hidden or method.sampler.rate == 1:
             return None, b""
-        document = json.loads(path.read_bytes()) if path.exists() else None
-        if document is None or (document["round"], document["attempt"]) != (number, attempt):
-            drawn = draw_users(method, users, self._privacy, number, attempt)
-            if drawn is None:
-                return None, b""
-            bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
-            document = {"round": number, "attempt": attempt, "drawn": bits, "salt": salt}
-            self._folder.write_json(_DRAWN, document)
-        packed = bytes.fromhex(document["drawn"])
-        drawn = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=users).astype(np.bool_)
-        return drawn, hashlib.sha256(bytes.fromhex(document["salt"]) + packed).digest()
+        document = None
+        if path.exists():
+            document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
+        with reading(path, RunFolderError):
+            if document is None or (document["round"], document["attempt"]) != (number, attempt):
+                drawn = draw_users(method, users, self._privacy, number, attempt)
+                if drawn is None:
+                    return None, b""
+                bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
+                document = {"round": number, "attempt": attempt, "drawn": bits, "salt": salt}
+                self._folder.write_json(_DRAWN, document)
+            packed, salted = bytes.fromhex(document["drawn"]), bytes.fromhex(document["salt"])
+            if (len(packed), len(salted)) != (-(-users // 8), _SALT_BYTES):
+                raise ValueError
+            drawn = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=users).astype(np.bool_)
+            return drawn, hashlib.sha256(salted + packed).digest()
 
     def _collect(self, answers: Answers) -> None:
         if self._hidden is None:

@@ -28,6 +28,8 @@ from fedveil.engine.federation.shapes import Exchanges, Shape, Step
 from fedveil.engine.federation.store import Answered
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.errors import RunFolderError
+from fedveil.files import reading
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import Announcement, Directory, Envelope, MaskedVector, RoundStart
 from fedveil.protection.partial_encryption import PartialSilo
@@ -161,26 +163,35 @@ class Kept:
 
     @classmethod
     def decode(cls, data: bytes) -> Kept:
-        """Return what was kept; the store has checked that the bytes are whole."""
-        reader = Reader(data)
-        orders = reader.block()
-        before = np.frombuffer(reader.block(), dtype="<f4").astype(np.float32)
-        message = np.frombuffer(reader.block(), dtype="<f8").astype(np.float64)
-        votes, clear, hidden = (np.frombuffer(reader.block(), dtype="<i8").astype(np.int64) for _ in range(3))
-        bits, after = reader.block(), reader.block()
-        partition = None
-        if bits:
-            partition = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(before)).view(np.bool_)
-        return cls(
-            orders=orders,
-            before=before,
-            message=message,
-            votes=votes,
-            partition=partition,
-            clear=clear,
-            hidden=hidden,
-            after=np.frombuffer(after, dtype="<f4").astype(np.float32) if after else None,
-        )
+        """Return what was kept.
+
+        Raises:
+            RunFolderError: the bytes are none that :meth:`encode` made.
+        """
+        with reading("the kept answer of this run", RunFolderError):
+            reader = Reader(data)
+            orders = reader.block()
+            before = np.frombuffer(reader.block(), dtype="<f4").astype(np.float32)
+            message = np.frombuffer(reader.block(), dtype="<f8").astype(np.float64)
+            votes, clear, hidden = (
+                np.frombuffer(reader.block(), dtype="<i8").astype(np.int64) for _ in range(3)
+            )
+            bits, after = reader.block(), reader.block()
+            partition = None
+            if bits:
+                partition = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(before)).view(
+                    np.bool_
+                )
+            return cls(
+                orders=orders,
+                before=before,
+                message=message,
+                votes=votes,
+                partition=partition,
+                clear=clear,
+                hidden=hidden,
+                after=np.frombuffer(after, dtype="<f4").astype(np.float32) if after else None,
+            )
 
 
 class EncryptedShare(HiddenShare):

@@ -12,7 +12,6 @@ refused, and so is a round that does not follow the last one.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from fedveil.engine.federation.errors import RefusalError, told
 from fedveil.engine.federation.grammar import Conversation, Grammar, opens
 from fedveil.engine.federation.hidden_sums import HiddenShare, Place, check_next, session_run
 from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_EXPERIMENT
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.federation.own_round import OwnRound
 from fedveil.engine.federation.parts import (
@@ -51,7 +51,8 @@ from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
 from fedveil.engine.federation.travel import check_own_client, check_travels, discloses_counts
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import FedveilError
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.files import parse_toml
 from fedveil.foreign import foreign, quiet_log
 from fedveil.methods.guarantee import Guarantee
 from fedveil.population.records import Population
@@ -279,10 +280,10 @@ class SiloParty:
         return self._session.reply_with(letter.number, digest, self._seal(letter, *answers))
 
     def _request(self, text: str) -> Experiment:
-        try:
-            return parse(tomllib.loads(text), "the coordinator's experiment")
-        except tomllib.TOMLDecodeError as error:
-            raise RefusalError("request", f"the experiment is no TOML document: {error}") from None
+        if len(text) > LARGEST_EXPERIMENT:
+            raise RefusalError("request", f"the experiment has more than {LARGEST_EXPERIMENT} characters")
+        place = "the coordinator's experiment"
+        return parse(parse_toml(text, place, ConfigError), place)
 
     def _check_budget(self, run: bytes, rounds: int, guarantee: Guarantee, event: Event) -> None:
         """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.

@@ -33,6 +33,8 @@ from fedveil.engine.federation.store import Answered
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import WeightedTraining
 from fedveil.engine.weighting import WeightingRange
+from fedveil.errors import RunFolderError
+from fedveil.files import reading
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import Announcement, Directory, OwnMask, RevealRequest
 from fedveil.protection.private_weighting import Contributions
@@ -84,12 +86,18 @@ class WeightedInput:
 
     @classmethod
     def decode(cls, data: bytes) -> WeightedInput:
-        """Return the input of bytes that :meth:`encode` made."""
-        users, length, size = _HEADER.unpack_from(data)
-        noise_at = _HEADER.size + users * length * size
-        contributions = np.frombuffer(data[_HEADER.size : noise_at], dtype=f"<i{size}")
-        noise = np.frombuffer(data[noise_at:-SEED_BYTES], dtype="<i8")
-        return cls(contributions=contributions.reshape(users, length), noise=noise, dither=data[-SEED_BYTES:])
+        """Return the input of bytes that :meth:`encode` made.
+
+        Raises:
+            RunFolderError: they are none.
+        """
+        with reading("the kept answer of this run", RunFolderError):
+            users, length, size = _HEADER.unpack_from(data)
+            noise_at = _HEADER.size + users * length * size
+            contributions = np.frombuffer(data[_HEADER.size : noise_at], dtype=f"<i{size}")
+            noise = np.frombuffer(data[noise_at:-SEED_BYTES], dtype="<i8")
+            rows, dither = contributions.reshape(users, length), data[-SEED_BYTES:]
+            return cls(contributions=rows, noise=noise, dither=dither)
 
 
 def weighted_input(
