@@ -270,7 +270,7 @@ def test_lost_contributions_are_told(tmp_path: Path) -> None:
 
 def test_a_metric_that_diverged_is_shown_as_such(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    rows = [row | {"test": {"loss": math.nan if row["round"] else 1.0}} for row in metric_rows(rounds=3)]
+    rows = [row | {"test": {"loss": None if row["round"] else 1.0}} for row in metric_rows(rounds=3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "not a number" in visible(report_page(load_run(folder)))
 

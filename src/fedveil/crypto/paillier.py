@@ -136,8 +136,9 @@ class PaillierPrivateKey:
         Raises:
             CryptoError: the file is missing, readable by others, or holds no Paillier key.
         """
-        document = parse_json(read_private_file(path), path, CryptoError)
-        with reading(path, CryptoError):
+        place = f"{path} holds no Paillier key: it"
+        document = parse_json(read_private_file(path), place, CryptoError)
+        with reading(place, CryptoError):
             if document["kind"] != "paillier" or document["schema_version"] != 1:
                 raise CryptoError(f"{path} holds no Paillier key of version 1")
             return cls(mpz(document["p"], 16), mpz(document["q"], 16))
