@@ -374,7 +374,9 @@ class SiloParty:
             raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
 
     def _check_task(self, session: _Session, task: Task) -> None:
-        hidden = session.hidden
+        hidden, rounds = session.hidden, session.prepared.experiment.rounds
+        if not 1 <= task.round <= rounds:
+            raise RefusalError("replay", f"the run has rounds 1 to {rounds}")
         dimension = 0 if hidden is not None and not hidden.shown_model else session.prepared.task.dimension
         if len(task.model) != dimension:
             raise RefusalError(
