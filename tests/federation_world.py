@@ -35,7 +35,7 @@ from fedveil.privacy import ledger as ledgers
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.paillier_weights import PaillierEvaluator
-from fedveil.protection.parts import Sealed, Vector
+from fedveil.protection.parts import Part, Sealed, Vector
 from tests.test_run import Silent
 
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
@@ -181,6 +181,7 @@ class World:
         self.left: dict[tuple[int, int], set[bytes]] = {}
         self.silos: list[SiloParty | None] = [self.silo(number) for number in range(len(self.keys))]
         self.coordinator: CoordinatorParty | None = None
+        self.lie: Callable[[int, tuple[Part, ...]], tuple[Part, ...]] | None = None
 
     def share(self, number: int) -> Share:
         held = self.held
@@ -264,10 +265,19 @@ class World:
             for number, data in coordinator.letters():
                 party = self.silos[number]
                 assert party is not None
-                reply = party.receive(data)
+                reply = party.receive(self.altered(number, data))
                 self.note(number, reply)
                 coordinator.receive(number, reply)
         raise AssertionError("the run does not end")
+
+    def altered(self, number: int, data: bytes) -> bytes:
+        """The coordinator's letter to a silo, or what one that lies (``lie``) makes of its parts."""
+        if self.lie is None:
+            return data
+        letter = Letter.open(
+            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
+        )
+        return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
 
     def close(self) -> None:
         for party in (*self.silos, self.coordinator):

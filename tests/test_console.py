@@ -23,7 +23,7 @@ from fedveil import cli
 from fedveil.cli import app
 from fedveil.commands import federation as federation_commands
 from fedveil.commands import training
-from fedveil.console import observer, printer, rows_table, transposed_table
+from fedveil.console import Terminal, observer, rows_table, transposed_table
 from fedveil.engine import run as run_module
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
@@ -187,7 +187,7 @@ def test_a_narrow_terminal_cuts_no_name_in_a_table(width: int) -> None:
 
 
 def test_what_looks_like_markup_is_printed_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    printer().print("kept in [/x] :smile: [bold]a[/bold]")
+    Terminal().print("kept in [/x] :smile: [bold]a[/bold]")
     assert capsys.readouterr().out == "kept in [/x] :smile: [bold]a[/bold]\n"
 
 

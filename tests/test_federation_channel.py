@@ -11,6 +11,7 @@ import pytest
 
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coded_sums import CodedPost
+from fedveil.engine.federation.errors import OWN_RECORDS
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.policy import Policy
@@ -227,7 +228,8 @@ def test_who_does_not_trust_the_coordinator_refuses(
         )
         world = World(tmp_path, experiment, held_by(who), policy)
         terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
-        answer = told(world, terms, CodedPost(run=RUN, session=1).offer)[0]
+        offer = [CodedPost(run=RUN, session=1).offer] if "channel" in changes else []
+        answer = told(world, terms, *offer)[0]
         assert isinstance(answer, Joined if trusts else Refused)
         if isinstance(answer, Refused):
             assert "nothing is guaranteed against the coordinator" in answer.reason
@@ -275,7 +277,7 @@ def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
     world = World(tmp_path, experiment, swapped)
     answer = told(world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest))[0]
     assert isinstance(answer, Refused)
-    assert "stands for user 0" in answer.reason
+    assert answer.reason == OWN_RECORDS
     world.close()
 
 

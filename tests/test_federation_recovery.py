@@ -250,7 +250,7 @@ def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tm
     while not coordinator.finished:
         exchange(world, coordinator)
     assert coordinator.outcome is not None
-    assert "refuses (budget): round 4: would spend more than" in (coordinator.outcome.stopped or "")
+    assert "refuses (budget): the round would bring" in (coordinator.outcome.stopped or "")
     assert summed(world) == [5, 4, 5]
     assert charged(world, 0) == [1, 1, 2, 3]
     world.close()

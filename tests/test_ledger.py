@@ -206,7 +206,7 @@ def test_a_full_disk_is_a_typed_error_and_the_charge_is_not_made(
 def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="No such file"):
         Ledger(tmp_path / "nowhere" / "ledger.jsonl", unit="user")
-    with pytest.raises(RunFolderError, match="No such file"):
+    with pytest.raises(RunFolderError, match="no such file"):
         read_entries(tmp_path / "ledger.jsonl")
 
 

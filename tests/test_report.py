@@ -150,7 +150,7 @@ def six_norms() -> str:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("experiment.toml", lambda: "name = ", "experiment.toml is damaged: it is not valid TOML"),
+        ("experiment.toml", lambda: "name = ", "experiment.toml: not a TOML document"),
         ("privacy.json", lambda: "{", "privacy.json is damaged: it is not valid JSON"),
         ("privacy.json", lambda: "[]", "privacy.json is damaged: it should hold a JSON object"),
         ("privacy.json", nameless_party, "privacy.json, trust, is damaged: 'party' is missing"),
@@ -271,7 +271,7 @@ def test_lost_contributions_are_told(tmp_path: Path) -> None:
 
 def test_a_metric_that_diverged_is_shown_as_such(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    rows = [row | {"test": {"loss": math.nan if row["round"] else 1.0}} for row in metric_rows(rounds=3)]
+    rows = [row | {"test": {"loss": None if row["round"] else 1.0}} for row in metric_rows(rounds=3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "not a number" in visible(report_page(load_run(folder)))
 

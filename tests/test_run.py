@@ -251,7 +251,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
     path = outcome.folder / "checkpoint" / "state.safetensors"
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(RunFolderError, match="damaged checkpoint"):
+    with pytest.raises(RunFolderError, match="is damaged"):
         resume(outcome.folder, Silent())
 
 

@@ -75,7 +75,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         ('["no", "yes"]', '["no", "no"]', "a class is declared twice"),
         ('"hospital"', '"patient"', "column 'patient' has two roles"),
         ('column = "sick"', 'column = "age"', "column 'age' has two roles"),
-        ("[features.age]", "[features.age", "not valid TOML"),
+        ("[features.age]", "[features.age", "not a TOML document"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused_by_key(

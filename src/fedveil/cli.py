@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedveil import __version__
-from fedveil.console import printer
+from fedveil.console import Terminal
 from fedveil.errors import FedveilError
 
 
@@ -150,7 +150,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
     if version:
-        printer().print(__version__)
+        Terminal().print(__version__)
         raise typer.Exit
 
 
@@ -159,5 +159,5 @@ def main() -> None:
     try:
         app()
     except FedveilError as error:
-        printer(stderr=True).print(f"fedveil: {error}", style="bold red", highlight=False)
+        Terminal(stderr=True).print(f"fedveil: {error}", style="bold red", highlight=False)
         raise SystemExit(error.exit_code) from None

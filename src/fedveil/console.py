@@ -13,6 +13,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from fedveil.foreign import foreign, inert
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.engine.experiment import Experiment
@@ -25,16 +28,24 @@ _WHOLE: Final = 10_000
 """Columns where no terminal reads: wider than any table."""
 
 
-def printer(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it stands: no markup, no emoji names, and every line whole.
+class Terminal(Console):
+    """Where a command prints. Text is shown as it stands: no markup or emoji names are read, every line is whole.
 
     A terminal breaks long lines by itself and joins them when they are copied. Where no terminal reads, tables are as
     wide as they need, whatever COLUMNS says.
+
+    Args:
+        options: of rich's console.
     """
-    console = Console(stderr=stderr, markup=False, emoji=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _WHOLE
-    return console
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, soft_wrap=True, **options)
+        if not self.is_terminal:
+            self.width = _WHOLE
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as rich shows it; every line and every cell of a table passes here."""
+        return super().render_str(inert(text), **options)
 
 
 class _Uncut(Table):
@@ -73,10 +84,10 @@ class BarObserver(_Resumable):
     def __init__(self, console: Console, *, resume: str = "fedveil resume") -> None:
         super().__init__(resume)
         self._progress = Progress(
-            TextColumn("{task.description}", table_column=None),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             refresh_per_second=8,
@@ -95,7 +106,7 @@ class BarObserver(_Resumable):
         """Open the bar of a run."""
         self._folder = folder
         self._task = self._progress.add_task(
-            experiment.name, total=experiment.rounds, completed=done, status=""
+            foreign(experiment.name), total=experiment.rounds, completed=done, status=""
         )
 
     def training(self, round_number: int, done: int, total: int) -> None:
@@ -106,7 +117,7 @@ class BarObserver(_Resumable):
     def completed(self, row: Row) -> None:
         """Move the bar to the end of the round."""
         if self._task is not None:
-            self._progress.update(self._task, completed=row["round"], status=headline(row))
+            self._progress.update(self._task, completed=row["round"], status=foreign(headline(row)))
 
 
 class LineObserver(_Resumable):

@@ -1,9 +1,198 @@
-"""Files that are replaced whole and durably, or not at all."""
+"""Files: read within limits, and replaced whole and durably, or not at all.
+
+Claim: whatever stands in a file that is read here, in its place or under its name (a folder, a queue, a device), what
+follows is a value or one error of this project that names the file: no document is read without end, none is nested or
+numbered beyond what any of ours is, and what a reader makes of it fails with the same error (:func:`reading`).
+``tests/test_files.py`` mutates every kind of file.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import stat
+import struct
+import tomllib
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from fedveil.errors import FedveilError
+
+LARGEST_DOCUMENT: Final = 1 << 26
+"""Bytes of a document that is read at once: settings, a schema, a statement, a key."""
+
+LARGEST_FILE: Final = 1 << 32
+"""Bytes of any other file: a model, or lines of one run after another."""
+
+DEEPEST: Final = 64
+"""How far the tables and lists of a document may be nested; ours are below 16."""
+
+_LONGEST_INTEGER: Final = 128
+_MALFORMED: Final = (
+    ValueError,  # with what is no UTF-8, no number, no document
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    NotImplementedError,
+    EOFError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+
+
+@contextmanager
+def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
+    """Have everything that fails for what a file holds fail with one error, which names the file and no content.
+
+    Args:
+        place: what to call it: its path, mostly.
+        error: its class.
+    """
+    try:
+        yield
+    except OSError as problem:
+        known = "no such file" if isinstance(problem, FileNotFoundError) else problem.strerror
+        raise error(f"{place} cannot be read: {known or type(problem).__name__}") from None
+    except _MALFORMED as problem:
+        raise error(f"{place} is damaged, or of another kind ({type(problem).__name__})") from None
+
+
+def read_content(
+    path: Path, error: type[FedveilError], *, largest: int = LARGEST_DOCUMENT, private: bool = False
+) -> bytes:
+    """Return the bytes of a regular file.
+
+    Args:
+        path: the file.
+        error: the class of what is raised.
+        largest: bytes beyond which it is not read.
+        private: refuse a file that others than its owner may read.
+
+    Raises:
+        FedveilError: of class ``error``: missing, no file, too long, or open to others; names it.
+    """
+    with reading(path, error), _opened(path, error, largest) as stream:
+        mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+        if private and mode & 0o077:
+            raise error(
+                f"{path} has mode {mode:04o}, so others may have read it; make a new key, or chmod 600 it"
+            )
+        content = stream.read(largest + 1)
+        if len(content) > largest:
+            raise _too_long(path, error, largest)
+        return content
+
+
+def check_file(path: Path, error: type[FedveilError]) -> None:
+    """Return if there is a regular file that a library may open by its name: nothing that it would wait for.
+
+    Raises:
+        FedveilError: of class ``error``: missing, no file, or longer than any; names it.
+    """
+    with reading(path, error), _opened(path, error, LARGEST_FILE):
+        pass
+
+
+@contextmanager
+def _opened(path: Path, error: type[FedveilError], largest: int) -> Iterator[BinaryIO]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(descriptor)
+        raise error(f"{path} is no file")
+    with os.fdopen(descriptor, "rb") as stream:
+        if facts.st_size > largest:
+            raise _too_long(path, error, largest)
+        yield stream
+
+
+def _too_long(path: Path, error: type[FedveilError], largest: int) -> FedveilError:
+    return error(f"{path} has more than {largest} bytes, the most that is read of such a file")
+
+
+def read_text(path: Path, error: type[FedveilError], *, largest: int = LARGEST_DOCUMENT) -> str:
+    """Return the text of a file, which must be UTF-8.
+
+    Raises:
+        FedveilError: of class ``error``, as :func:`read_content`, or another encoding: names the byte.
+    """
+    return as_text(read_content(path, error, largest=largest), path, error)
+
+
+def as_text(content: bytes, place: object, error: type[FedveilError]) -> str:
+    """Return the text of bytes.
+
+    Raises:
+        FedveilError: of class ``error``: they are not UTF-8.
+    """
+    try:
+        return content.decode()
+    except UnicodeDecodeError as problem:
+        raise error(f"{place} is damaged: byte {problem.start} is not UTF-8 text") from None
+
+
+def parse_toml(text: str, place: object, error: type[FedveilError]) -> dict[str, Any]:
+    """Return the tables of a TOML document.
+
+    Raises:
+        FedveilError: of class ``error``: no TOML (names the line), nested too deep, or a number without end.
+    """
+    with reading(place, error):
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as problem:
+            raise error(f"{place}: not a TOML document: {problem}") from None
+        _check(document, place, error)
+        return document
+
+
+def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -> Any:
+    """Return the value of a JSON document, in UTF-8 where it is bytes: no NaN, no infinity, no half character.
+
+    Raises:
+        FedveilError: of class ``error``: no JSON, nested too deep, or a number without end.
+    """
+    text = as_text(content, place, error) if isinstance(content, bytes) else content
+    with reading(place, error):
+        try:
+            value = json.loads(text, parse_constant=_no_number)
+        except json.JSONDecodeError as problem:
+            raise error(f"{place} is damaged: it is not valid JSON ({problem})") from None
+        _check(value, place, error, finite=True)
+        return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _check(document: Any, place: object, error: type[FedveilError], *, finite: bool = False) -> None:
+    """Return if a document is nested, numbered and spelt as one of ours may be."""
+    level: list[Any] = [document]
+    for _ in range(DEEPEST):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += [*value.keys(), *value.values()]
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER:
+                raise error(f"{place} is damaged: a whole number has {value.bit_length()} bits")
+            elif isinstance(value, float) and finite and not math.isfinite(value):
+                raise error(f"{place} is damaged: a number is infinite")
+            elif isinstance(value, str):
+                value.encode()
+        level = inner
+        if not level:
+            return
+    raise error(f"{place} is damaged: tables or lists are nested more than {DEEPEST} deep")
 
 
 def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as distributed
 
-from fedveil.console import LineObserver, printer
+from fedveil.console import LineObserver, Terminal
 from fedveil.engine.distributed import run_together
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import load_study
@@ -34,10 +34,10 @@ def main() -> None:
     try:
         for experiment in load_study(arguments.source).experiments:
             outcome = run_together(
-                prepare(experiment), arguments.runs, LineObserver(printer(), quiet=not first)
+                prepare(experiment), arguments.runs, LineObserver(Terminal(), quiet=not first)
             )
             if outcome is not None:
-                printer().print(f"{outcome.folder}: {outcome.row['test']}")
+                Terminal().print(f"{outcome.folder}: {outcome.row['test']}")
     except FedveilError as error:
         raise SystemExit(f"fedveil: {error}") from None
     finally:

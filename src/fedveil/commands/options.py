@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from fedveil.console import printer
+from fedveil.console import Terminal
 
-OUT: Final = printer()
+OUT: Final = Terminal()
 """Where commands print."""
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedveil.crypto.errors import CryptoError
+from fedveil.files import read_content
 
 SIGNATURE_BYTES: Final = 64
 """Length of a signature."""
@@ -82,7 +82,7 @@ class IdentityKey:
         data = read_private_file(path)
         try:
             private = load_pem_private_key(data, password=None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise CryptoError(f"{path} holds no unencrypted private key in PEM form") from error
         if not isinstance(private, Ed25519PrivateKey):
             raise CryptoError(f"{path} holds a private key, but not an Ed25519 one")
@@ -132,14 +132,4 @@ def read_private_file(path: Path) -> bytes:
     Raises:
         CryptoError: the file is missing, unreadable, or open to the group or to others.
     """
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read()
-    except OSError as error:
-        raise CryptoError(f"{path} cannot be read: {error.strerror}") from error
-    if mode & 0o077:
-        raise CryptoError(
-            f"{path} has mode {mode:04o}, so others may have read it; make a new key, or chmod 600 it"
-        )
-    return data
+    return read_content(path, CryptoError, private=True)

@@ -23,6 +23,7 @@ from gmpy2 import gcd, invert, is_prime, is_strong_prp, jacobi, mpz, powmod
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import read_private_file, write_private_file
 from fedveil.crypto.multiexp import FixedPowers, fixed_window
+from fedveil.files import parse_json, reading
 
 KEY_BITS: Final = (2048, 3072, 4096)
 """Sizes of n that are offered: about 112, 128 and 150 bits of security."""
@@ -135,13 +136,12 @@ class PaillierPrivateKey:
         Raises:
             CryptoError: the file is missing, readable by others, or holds no Paillier key.
         """
-        try:
-            document = json.loads(read_private_file(path))
+        place = f"{path} holds no Paillier key: it"
+        document = parse_json(read_private_file(path), place, CryptoError)
+        with reading(place, CryptoError):
             if document["kind"] != "paillier" or document["schema_version"] != 1:
                 raise CryptoError(f"{path} holds no Paillier key of version 1")
             return cls(mpz(document["p"], 16), mpz(document["q"], 16))
-        except (ValueError, KeyError, TypeError) as error:
-            raise CryptoError(f"{path} holds no Paillier key") from error
 
     def save(self, path: Path) -> None:
         """Write the key as JSON with mode 0600; an existing file is never overwritten.

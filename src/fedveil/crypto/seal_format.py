@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from fedveil.crypto.errors import CryptoError
+from fedveil.files import reading
 
 ParametersId = tuple[int, int, int, int]
 
@@ -38,6 +39,7 @@ _PLAINTEXT: Final = struct.Struct("<4QQd")
 SEED_BYTES: Final = 64
 _GENERATOR: Final = struct.Struct(f"<B{SEED_BYTES}s")
 _BLAKE2XB: Final = 1
+_LARGEST: Final = 1 << 28
 
 
 class MemoryFile:
@@ -108,9 +110,10 @@ def parse_ciphertext(data: bytes) -> UInt64[np.ndarray, "2 primes n"]:
     Raises:
         CryptoError: the bytes do not have the expected form.
     """
-    body = _body(data)
-    _, _, _, _, _, polynomials, degree, primes, _, _ = _CIPHERTEXT.unpack_from(body)
-    return _words(body, _CIPHERTEXT.size).reshape(polynomials, primes, degree)
+    with reading("SEAL's ciphertext", CryptoError):
+        body = _body(data)
+        _, _, _, _, _, polynomials, degree, primes, _, _ = _CIPHERTEXT.unpack_from(body)
+        return _words(body, _CIPHERTEXT.size).reshape(polynomials, primes, degree)
 
 
 def parse_seeded_ciphertext(data: bytes) -> tuple[UInt64[np.ndarray, " n"], bytes]:
@@ -119,12 +122,13 @@ def parse_seeded_ciphertext(data: bytes) -> tuple[UInt64[np.ndarray, " n"], byte
     Raises:
         CryptoError: the bytes do not have the expected form.
     """
-    body = _body(data)
-    split = len(body) - _GENERATOR.size
-    kind, seed = _GENERATOR.unpack_from(body, split)
-    if kind != _BLAKE2XB:
-        raise CryptoError(f"SEAL seeded a ciphertext with generator {kind}; Blake2xb is expected")
-    return _words(body[: split - _HEADER.size], _CIPHERTEXT.size), seed
+    with reading("SEAL's seeded ciphertext", CryptoError):
+        body = _body(data)
+        split = max(0, len(body) - _GENERATOR.size)
+        kind, seed = _GENERATOR.unpack_from(body, split)
+        if kind != _BLAKE2XB:
+            raise CryptoError(f"SEAL seeded a ciphertext with generator {kind}; Blake2xb is expected")
+        return _words(body[: split - _HEADER.size], _CIPHERTEXT.size), seed
 
 
 def parse_plaintext(data: bytes) -> UInt64[np.ndarray, " n"]:
@@ -133,7 +137,8 @@ def parse_plaintext(data: bytes) -> UInt64[np.ndarray, " n"]:
     Raises:
         CryptoError: the bytes do not have the expected form.
     """
-    return _words(_body(data), _PLAINTEXT.size)
+    with reading("SEAL's plaintext", CryptoError):
+        return _words(_body(data), _PLAINTEXT.size)
 
 
 def check_format(context: Any, fresh: Any, empty: Any) -> None:
@@ -182,9 +187,13 @@ def _body(data: bytes) -> memoryview:
     if compression != _ZSTD:
         raise CryptoError(f"SEAL wrote with compression mode {compression}; zstd is expected")
     try:
-        return memoryview(_decompressor().decompressobj().decompress(memoryview(data)[_HEADER.size :]))
+        stream = _decompressor().stream_reader(memoryview(data)[_HEADER.size :])
+        body = stream.read(_LARGEST + 1)
     except ZstdError as error:
         raise CryptoError("SEAL's compressed object cannot be read") from error
+    if len(body) > _LARGEST:
+        raise CryptoError(f"SEAL's compressed object has more than {_LARGEST} bytes")
+    return memoryview(body)
 
 
 @cache

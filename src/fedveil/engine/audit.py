@@ -14,7 +14,6 @@ bound on epsilon follows, for the unit that the run's own statement protects.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,14 +21,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedveil.engine.diagnostics import require_same_records
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import parse_json, read_content
 from fedveil.local.choice import choose_trainer
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.local.trainer import Cohort
@@ -85,10 +84,15 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
             raise RunFolderError(
                 f"{path}: has no {name}: an audit needs a run that ended; `fedveil resume {path}` ends it"
             )
-    statement = Statement.from_json(json.loads((folder / "privacy.json").read_text(encoding="utf-8")))
+    statement = Statement.from_json(
+        parse_json(
+            read_content(folder / "privacy.json", RunFolderError), folder / "privacy.json", RunFolderError
+        )
+    )
     prepared = prepare(experiment)
     require_same_records(folder, prepared)
-    named = load_file(folder / "model.safetensors")
+    with stored_tensors(folder / "model.safetensors") as stored:
+        named = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - no mapping
     if {name: value.shape for name, value in named.items()} != dict(
         zip(prepared.task.layout.names, prepared.task.layout.shapes, strict=True)
     ):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.setup import Prepared
 from fedveil.errors import RunFolderError
+from fedveil.files import parse_json, read_content
 
 _FILE = "diagnostics.json"
 
@@ -37,8 +36,8 @@ def require_same_records(folder: RunFolder, prepared: Prepared) -> None:
     """
     path = folder / _FILE
     try:
-        said = json.loads(path.read_text(encoding="utf-8")).get("records_sha256")
-    except (OSError, ValueError, AttributeError):
+        said = parse_json(read_content(path, RunFolderError), path, RunFolderError).get("records_sha256")
+    except (RunFolderError, AttributeError):
         said = None
     if said is None:
         raise RunFolderError(

@@ -6,7 +6,6 @@ path) and written back complete, defaults included, into the run folder. Its tab
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +26,7 @@ from fedveil.engine.sections import (
     TrainerSection,
 )
 from fedveil.errors import ConfigError
+from fedveil.files import parse_toml, read_text
 from fedveil.methods import METHODS
 from fedveil.validation import plain
 
@@ -138,8 +138,8 @@ def parse_assignment(text: str) -> dict[str, Any]:
         raise ConfigError(f"--set {text}: expected KEY=VALUE, for instance --set method.clip=0.5")
     parsed: Any
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {value}", "--set", ConfigError)["value"]
+    except ConfigError:
         parsed = value.strip()
     if not value.strip():
         _check_path(path)
@@ -200,9 +200,4 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; an unreadable one is a :class:`ConfigError` that names file and line."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML document: {error}") from None
+    return parse_toml(read_text(path, ConfigError), path, ConfigError)

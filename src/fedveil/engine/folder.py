@@ -29,11 +29,13 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Float32
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -41,7 +43,7 @@ from torch import Tensor
 
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment, parse, read_toml
 from fedveil.errors import RunFolderError
-from fedveil.files import replace_file
+from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content, reading, replace_file
 from fedveil.privacy.ledger import Head
 
 Row = dict[str, Any]
@@ -139,10 +141,8 @@ class RunFolder:
         path = self.path / "checkpoint" / "state.safetensors"
         if not path.exists():
             return None
-        try:
-            with safe_open(path, framework="pt") as stored:
-                metadata = stored.metadata()
-                model = stored.get_tensor("model")
+        with reading(path, RunFolderError), stored_tensors(path) as stored:
+            metadata, model = stored.metadata(), stored.get_tensor("model")
             if metadata["schema_version"] != str(SCHEMA_VERSION):
                 raise RunFolderError(
                     f"{path}: schema version {metadata['schema_version']} is not readable here"
@@ -152,17 +152,17 @@ class RunFolder:
                     f"{self / 'experiment.toml'}: was changed since the run began; put it back, or run the changed "
                     "experiment in a folder of its own"
                 )
-            return Checkpoint(
-                round=int(metadata["round"]),
-                model=model,
-                row=json.loads(metadata["row"]),
-                ledger=Head(count=int(metadata["ledger_count"]), digest=metadata["ledger_digest"]),
-            )
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise RunFolderError(f"{path}: damaged checkpoint ({type(error).__name__})") from None
+            number, charges = int(metadata["round"]), int(metadata["ledger_count"])
+            row = parse_json(metadata["row"], path, RunFolderError)
+            if row["round"] != number or min(number, charges) < 0:
+                raise ValueError
+            if model.dtype != torch.float32 or model.ndim != 1 or not bool(torch.isfinite(model).all()):
+                raise RunFolderError(f"{path} is damaged: its model is no vector of finite float32 numbers")
+            head = Head(count=charges, digest=metadata["ledger_digest"])
+            return Checkpoint(round=number, model=model, row=row, ledger=head)
 
     def _experiment_digest(self) -> str:
-        return hashlib.sha256((self / "experiment.toml").read_bytes()).hexdigest()
+        return hashlib.sha256(read_content(self / "experiment.toml", RunFolderError)).hexdigest()
 
     def write_model(self, tensors: dict[str, Tensor]) -> None:
         """Write the named tensors of the last model."""
@@ -183,29 +183,59 @@ class RunFolder:
 
     def read_lines(self, name: str) -> list[Row]:
         """Return the rows of a file of lines; none if it does not exist, and without a last line that was torn."""
-        path = self.path / name
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError:
-            raise RunFolderError(f"{path}: damaged: a line is no JSON object") from None
+        return read_rows(self.path / name)
 
     def drop_torn_line(self, name: str) -> None:
         """Make a file of lines end with a whole one, whatever the crash left."""
-        content = (self.path / name).read_bytes()
+        content = read_content(self.path / name, RunFolderError, largest=LARGEST_FILE)
         self.write(name, content[: content.rfind(b"\n") + 1])
 
     def mend_metrics(self, checkpoint: Checkpoint) -> None:
         """Make metrics.jsonl end with the checkpoint's line, whatever the crash left."""
         path = self.path / "metrics.jsonl"
         kept = []
-        for line in path.read_bytes().splitlines() if path.exists() else []:
+        content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
+        for line in content.split(b"\n"):
             try:
-                row = json.loads(line)
-            except ValueError:
+                row = _row(line, path)
+            except RunFolderError:
                 break
             if row["round"] >= checkpoint.round:
                 break
             kept.append(line)
         kept.append(json.dumps(checkpoint.row, allow_nan=False).encode())
         self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file of lines; none if it does not exist, and without a last line that was torn.
+
+    Raises:
+        RunFolderError: a line is no row of a round; names it.
+    """
+    if not path.exists():
+        return []
+    lines = read_content(path, RunFolderError, largest=LARGEST_FILE).split(b"\n")[:-1]
+    return [_row(line, f"{path}, line {number},") for number, line in enumerate(lines, start=1)]
+
+
+def _row(line: bytes, place: object) -> Row:
+    row = parse_json(line, place, RunFolderError)
+    if not isinstance(row, dict) or type(row.get("round")) is not int:
+        raise RunFolderError(f"{place} is damaged: it is no row of a round")
+    return row
+
+
+@contextmanager
+def stored_tensors(path: Path) -> Iterator[Any]:
+    """Open a safetensors file.
+
+    Raises:
+        RunFolderError: it is missing, or none.
+    """
+    check_file(path, RunFolderError)
+    try:
+        with safe_open(path, framework="pt") as stored:
+            yield stored
+    except SafetensorError as error:
+        raise RunFolderError(f"{path} is damaged: no safetensors file ({error})") from None

@@ -17,7 +17,7 @@ from fedveil.engine.partial import PartialRange
 from fedveil.engine.seat import Seat
 from fedveil.engine.sections import ChannelSection, DataSection
 from fedveil.engine.weighting import WeightingRange
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.loop import LoopTrainer
@@ -249,7 +249,7 @@ def _groups(method: Method, population: Population, records: Records) -> tuple[G
     if isinstance(method.contribution, ClientContribution):
         groups = records.by_silo_user()
         if max(np.bincount(groups.silo, minlength=1).max(), np.bincount(groups.user, minlength=1).max()) > 1:
-            raise ConfigError(
+            raise DataError(
                 f"{method.name}: a client is a silo that holds one user, but these data have silos with several "
                 'users or users in several silos; allot them by data.allocation.law = "clients"'
             )
@@ -504,7 +504,7 @@ def _epsilon_of_steady_noise(experiment: Experiment, method: Method, federation:
     the same: methods are compared at one budget.
     """
     steady = derive(replace(method, noise_decay=1.0), federation)
-    target = steady.event if method.calibrated_to == "readers" else steady.against_server
+    target = steady.against(Role.READER if method.calibrated_to == "readers" else Role.SERVER)
     assert federation.dimension is not None
     return epsilon_on_grid(
         make_accountant(experiment.privacy.accountant, steady.adjacency),

@@ -6,7 +6,6 @@ lets the coordinator look as often as it likes.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -18,12 +17,13 @@ from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.envelope import content_of, letter_in
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.foreign import foreign, quiet_log
 from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1
 _NODES_SECONDS: Final = 2.0
 _LONGEST_WAIT: Final = 3600.0
-_log = logging.getLogger("fedveil.coordinator")
+_log = quiet_log("fedveil.coordinator")
 
 
 @dataclass(kw_only=True)
@@ -133,7 +133,7 @@ def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]
             continue
         sent.keys.discard(key)
         if reply.has_error():
-            _log.warning("silo %d: no answer: %.200r", sent.silo, reply.error.reason)
+            _log.warning("silo %d: no answer: %s", sent.silo, foreign(str(reply.error.reason)))
             continue
         try:
             party.receive(sent.silo, letter_in(reply))

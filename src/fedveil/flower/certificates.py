@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil.crypto.keys import write_private_file
 from fedveil.errors import ConfigError
+from fedveil.files import read_content, reading
 
 CA_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 397
@@ -101,7 +102,8 @@ def write_node_key(folder: Path) -> bytes:
 
 def node_key_pem(path: Path) -> bytes:
     """Return a node's public key as a SuperLink lists it."""
-    key = load_ssh_public_key(path.read_bytes())
+    with reading(path, ConfigError):
+        key = load_ssh_public_key(read_content(path, ConfigError))
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 

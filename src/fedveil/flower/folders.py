@@ -13,6 +13,7 @@ from fedveil.engine.experiment import read_toml
 from fedveil.engine.federation.membership import Membership, problems
 from fedveil.engine.federation.policy import Policy
 from fedveil.errors import ConfigError
+from fedveil.files import read_content
 from fedveil.population.schema import Schema, read_schema
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
@@ -129,4 +130,4 @@ def schema_digest(path: Path) -> bytes:
     """Return the SHA-256 by which members recognise the schema."""
     import hashlib
 
-    return hashlib.sha256(path.read_bytes()).digest()
+    return hashlib.sha256(read_content(path, ConfigError)).digest()

@@ -7,7 +7,6 @@ letter to the guard and carries the answer back. What is refused is refused here
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 from pathlib import Path
 from typing import Final
@@ -18,10 +17,11 @@ from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import listen
+from fedveil.foreign import quiet_log
 from fedveil.protection.errors import ProtocolError
 
 _QUESTION_SECONDS: Final = 60.0
-_log = logging.getLogger("fedveil.silo")
+_log = quiet_log("fedveil.silo")
 
 
 def open_silo(folder: SiloFolder) -> SiloParty:

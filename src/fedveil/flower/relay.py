@@ -12,6 +12,7 @@ from typing import Final
 
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.flower.sockets import address
+from fedveil.foreign import foreign
 from fedveil.protection.errors import ProtocolError
 
 _LENGTH: Final = struct.Struct(">Q")
@@ -30,7 +31,7 @@ def ask(path: Path, letter: bytes) -> bytes:
         status = _exactly(connection, 1)[0]
         answer = receive_frame(connection)
     if status:
-        raise ProtocolError(answer.decode(errors="replace"))
+        raise ProtocolError(foreign(answer.decode(errors="replace")))
     return answer
 
 

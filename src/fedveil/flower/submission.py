@@ -12,10 +12,11 @@ from typing import Final
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.federation.coordinator import CoordinatorParty
 from fedveil.engine.federation.share import Held, public_share
-from fedveil.engine.folder import Row, RunFolder
+from fedveil.engine.folder import Row, RunFolder, read_rows
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import address
@@ -140,28 +141,23 @@ def watch(
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
     """
-    done = max(1, len(_rows(folder)))
+    done = max(1, len(read_rows(folder / "metrics.jsonl")))
     observer.started(folder.path, experiment, done - 1)
     while True:
         lives = lasts(_LOOK_SECONDS)
         ended = (folder / END).exists()
-        rows = _rows(folder)
+        rows = read_rows(folder / "metrics.jsonl")
         for row in rows[done:]:
             observer.completed(row)
         done = max(done, len(rows))
         if ended:
-            end = json.loads((folder / END).read_bytes())
-            if end["error"] is not None:
-                raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
-            return None if end["stopped"] is None else str(end["stopped"])
+            with reading(folder / END, RunFolderError):
+                end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
+                if end["error"] is not None:
+                    raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
+                return None if end["stopped"] is None else str(end["stopped"])
         if not lives:
             raise RunFolderError(
                 f"{folder.path}: the coordinator's process is gone; start it again and go on by "
                 f"`fedveil federation run --resume {folder.path}`"
             )
-
-
-def _rows(folder: RunFolder) -> list[Row]:
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]

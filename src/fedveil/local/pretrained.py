@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedveil.errors import ModelError
+from fedveil.files import check_file
 
 
 def take_parameters(model: nn.Module, path: Path, layers: Sequence[str] | None = None) -> None:
@@ -25,9 +26,10 @@ def take_parameters(model: nn.Module, path: Path, layers: Sequence[str] | None =
         ModelError: the file is missing or no safetensors file, a layer that the model does not have, a tensor that is
             missing in the file, has another shape, or is not finite.
     """
+    check_file(path, ModelError)
     try:
         stored = load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"model.initial: {path} cannot be read as a safetensors file: {error}") from None
     parameters = dict(model.named_parameters())
     for layer in layers or ():

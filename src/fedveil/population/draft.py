@@ -10,6 +10,7 @@ import tomlkit
 from tomlkit.items import Table
 
 from fedveil.errors import DataError
+from fedveil.foreign import foreign
 from fedveil.population.schema import MISSING_VALUES
 from fedveil.population.tables import open_table, text_cells
 
@@ -77,17 +78,17 @@ def draft_schema(
     document = tomlkit.document()
     for line in _WARNING.splitlines():
         document.add(tomlkit.comment(line))
-    document.add("n_users", tomlkit.item(pc.count_distinct(sample.column(user)).as_py()))
+    document.add("n_users", tomlkit.item(len(_distinct(_cells(path, sample, user)))))
     document["n_users"].comment("users in the sample; declare the public number of ALL users")
     document.add("user", tomlkit.item(user))
     if silo is not None:
         document.add("silo", tomlkit.item(silo))
-    document.add("target", _target(label, _cells(sample.column(label))))
+    document.add("target", _target(label, _cells(path, sample, label)))
     features = tomlkit.table(is_super_table=True)
     for name in names:
         if name in (user, silo, label):
             continue
-        feature = _feature(_cells(sample.column(name)))
+        feature = _feature(_cells(path, sample, name))
         if feature is None:
             features.add(
                 tomlkit.comment(f"{name}: left out, being neither a number nor one of few categories")
@@ -140,9 +141,12 @@ def _feature(cells: pa.Array) -> Table | None:
     return feature
 
 
-def _cells(column: pa.ChunkedArray) -> pa.Array:
+def _cells(path: Path, sample: pa.Table, name: str) -> pa.Array:
     """A column's cells as the text that tables are read by, null where missing."""
-    text, missing = text_cells(column, pa.array(MISSING_VALUES, pa.string()))
+    try:
+        text, missing = text_cells(sample.column(name), pa.array(MISSING_VALUES, pa.string()))
+    except DataError as error:
+        raise DataError(f"{path}, column '{foreign(name)}': {error}") from error
     return pc.if_else(pa.array(missing), None, text)
 
 

@@ -9,7 +9,6 @@ outside is clipped to its bound first. A category becomes one 0/1 feature per de
 declared order.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.errors import DataError
+from fedveil.files import parse_toml, read_text
 from fedveil.validation import plain
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
@@ -162,13 +162,9 @@ def read_schema(path: Path) -> Schema:
         DataError: the file is missing, is no TOML, or says something a schema does not; names the file and
             the key.
     """
+    document = parse_toml(read_text(path, DataError), f"schema {path}", DataError)
     try:
-        with path.open("rb") as stream:
-            return Schema.model_validate(tomllib.load(stream))
-    except OSError as error:
-        raise DataError(f"schema {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"schema {path} is not valid TOML: {error}") from error
+        return Schema.model_validate(document)
     except ValidationError as error:
         problems = dict.fromkeys(_explain(problem) for problem in error.errors(include_url=False))
         raise DataError(f"schema {path} does not fit: {'; '.join(problems)}") from None

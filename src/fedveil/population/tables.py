@@ -17,6 +17,8 @@ import pyarrow.parquet as pa_parquet
 from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
+from fedveil.files import check_file
+from fedveil.foreign import foreign
 from fedveil.population.records import Population, Records, Targets, Task
 from fedveil.population.schema import Category, Label, Number, Schema, Survival
 from fedveil.population.splits import holdout_by_user
@@ -141,6 +143,11 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
         _refuse_first(path, schema.silo, [where != name for where in part.silo], f"is not of silo '{name}'")
     known = range(schema.n_users) if users is None else users
     number = {str(who): place for place, who in enumerate(known)}
+    if len(number) != len(known) or len(number) > schema.n_users:
+        raise DataError(
+            f"{len(known)} users are listed, {len(number)} of them different; the schema has {schema.n_users}, "
+            "and each is listed once"
+        )
     place = [number.get(who, -1) for who in part.user]
     problem = (
         f"the user is no whole number below {schema.n_users}" if users is None else "the user is not listed"
@@ -196,6 +203,7 @@ def open_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
     """
     if path.suffix not in (".csv", ".parquet"):
         raise DataError(f"{path}: a table is a .csv or a .parquet file")
+    check_file(path, DataError)
     try:
         if path.suffix == ".parquet":
             present = pa_parquet.read_schema(path).names
@@ -210,7 +218,7 @@ def open_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
         return pa_csv.read_csv(path, convert_options=as_text)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
         raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from error
 
 
@@ -221,7 +229,7 @@ def _required_columns(path: Path, present: list[str], columns: Sequence[str] | N
         if present.count(column) != 1:
             raise DataError(
                 f"{path} has {present.count(column) or 'no'} column '{column}', and exactly one is needed; "
-                "it has: " + ", ".join(present)
+                f"it has: {foreign(', '.join(present))}"
             )
     return wanted
 
@@ -259,7 +267,10 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
         cells = cells.dictionary_decode()
     if pa.types.is_boolean(cells.type):
         cells = cells.cast(pa.int8())
-    text = pc.utf8_trim_whitespace(cells.cast(pa.string()))
+    try:
+        text = pc.utf8_trim_whitespace(cells.cast(pa.string()))
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(f"a column of type {cells.type} holds neither numbers nor text") from error
     missing = pc.or_(pc.is_null(text), pc.is_in(text, missing_values))
     return text, np.asarray(missing, dtype=np.bool_)
 
@@ -373,7 +384,10 @@ class _Reader:
             return values
 
     def _text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
-        return text_cells(self._table.column(column), self._missing_values)
+        try:
+            return text_cells(self._table.column(column), self._missing_values)
+        except DataError as error:
+            raise DataError(f"{self._path}, column '{column}': {error}") from error
 
     def _refuse(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Raise the error of the first wrong cell, if any."""

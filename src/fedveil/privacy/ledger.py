@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
+from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content
 from fedveil.privacy.accounting import Accountant, PldAccountant
 from fedveil.privacy.events import Adjacency, Event, atoms, compose, event_from_json
 
@@ -223,10 +224,7 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
     """
-    try:
-        return _parse(path, path.read_bytes())[0]
-    except OSError as error:
-        raise RunFolderError(f"{path}: cannot read the ledger: {error.strerror}") from error
+    return _parse(path, read_content(path, RunFolderError, largest=LARGEST_FILE))[0]
 
 
 # --- one line -----------------------------------------------------------------------------------------------
@@ -287,7 +285,7 @@ def _parse(path: Path, content: bytes) -> tuple[tuple[Entry, ...], list[str], in
 def _read_line(path: Path, index: int, line: bytes) -> tuple[Entry, str]:
     """Read a line whose digest is right, so that what is wrong in it was written by another version."""
     try:
-        data = json.loads(line)
+        data = parse_json(line, f"{path}, line {index + 1}:", RunFolderError)
         if data["schema_version"] != SCHEMA_VERSION:
             raise RunFolderError(
                 f"{path}, line {index + 1}: schema version {data['schema_version']!r}; this fedveil reads "
@@ -303,7 +301,7 @@ def _read_line(path: Path, index: int, line: bytes) -> tuple[Entry, str]:
             event=event_from_json(data["event"]),
         )
         return entry, str(data["previous"])
-    except (ValueError, KeyError, TypeError, PrivacyError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, PrivacyError) as error:
         raise _damaged(path, index, f"it is no ledger line ({error})") from error
 
 
@@ -319,6 +317,8 @@ def _damaged(path: Path, index: int, what: str) -> RunFolderError:
 
 def _open_locked(path: Path) -> int:
     """Open (or make) the file for appending and lock it against every other process."""
+    if path.exists():
+        check_file(path, RunFolderError)
     try:
         existed = path.exists()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -14,6 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Final, Literal, get_args
 
 from fedveil.errors import PrivacyError, RunFolderError
+from fedveil.files import reading
 from fedveil.privacy.accounting import ACCOUNTANTS, epsilon_on_grid, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, Event, Json, event_from_json
@@ -211,31 +212,34 @@ class Statement:
             raise RunFolderError(
                 f"privacy statement of schema version {found!r}; this fedveil reads version {SCHEMA_VERSION}"
             )
-        try:
-            statement = cls(
-                unit=data["unit"],
-                adjacency=Adjacency(data["adjacency"]),
-                epsilon=data["epsilon"],
-                delta=data["delta"],
-                accountant=data["accountant"],
-                epsilons=tuple(data["epsilons"].items()),
-                event=event_from_json(data["event"]),
-                units=data["units"],
-                mechanisms=tuple(data["mechanisms"]),
-                trust=tuple(Disclosure(**{**item, "role": _ROLES[item["role"]]}) for item in data["trust"]),
-                randomness=data["randomness"],
-                secure_randomness=data["secure_randomness"],
-                uncovered=tuple(data["uncovered"]),
-                as_published=tuple(AsPublished(**item) for item in data["as_published"]),
-                reasons=tuple(data["reasons"]),
-                notes=tuple(data["notes"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, PrivacyError) as error:
-            raise RunFolderError(f"privacy statement is damaged: {error}") from error
-        if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(dict(data), sort_keys=True):
-            raise RunFolderError(
-                "privacy statement is damaged: its sentences or fields do not fit its values"
-            )
+        with reading("the privacy statement", RunFolderError):
+            try:
+                statement = cls(
+                    unit=data["unit"],
+                    adjacency=Adjacency(data["adjacency"]),
+                    epsilon=data["epsilon"],
+                    delta=data["delta"],
+                    accountant=data["accountant"],
+                    epsilons=tuple(data["epsilons"].items()),
+                    event=event_from_json(data["event"]),
+                    units=data["units"],
+                    mechanisms=tuple(data["mechanisms"]),
+                    trust=tuple(
+                        Disclosure(**{**item, "role": _ROLES[item["role"]]}) for item in data["trust"]
+                    ),
+                    randomness=data["randomness"],
+                    secure_randomness=data["secure_randomness"],
+                    uncovered=tuple(data["uncovered"]),
+                    as_published=tuple(AsPublished(**item) for item in data["as_published"]),
+                    reasons=tuple(data["reasons"]),
+                    notes=tuple(data["notes"]),
+                )
+            except PrivacyError as error:
+                raise RunFolderError(f"privacy statement is damaged: {error}") from error
+            if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(dict(data), sort_keys=True):
+                raise RunFolderError(
+                    "privacy statement is damaged: its sentences or fields do not fit its values"
+                )
         return statement
 
 

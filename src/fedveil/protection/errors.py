@@ -18,6 +18,10 @@ class ProtocolError(FedveilError):
         super().__init__(reason if silo is None else f"silo {silo}: {reason}")
 
 
+class OwnRecordsError(ProtocolError):
+    """What is asked does not fit a silo's own records; who asked is not told which way."""
+
+
 class SiloVanished(ProtocolError):
     """Silos did not answer, so the attempt is over; what it gave away is masked, and it may be repeated.
 

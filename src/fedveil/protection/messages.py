@@ -110,22 +110,32 @@ class Envelope:
         Raises:
             ProtocolError: not a message of this version, an unknown kind, or a body that does not fit it.
         """
-        if len(data) < _HEADER.size:
-            raise ProtocolError(f"a message has at least {_HEADER.size} bytes, this one has {len(data)}")
-        fields = _HEADER.unpack_from(data)
-        magic, version, kind, run, round_number, attempt, sender, recipient, length = fields
-        if magic != _MAGIC or version != _VERSION:
-            raise ProtocolError(f"not a message of protocol version {_VERSION}")
-        if kind not in KINDS:
-            raise ProtocolError(f"messages of kind {kind} do not exist in version {_VERSION}")
+        kind = cls.kind_of(data)
+        _, _, _, run, round_number, attempt, sender, recipient, length = _HEADER.unpack_from(data)
         if length != len(data) - _HEADER.size:
             raise ProtocolError(f"a message announces {length} bytes and has {len(data) - _HEADER.size}")
         return cls(
             moment=Moment(run=run, round=round_number, attempt=attempt),
             sender=sender,
             recipient=recipient,
-            message=KINDS[kind].decode(data[_HEADER.size :]),
+            message=kind.decode(data[_HEADER.size :]),
         )
+
+    @staticmethod
+    def kind_of(data: bytes) -> type[Message]:
+        """Return the kind of message that bytes say they are; the body is not read.
+
+        Raises:
+            ProtocolError: not a message of this version, or an unknown kind.
+        """
+        if len(data) < _HEADER.size:
+            raise ProtocolError(f"a message has at least {_HEADER.size} bytes, this one has {len(data)}")
+        magic, version, kind, *_ = _HEADER.unpack_from(data)
+        if magic != _MAGIC or version != _VERSION:
+            raise ProtocolError(f"not a message of protocol version {_VERSION}")
+        if kind not in KINDS:
+            raise ProtocolError(f"messages of kind {kind} do not exist in version {_VERSION}")
+        return KINDS[kind]
 
     @classmethod
     def from_silo(cls, data: bytes, sender: int, cohort: tuple[int, ...]) -> Envelope:

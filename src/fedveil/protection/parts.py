@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
+from fedveil.foreign import foreign
 from fedveil.privacy.claims import Key, Tells, telling
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import REST, Body, Layout, fixed, number, sent_as
@@ -93,6 +94,9 @@ def _drawn(raw: bytes) -> Bool[np.ndarray, " users"]:
 
 _CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 _TEXT: Final = REST.of(str.encode, _text)
+_SHOWN: Final = REST.of(str.encode, lambda raw: foreign(raw.decode(errors="replace")))
+"""A text that is only ever shown: what is read of it can be."""
+
 _COUNTS: Final = _array(REST, "<u4", np.int64)
 
 
@@ -131,11 +135,11 @@ class Refused(Part):
 
     Attributes:
         cause: what kind of reason.
-        reason: in words, without a private value.
+        reason: in words, without a private value; at most 200 printable characters of it are read.
     """
 
     cause: Cause = sent_as(number(1).of(_CAUSES.index, _cause), Tells.NOTHING)
-    reason: str = sent_as(_TEXT, Tells.NOTHING)
+    reason: str = sent_as(_SHOWN, Tells.NOTHING)
 
 
 @_part(4)

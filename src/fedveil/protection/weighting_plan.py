@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from fedveil.crypto.agreement import Moment
-from fedveil.protection.errors import ProtocolError
+from fedveil.protection.errors import OwnRecordsError, ProtocolError
 
 _LARGEST_COMMON_BITS = 8192
 _BLIND_BITS = 40
@@ -151,14 +151,15 @@ class WeightingPlan:
         """Return if a silo's record counts are such that no total exceeds N_max; the silo itself checks this.
 
         Raises:
-            ProtocolError: a count above N_max / |S| or below zero, or another number of users.
+            OwnRecordsError: a count above N_max / |S| or below zero.
+            ProtocolError: another number of users.
         """
         if counts.shape != (self.users,):
             raise ProtocolError(
                 f"the plan has {self.users} users, this silo has counts of {counts.size}", silo=silo
             )
         if counts.max() > self.count_limit or counts.min() < 0:
-            raise ProtocolError(
+            raise OwnRecordsError(
                 f"a user has more records here than N_max / |S| = {self.count_limit}; "
                 "raise N_max or cap the records per user",
                 silo=silo,

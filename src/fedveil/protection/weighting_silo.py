@@ -17,7 +17,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import UniformIntegers
 from fedveil.crypto.transfer import TransferReceiver, check_point
-from fedveil.protection.errors import ProtocolError
+from fedveil.protection.errors import OwnRecordsError, ProtocolError
 from fedveil.protection.messages import (
     SERVER,
     Directory,
@@ -163,11 +163,11 @@ class WeightingSilo(KeyedSilo):
             )
         limit = float(plan.norm_limit) ** 2 * (1.0 + 2.0**-40)  # float64 rounds the sum of squares
         if any(float(np.square(row, dtype=np.float64).sum()) > limit for row in contributions):
-            raise ProtocolError(
+            raise OwnRecordsError(
                 f"a contribution is longer than {plan.norm_limit} grid units", silo=self.index
             )
         if max(noise.max(), -noise.min()) > plan.noise_limit:
-            raise ProtocolError(f"the noise share exceeds {plan.noise_limit} grid units", silo=self.index)
+            raise OwnRecordsError(f"the noise share exceeds {plan.noise_limit} grid units", silo=self.index)
         blind = secrets.randbelow(plan.check_blind + 1) if self.index == 0 else 0
         self._own_mask = os.urandom(SEED_BYTES)
         keys = list(self._peers.mask_keys(tuple(range(plan.silos)), _SUM, self._moment))
@@ -231,8 +231,10 @@ class WeightingSilo(KeyedSilo):
 
     def _take_part(self, participants: Participants) -> list[bytes]:
         present = np.array(participants.present, dtype=np.bool_)
-        if present.shape != (self._plan.users,) or not present[self.members].all():
-            raise ProtocolError(
+        if present.shape != (self._plan.users,):
+            raise ProtocolError(f"the server names participants of {present.size} users", silo=self.index)
+        if not present[self.members].all():
+            raise OwnRecordsError(
                 "the server's list of participants lacks a user of this silo", silo=self.index
             )
         self._present = tuple(np.flatnonzero(present).tolist())

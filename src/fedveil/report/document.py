@@ -18,6 +18,7 @@ from pathlib import Path
 import plotly.offline
 
 from fedveil.errors import RunFolderError
+from fedveil.foreign import inert
 from fedveil.report.drawing import Plot, show
 from fedveil.report.run_data import JsonValue
 
@@ -34,7 +35,7 @@ class Section:
 
 def escape(text: object) -> str:
     """Text as HTML shows it as it stands, in elements and in quoted attributes."""
-    return html.escape(str(text), quote=True)
+    return html.escape(inert(str(text)), quote=True)
 
 
 def paragraphs(texts: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from decimal import ROUND_CEILING, Decimal
 
 import plotly.graph_objects as go
 
+from fedveil.foreign import inert
 from fedveil.privacy.statement import rounded
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
@@ -109,7 +110,7 @@ def words(name: str) -> str:
 
 def label_text(text: str) -> str:
     """Text as it must be given to plotly, which reads a little HTML in labels, to be shown as it stands."""
-    return html.escape(text, quote=False)
+    return html.escape(inert(text), quote=False)
 
 
 def blank(*, x: str, y: str) -> go.Figure:

@@ -5,16 +5,15 @@ alone.
 """
 
 import dataclasses
-import json
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from fedveil.errors import RunFolderError
+from fedveil.files import LARGEST_FILE, parse_json, parse_toml, read_text
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 JsonObject: TypeAlias = Mapping[str, JsonValue]
@@ -313,24 +312,16 @@ class _Object:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
+    if not path.exists():
         raise RunFolderError(
             f"{path} is missing: a run folder holds experiment.toml, metrics.jsonl and privacy.json."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise RunFolderError(f"{path} is damaged: byte {error.start} is not UTF-8 text.") from error
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be read: {error.strerror}.") from error
+        )
+    return read_text(path, RunFolderError, largest=LARGEST_FILE)
 
 
 def _parse(text: str, where: str, version: int = SCHEMA_VERSION) -> _Object:
     """One JSON object of a schema version."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise RunFolderError(f"{where} is damaged: it is not valid JSON ({error}).") from error
+    value = parse_json(text, where, RunFolderError)
     if not isinstance(value, dict):
         raise RunFolderError(f"{where} is damaged: it should hold a JSON object.")
     _check_version(value, where, version)
@@ -347,10 +338,7 @@ def _check_version(fields: JsonObject, where: str, wanted: int = SCHEMA_VERSION)
 
 
 def _experiment(toml: str, path: Path) -> JsonObject:
-    try:
-        experiment = tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
-        raise RunFolderError(f"{path} is damaged: it is not valid TOML ({error}).") from error
+    experiment = parse_toml(toml, path, RunFolderError)
     _check_version(experiment, str(path))
     return experiment
 

@@ -15,7 +15,7 @@ run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in
 from __future__ import annotations
 
 import hashlib
-import json
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -36,6 +36,7 @@ from fedveil.engine.federation.coded_sums import CodedPost, open_sums
 from fedveil.engine.federation.encrypted_sums import check_learned
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.exchange import Absentees, Answers, Exchange
+from fedveil.engine.federation.grammar import MISSHAPEN, Conversation, Grammar, ends
 from fedveil.engine.federation.hidden_sums import HiddenSum, Outgoing, session_run
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
@@ -55,6 +56,7 @@ from fedveil.engine.run import (
 from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.errors import RunFolderError
+from fedveil.files import parse_json, read_content, reading
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.errors import ProtocolError
@@ -64,8 +66,6 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
-    Joined,
-    Lost,
     Model,
     OwnDraw,
     Part,
@@ -82,6 +82,7 @@ STATE: Final = "federation.json"
 
 _DRAWN: Final = "checkpoint/participants.json"
 _SALT_BYTES: Final = 32
+_MOST_SESSIONS: Final = 1 << 31
 
 
 class CoordinatorParty:
@@ -121,6 +122,7 @@ class CoordinatorParty:
         self._number = self._attempts = 0
         self._hidden: HiddenSum | None = None
         self._post: CodedPost | None = None
+        self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
         self._taking_part = prepared.seat.n_users
         self._began = time.perf_counter()
@@ -201,19 +203,27 @@ class CoordinatorParty:
             return
         if not exchange.awaits(silo, letter):
             return
-        if any(isinstance(part, Lost) for part in letter.parts):
-            if self._leave((silo,)):
-                self._absent.hear(silo, letter)
-                self._proceed()
-            else:
-                self._begin_session()
+        if ends(letter.parts):
+            self._end(silo, letter)
             return
-        refusal = next((part for part in letter.parts if isinstance(part, Refused)), None)
-        if refusal is not None:
-            self.stop(str(RefusalError(refusal.cause, refusal.reason, silo=self._membership.silos[silo])))
+        try:
+            self._talks[silo].answer(letter.parts)
+        except RefusalError:
+            self.stop(f"silo {self._membership.silos[silo]}: sent {MISSHAPEN}")
             return
         exchange.answers[silo] = letter.parts
         self._proceed()
+
+    def _end(self, silo: int, letter: Letter) -> None:
+        """Read that a silo refuses, which ends the run, or does not know the session: it is left, or another begins."""
+        (part,) = letter.parts
+        if isinstance(part, Refused):
+            self.stop(str(RefusalError(part.cause, part.reason, silo=self._membership.silos[silo])))
+        elif self._leave((silo,)):
+            self._absent.hear(silo, letter)
+            self._proceed()
+        else:
+            self._begin_session()
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
@@ -256,11 +266,12 @@ class CoordinatorParty:
         path = self._folder / STATE
         if not path.exists():
             return os.urandom(RUN_BYTES), 0
-        try:
-            document = json.loads(path.read_bytes())
-            return bytes.fromhex(document["run"]), int(document["session"])
-        except (ValueError, KeyError, TypeError):
-            raise RunFolderError(f"{path}: damaged; the silos know the run by what it said") from None
+        with reading(f"{path}, by which the silos know the run,", RunFolderError):
+            document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
+            run, session = bytes.fromhex(document["run"]), operator.index(document["session"])
+            if len(run) != RUN_BYTES or not 0 <= session < _MOST_SESSIONS:
+                raise ValueError
+            return run, session
 
     def _begin_session(self) -> None:
         self._session += 1
@@ -268,6 +279,7 @@ class CoordinatorParty:
         self._hidden = hidden_sum(self._prepared, session_run(self._run, self._session))
         self._absent.readmit()
         self._totals = None
+        self._talks = {silo: Conversation(Grammar.of(self._prepared, silo)) for silo in self._present}
         self._number = -1
         offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
         if self._prepared.method.channel.coded:
@@ -292,13 +304,13 @@ class CoordinatorParty:
         return experiment.model_copy(update={"model": model, "data": data})
 
     def _joined(self, answers: Answers) -> None:
-        for silo, parts in answers.items():
-            only(parts, Joined, silo)
         if self._prepared.method.shows_counts:
-            counts = [only(parts, Counts, silo).counts for silo, parts in answers.items()]
-            if any(len(one) != self._prepared.population.n_users for one in counts):
-                raise ProtocolError("a silo counts records of another number of users")
-            self._totals = np.sum(counts, axis=0)
+            users = self._prepared.population.n_users
+            counts = {silo: only(parts, Counts, silo).counts for silo, parts in answers.items()}
+            for silo, own in counts.items():
+                if len(own) != users:
+                    raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
+            self._totals = np.sum(list(counts.values()), axis=0)
         if self._post is not None:
             for silo, parts in answers.items():
                 self._post.meet(silo, only(parts, Agreement, silo))
@@ -347,7 +359,7 @@ class CoordinatorParty:
         self._totals = None
         self._ask(
             {
-                silo: [*totals, *relays.get(silo, []), *model, *self._told(silo, drawn, commitment), task]
+                silo: [*totals, *relays.get(silo, []), *self._told(silo, drawn, commitment), *model, task]
                 for silo in self._present
             },
             self._collect,
@@ -374,17 +386,22 @@ class CoordinatorParty:
         hidden = isinstance(method.protection, PrivateWeighting) and method.protection.private_sampling
         if hidden or method.sampler.rate == 1:
             return None, b""
-        document = json.loads(path.read_bytes()) if path.exists() else None
-        if document is None or (document["round"], document["attempt"]) != (number, attempt):
-            drawn = draw_users(method, users, self._privacy, number, attempt)
-            if drawn is None:
-                return None, b""
-            bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
-            document = {"round": number, "attempt": attempt, "drawn": bits, "salt": salt}
-            self._folder.write_json(_DRAWN, document)
-        packed = bytes.fromhex(document["drawn"])
-        drawn = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=users).astype(np.bool_)
-        return drawn, hashlib.sha256(bytes.fromhex(document["salt"]) + packed).digest()
+        document = None
+        if path.exists():
+            document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
+        with reading(path, RunFolderError):
+            if document is None or (document["round"], document["attempt"]) != (number, attempt):
+                drawn = draw_users(method, users, self._privacy, number, attempt)
+                if drawn is None:
+                    return None, b""
+                bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
+                document = {"round": number, "attempt": attempt, "drawn": bits, "salt": salt}
+                self._folder.write_json(_DRAWN, document)
+            packed, salted = bytes.fromhex(document["drawn"]), bytes.fromhex(document["salt"])
+            if (len(packed), len(salted)) != (-(-users // 8), _SALT_BYTES):
+                raise ValueError
+            drawn = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=users).astype(np.bool_)
+            return drawn, hashlib.sha256(salted + packed).digest()
 
     def _collect(self, answers: Answers) -> None:
         if self._hidden is None:
@@ -448,6 +465,8 @@ class CoordinatorParty:
 
     def _ask(self, parts: dict[int, list[Part]], then: Callable[[Answers], None]) -> None:
         self._number += 1
+        for silo, content in parts.items():
+            self._talks[silo].ask(content)
         letters = {
             silo: Letter(
                 run=self._run,

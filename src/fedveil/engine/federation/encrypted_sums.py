@@ -23,18 +23,42 @@ from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
 from fedveil.engine.federation.own_round import Asked, OwnRound
+from fedveil.engine.federation.shapes import Exchanges, Shape, Step
 from fedveil.engine.federation.store import Answered
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.errors import RunFolderError
+from fedveil.files import reading
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import Envelope, RoundStart
+from fedveil.protection.messages import Announcement, Directory, Envelope, MaskedVector, RoundStart
 from fedveil.protection.partial_encryption import PartialSilo
+from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial_server import PartialServer
 from fedveil.protection.parts import Learned, Part, only
 from fedveil.protection.wire import Reader, Writer
 
 _ENVELOPE_BYTES = 1 << 13
 """More than a message has around what it carries, and than the key that it seals."""
+
+
+def encrypted_exchanges(agreed: PartialRange, silo: int) -> Exchanges:
+    """Return the letters of partial encryption with a silo: silo 0 seals the common keys, which the others are sent."""
+    plan = agreed.plan
+    ballot: Shape = (Ballot if plan.ballots == "plain" else MaskedVector,)
+    learn = Step((PartialSum,), (Learned,))
+
+    def played(number: int) -> tuple[Shape, tuple[Step, ...]]:
+        if plan.votes(number):
+            return ballot, (Step((Partition,), (PartialUpdate,)), learn)
+        return (PartialUpdate,), (learn,)
+
+    return Exchanges(
+        joined=(Announcement,),
+        setup=(Step((Directory,), () if silo else (SealedKeys,) * (plan.silos - 1)),),
+        first=(SealedKeys,) if silo else (),
+        begin=(RoundStart,),
+        played=played,
+    )
 
 
 class EncryptedSum(HiddenSum):
@@ -139,26 +163,35 @@ class Kept:
 
     @classmethod
     def decode(cls, data: bytes) -> Kept:
-        """Return what was kept; the store has checked that the bytes are whole."""
-        reader = Reader(data)
-        orders = reader.block()
-        before = np.frombuffer(reader.block(), dtype="<f4").astype(np.float32)
-        message = np.frombuffer(reader.block(), dtype="<f8").astype(np.float64)
-        votes, clear, hidden = (np.frombuffer(reader.block(), dtype="<i8").astype(np.int64) for _ in range(3))
-        bits, after = reader.block(), reader.block()
-        partition = None
-        if bits:
-            partition = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(before)).view(np.bool_)
-        return cls(
-            orders=orders,
-            before=before,
-            message=message,
-            votes=votes,
-            partition=partition,
-            clear=clear,
-            hidden=hidden,
-            after=np.frombuffer(after, dtype="<f4").astype(np.float32) if after else None,
-        )
+        """Return what was kept.
+
+        Raises:
+            RunFolderError: the bytes are none that :meth:`encode` made.
+        """
+        with reading("the kept answer of this run", RunFolderError):
+            reader = Reader(data)
+            orders = reader.block()
+            before = np.frombuffer(reader.block(), dtype="<f4").astype(np.float32)
+            message = np.frombuffer(reader.block(), dtype="<f8").astype(np.float64)
+            votes, clear, hidden = (
+                np.frombuffer(reader.block(), dtype="<i8").astype(np.int64) for _ in range(3)
+            )
+            bits, after = reader.block(), reader.block()
+            partition = None
+            if bits:
+                partition = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(before)).view(
+                    np.bool_
+                )
+            return cls(
+                orders=orders,
+                before=before,
+                message=message,
+                votes=votes,
+                partition=partition,
+                clear=clear,
+                hidden=hidden,
+                after=np.frombuffer(after, dtype="<f4").astype(np.float32) if after else None,
+            )
 
 
 class EncryptedShare(HiddenShare):
@@ -206,11 +239,6 @@ class EncryptedShare(HiddenShare):
     def shown_model(self) -> bool:
         """The silos have the models, the coordinator none."""
         return False
-
-    @property
-    def begun(self) -> bool:
-        """Whether a round has begun, so that its task can be read."""
-        return self._silo.proposes
 
     @property
     def awaits_input(self) -> bool:

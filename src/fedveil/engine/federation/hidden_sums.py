@@ -130,11 +130,6 @@ class HiddenShare(ABC):
 
     @property
     @abstractmethod
-    def begun(self) -> bool:
-        """Whether a round has begun, so that its task can be read."""
-
-    @property
-    @abstractmethod
     def awaits_input(self) -> bool:
         """Whether :meth:`contribute` is due."""
 

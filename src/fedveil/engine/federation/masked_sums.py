@@ -12,9 +12,26 @@ from fedveil.crypto.agreement import Moment
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
+from fedveil.engine.federation.shapes import Exchanges, Step
 from fedveil.engine.federation.store import Answered
-from fedveil.protection.messages import Envelope, RoundStart
+from fedveil.protection.messages import (
+    Announcement,
+    Directory,
+    Envelope,
+    MaskedVector,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+
+MASKED = Exchanges(
+    joined=(Announcement,),
+    first=(Directory,),
+    begin=(RoundStart,),
+    played=lambda _: ((MaskedVector,), (Step((RevealRequest,), (OwnMask,)),)),
+)
+"""The letters of secure aggregation with every silo."""
 
 
 class MaskedSum(HiddenSum):
@@ -98,11 +115,6 @@ class MaskedShare(HiddenShare):
                 f"a sum over {len(content.cohort)} of {self._plan.silos} silos is asked for; all must be in",
             )
         return self._silo.receive(message)
-
-    @property
-    def begun(self) -> bool:
-        """Whether a round has begun, so that its task can be read."""
-        return self._silo.awaits_input
 
     @property
     def awaits_input(self) -> bool:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64
 
-from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import SiloMessage, client_message, local_sums, members_of, silo_message
 from fedveil.methods.client_messages import ClientMessages
@@ -55,13 +54,7 @@ class Told:
         self._parts: dict[type[Part], Part] = {}
 
     def add(self, part: Part) -> None:
-        """Keep a part until the task.
-
-        Raises:
-            RefusalError: the second of its kind.
-        """
-        if type(part) in self._parts:
-            raise RefusalError("request", f"a letter tells {type(part).__name__} twice")
+        """Keep a part until the task: one of each kind, as the grammar of letters has them."""
         self._parts[type(part)] = part
 
     def get(self, kind: type[_P]) -> _P | None:
@@ -69,10 +62,6 @@ class Told:
         found = self._parts.get(kind)
         assert found is None or isinstance(found, kind)
         return found
-
-    def __contains__(self, kind: object) -> bool:
-        """Return whether a part of a kind was told."""
-        return kind in self._parts
 
     def encode(self) -> bytes:
         """Return the bytes of all of it, by kind."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.engine.aggregation import MaskedRange
-from fedveil.engine.federation.encrypted_sums import EncryptedShare, EncryptedSum
+from fedveil.engine.federation.encrypted_sums import EncryptedShare, EncryptedSum, encrypted_exchanges
 from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Place
-from fedveil.engine.federation.masked_sums import MaskedShare, MaskedSum
-from fedveil.engine.federation.recovered_sums import RecoveredShare, RecoveredSum
+from fedveil.engine.federation.masked_sums import MASKED, MaskedShare, MaskedSum
+from fedveil.engine.federation.recovered_sums import RECOVERED, RecoveredShare, RecoveredSum
+from fedveil.engine.federation.shapes import Exchanges
 from fedveil.engine.federation.store import Answered
-from fedveil.engine.federation.weighted_sums import BlindShare, BlindSum
+from fedveil.engine.federation.weighted_sums import BlindShare, BlindSum, weighted_exchanges
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.setup import Prepared
 from fedveil.engine.weighting import WeightingRange
@@ -67,3 +68,13 @@ def hidden_share(prepared: Prepared, place: Place, disk: SiloDisk) -> HiddenShar
         orders = None if place.number else disk.secret()
         return EncryptedShare(prepared, place, orders=orders, keep=disk.keep, publish=disk.publish)
     return None
+
+
+def exchanges(prepared: Prepared, silo: int) -> Exchanges | None:
+    """Return the letters of a protocol with a silo, None where sums travel in the open."""
+    agreed = prepared.agreed
+    if isinstance(agreed, MaskedRange):
+        return MASKED if agreed.threshold is None else RECOVERED
+    if isinstance(agreed, WeightingRange):
+        return weighted_exchanges(agreed, silo)
+    return encrypted_exchanges(agreed, silo) if isinstance(agreed, PartialRange) else None

@@ -25,8 +25,29 @@ from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
 from fedveil.engine.federation.masked_sums import session_plan
+from fedveil.engine.federation.shapes import Exchanges, Step
 from fedveil.engine.federation.store import Answered
+from fedveil.protection.messages import MaskedVector, RoundStart
 from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo
+from fedveil.protection.recovery_messages import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
+
+_FOLLOWING = (
+    Step((RecoveryDirectory,), (ShareBundle,)),
+    Step((RelayedShares,), (MaskedVector,)),
+    Step((Survivors,), (SignedSurvivors,)),
+    Step((AgreedSurvivors,), (RevealedShares,)),
+)
+RECOVERED = Exchanges(begin=(RoundStart,), played=lambda _: ((RecoveryKeys,), _FOLLOWING))
+"""The letters of secure aggregation that recovers, with every silo that is there."""
 
 _BUNDLE_BYTES = 512
 """More than one silo's sealed shares for another take in a message."""
@@ -114,11 +135,6 @@ class RecoveredShare(HiddenShare):
         """
         if last is not None and round_number < last.round:
             raise RefusalError("replay", f"round {round_number} is over, the last answered is {last.round}")
-
-    @property
-    def begun(self) -> bool:
-        """Whether a round has begun, so that its task can be read."""
-        return self._silo.begun
 
     @property
     def awaits_input(self) -> bool:

@@ -11,6 +11,8 @@ import numpy as np
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.sections import DataSection
 from fedveil.engine.setup import Populations
+from fedveil.errors import DataError
+from fedveil.files import LARGEST_FILE, read_text
 from fedveil.population.records import Population, Records
 from fedveil.population.schema import Label, Schema
 from fedveil.population.tables import TASKS, read_own, read_test
@@ -39,7 +41,7 @@ def silo_share(schema: Schema, table: Path, membership: Membership, silo: int, u
     Raises:
         DataError: a table that does not fit the schema; named by file, record and column.
     """
-    listed = None if users is None else users.read_text(encoding="utf-8").splitlines()
+    listed = None if users is None else read_text(users, DataError, largest=LARGEST_FILE).splitlines()
     records = read_own(schema, table, silo=silo, name=membership.silos[silo], users=listed)
     return _share(schema, membership, records, records.features[:1], records.targets[:1])
 

@@ -12,40 +12,41 @@ refused, and so is a round that does not follow the last one.
 from __future__ import annotations
 
 import hashlib
-import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import numpy as np
-import torch
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.federation.coded_sums import CodedPost, to_bytes
-from fedveil.engine.federation.errors import RefusalError
+from fedveil.engine.federation.errors import RefusalError, told
+from fedveil.engine.federation.grammar import Conversation, Grammar, opens
 from fedveil.engine.federation.hidden_sums import HiddenShare, Place, check_next, session_run
 from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_EXPERIMENT
 from fedveil.engine.federation.membership import Membership
 from fedveil.engine.federation.own_round import Asked, OwnRound, Told
 from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.promise import Promise
 from fedveil.engine.federation.protocols import SiloDisk, hidden_share
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.store import Answered, AnswerStore, ModelShelf
 from fedveil.engine.federation.travel import check_own_client, check_travels
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import BudgetError, FedveilError, RunFolderError
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.files import parse_toml
+from fedveil.foreign import foreign, quiet_log
 from fedveil.methods.claims import Guarantee
 from fedveil.population.records import Population
-from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
     Agreement,
-    Cause,
     Counts,
     Drawn,
     DrawnUsers,
@@ -66,6 +67,8 @@ from fedveil.protection.parts import (
 LEDGER: Final = "ledger.jsonl"
 """A silo's ledger over all runs, in its state folder."""
 
+_log = quiet_log("fedveil.silo")
+
 MODELS: Final = "models"
 """In its state folder: the last model of each run whose models the coordinator does not have."""
 
@@ -78,15 +81,21 @@ class _Session:
     number: int
     exchange: int
     prepared: Prepared
-    event: Event
+    promise: Promise
+    talk: Conversation
     hidden: HiddenShare | None
     post: CodedPost | None
-    weighted: bool
     terms: bytes
     told: Told = field(default_factory=Told)
+    over: bool = False
     task: Task | None = None
     request: bytes = b""
     reply: bytes = b""
+
+    def reply_with(self, exchange: int, request: bytes, reply: bytes) -> bytes:
+        """Note the answer to an exchange, which is given again when its letter comes again; return it."""
+        self.exchange, self.request, self.reply = exchange, request, reply
+        return reply
 
 
 class SiloParty:
@@ -161,38 +170,34 @@ class SiloParty:
                 letter, Refused(cause="replay", reason="this exchange had another letter before")
             )
         try:
-            parts = self._answer(letter)
-        except RefusalError as refusal:
-            return self._seal(letter, Refused(cause=refusal.cause, reason=refusal.reason))
-        except RunFolderError as error:
-            self._session = None
-            return self._seal(letter, Refused(cause="storage", reason=str(error)))
+            return self._answer(letter, digest)
         except FedveilError as error:
-            cause: Cause = "budget" if isinstance(error, BudgetError) else "request"
-            return self._seal(letter, Refused(cause=cause, reason=str(error)))
-        reply = self._seal(letter, *parts)
-        if self._session is not None:
-            self._session.exchange, self._session.request, self._session.reply = letter.number, digest, reply
-        return reply
+            return self._seal(letter, _refused(error))
 
-    def _answer(self, letter: Letter) -> list[Part]:
-        """Return what the silo answers, or raise."""
-        terms = [part for part in letter.parts if isinstance(part, Terms)]
-        if terms:
-            return self._join(letter, terms[0])
+    def _answer(self, letter: Letter, digest: bytes) -> bytes:
+        """Return the letter that answers another one, or raise: then nothing has changed."""
+        if opens(letter.parts):
+            return self._join(letter, digest)
         session = self._session
         if session is None or (letter.run, letter.session) != (session.run, session.number):
             if session is not None and letter.run == session.run and letter.session < session.number:
                 raise RefusalError("replay", f"session {letter.session} is over, this is {session.number}")
-            return [Lost()]
+            return self._seal(letter, Lost())
         if letter.number <= session.exchange:
             raise RefusalError("replay", f"exchange {letter.number} is over, the last was {session.exchange}")
-        if any(isinstance(part, Task) for part in letter.parts):
-            session.told = Told()
+        if session.over:
+            return self._seal(letter, Lost())
+        session.talk.ask(letter.parts)
         answers: list[Part] = []
-        for part in letter.parts:
-            answers += self._read(session, part)
-        return answers
+        session.over = True  # should this fail, a part may have taken effect, and no letter can follow
+        try:
+            for part in letter.parts:
+                answers += self._read(session, part)
+            session.talk.answer(answers)
+            session.over = False
+        except FedveilError as error:
+            answers = [_refused(error)]
+        return session.reply_with(letter.number, digest, self._seal(letter, *answers))
 
     def _read(self, session: _Session, part: Part) -> list[Part]:
         if isinstance(part, Totals):
@@ -205,11 +210,9 @@ class SiloParty:
             replies = [Relay(message=reply) for reply in session.hidden.receive(part.message)]
             return [*replies, *session.hidden.learn(), *self._contribute(session)]
         if isinstance(part, Task):
-            if session.hidden is not None and not session.hidden.begun:
-                raise RefusalError("request", f"round {part.round} comes before its masks")
             session.task = part
             return self._contribute(session)
-        raise RefusalError("request", f"a silo does not read {type(part).__name__} now")
+        raise RefusalError("request", f"a silo does not read {type(part).__name__}")
 
     def _contribute(self, session: _Session) -> list[Part]:
         """Return the silo's part of the round, as soon as its task is there and the protocol has come to it."""
@@ -227,8 +230,8 @@ class SiloParty:
 
     # --- joining a run ---------------------------------------------------------------------------------------
 
-    def _join(self, letter: Letter, terms: Terms) -> list[Part]:
-        session = self._session
+    def _join(self, letter: Letter, digest: bytes) -> bytes:
+        session, terms = self._session, only(letter.parts, Terms, SERVER)
         if session is not None and letter.run == session.run and letter.session <= session.number:
             raise RefusalError("replay", f"session {letter.session} of this run has begun before")
         if terms.membership != self._membership.digest:
@@ -241,10 +244,11 @@ class SiloParty:
         self._policy.check_method(prepared.method)
         check_travels(prepared)
         check_own_client(prepared, self._number)
+        talk = Conversation(Grammar.of(prepared, self._number))
+        talk.ask(letter.parts)
         event = self._policy.event(prepared.guarantee)
         self._reopen_ledger()
         self._check_budget(letter.run, experiment.rounds, prepared.guarantee, event)
-        by_records = prepared.method.shows_counts
         place = Place(
             run=session_run(letter.run, letter.session),
             number=self._number,
@@ -255,28 +259,33 @@ class SiloParty:
         post = CodedPost(run=letter.run, session=letter.session) if prepared.method.channel.coded else None
         if post is not None:
             post.meet(self._number, only(letter.parts, Agreement, SERVER))
+        answers: list[Part] = [Joined()]
+        if prepared.method.shows_counts:
+            answers.append(Counts(counts=self._counts()))
+        if post is not None:
+            answers.append(post.offer)
+        first = None if hidden is None else hidden.announce()
+        if first is not None:
+            answers.append(Relay(message=first))
+        talk.answer(answers)
         self._session = _Session(
             run=letter.run,
             number=letter.session,
             exchange=letter.number,
             prepared=prepared,
-            event=event,
+            promise=Promise.of(prepared, event),
+            talk=talk,
             hidden=hidden,
             post=post,
-            weighted=not by_records,
             terms=hashlib.sha256(terms.encode()).digest(),
         )
-        joined: list[Part] = [Joined(), *([Counts(counts=self._counts())] if by_records else [])]
-        if post is not None:
-            return [*joined, post.offer]
-        first = None if hidden is None else hidden.announce()
-        return joined if first is None else [*joined, Relay(message=first)]
+        return self._session.reply_with(letter.number, digest, self._seal(letter, *answers))
 
     def _request(self, text: str) -> Experiment:
-        try:
-            return parse(tomllib.loads(text), "the coordinator's experiment")
-        except tomllib.TOMLDecodeError as error:
-            raise RefusalError("request", f"the experiment is no TOML document: {error}") from None
+        if len(text) > LARGEST_EXPERIMENT:
+            raise RefusalError("request", f"the experiment has more than {LARGEST_EXPERIMENT} characters")
+        place = "the coordinator's experiment"
+        return parse(parse_toml(text, place, ConfigError), place)
 
     def _check_budget(self, run: bytes, rounds: int, guarantee: Guarantee, event: Event) -> None:
         """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.
@@ -306,12 +315,15 @@ class SiloParty:
 
     def _weigh(self, session: _Session, totals: Totals) -> None:
         """Take the weights n_su / N_u from what every user holds over all silos."""
-        if len(totals.counts) != self._share.n_users or (totals.counts < self._counts()).any():
-            raise RefusalError("request", "a user has fewer records over all silos than in this one")
-        groups = session.prepared.seat.cohort.groups
-        weights = session.prepared.seat.weights
-        weights.copy_(torch.from_numpy(groups.size / totals.counts[groups.user]))
-        session.weighted = True
+        if len(totals.counts) != self._share.n_users:
+            raise RefusalError(
+                "request", f"totals of {len(totals.counts)} users instead of {self._share.n_users}"
+            )
+        prepared = session.prepared
+        session.promise = session.promise.by_records(prepared.seat.cohort.groups, totals.counts)
+        assert session.promise.weights is not None
+        seat = replace(prepared.seat, weights=session.promise.weights.clone())
+        session.prepared = replace(prepared, seat=seat)
         session.terms = hashlib.sha256(session.terms + totals.encode()).digest()
 
     # --- a round ---------------------------------------------------------------------------------------------
@@ -324,7 +336,7 @@ class SiloParty:
         summed over other silos.
         """
         prepared, name, hidden = session.prepared, _run_name(session.run), session.hidden
-        self._check_task(session)
+        self._check_task(session, task)
         repeats = hidden is None or hidden.repeats
         asked = session.terms + task.encode() + session.told.encode()
         request = hashlib.sha256(asked if hidden is None else asked + hidden.binding).digest()
@@ -342,14 +354,12 @@ class SiloParty:
                     f"round {task.round} was answered for another experiment or model, or other records of its users",
                 )
             return last
-        if not 1 <= task.round <= prepared.experiment.rounds:
-            raise RefusalError("replay", f"the run has rounds 1 to {prepared.experiment.rounds}")
         again = sum(entry.run == name and entry.round == task.round for entry in self._ledger.entries)
         self._ledger.charge(
             run=name,
             round=task.round,
             attempt=again,
-            event=prepared.guarantee.of_round(session.event, task.round),
+            event=session.promise.of_round(prepared.seat, task.round),
             budget=self._policy.budget,
         )
         own = OwnRound(prepared=prepared, silo=self._number, attempt=0 if repeats else again)
@@ -366,14 +376,11 @@ class SiloParty:
         if not known <= charged or (repeats and charged - set(range(1, done + 2))):
             raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
 
-    def _check_task(self, session: _Session) -> None:
-        """Refuse a task that does not come with exactly what the method tells silos."""
-        method, told = session.prepared.method, session.told
-        sent = {one.kind for one in method.sends() if one.to & Role.SILO}
-        for kind in (Model, DrawnUsers, OwnDraw, Drawn):
-            if (kind in told) != (kind in sent):
-                wrong = "tells" if kind in told else "lacks"
-                raise RefusalError("request", f"a task of {method.name} {wrong} {kind.__name__}")
+    def _check_task(self, session: _Session, task: Task) -> None:
+        """Refuse a round that the run lacks, and a model or a draw of another length; the grammar saw to the rest."""
+        told, rounds = session.told, session.prepared.experiment.rounds
+        if not 1 <= task.round <= rounds:
+            raise RefusalError("replay", f"the run has rounds 1 to {rounds}")
         model, drawn = told.get(Model), told.get(DrawnUsers)
         dimension = session.prepared.task.dimension
         if model is not None and len(model.values) != dimension:
@@ -384,8 +391,6 @@ class SiloParty:
             raise RefusalError(
                 "request", f"{len(drawn.users)} users were drawn from instead of {self._share.n_users}"
             )
-        if not session.weighted:
-            raise RefusalError("request", "a round begins before the users' totals are known")
 
     def _new_answer(self, own: OwnRound, session: _Session, task: Asked, request: bytes) -> Answered:
         """Train and draw noise."""
@@ -426,3 +431,10 @@ def _own(experiment: Experiment) -> Experiment:
             "trainer": TrainerSection(name=experiment.trainer.name),
         }
     )
+
+
+def _refused(error: FedveilError) -> Refused:
+    """Return what is told of an error, and leave the whole of it in the silo's own log."""
+    cause, reason = told(error)
+    _log.warning("refused (%s): %s", cause, error)
+    return Refused(cause=cause, reason=foreign(reason))

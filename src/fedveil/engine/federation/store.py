@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.errors import RunFolderError
-from fedveil.files import replace_file, sync_folder
+from fedveil.files import LARGEST_FILE, read_content, reading, replace_file, sync_folder
 
 _NUMBERS: Final = b"FVS1"
 _BYTES: Final = b"FVB1"
@@ -89,12 +89,9 @@ class AnswerStore:
             RunFolderError: the file is damaged.
         """
         path = self._path(run)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from None
+        content = read_content(path, RunFolderError, largest=LARGEST_FILE)
         body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
         if len(body) < _HEADER.size or hashlib.sha256(body).digest() != digest:
             raise RunFolderError(
@@ -103,8 +100,11 @@ class AnswerStore:
         magic, number, request = _HEADER.unpack_from(body)
         if magic == _BYTES:
             return Answered(round=number, request=request, coded=body[_HEADER.size :])
-        vector = np.frombuffer(body, dtype="<f8", offset=_HEADER.size).astype(np.float64)
-        return Answered(round=number, request=request, vector=vector)
+        if magic != _NUMBERS:
+            raise RunFolderError(f"{path}: written by another version; this run cannot go on here")
+        with reading(path, RunFolderError):
+            vector = np.frombuffer(body, dtype="<f8", offset=_HEADER.size).astype(np.float64)
+            return Answered(round=number, request=request, vector=vector)
 
     def write(self, run: bytes, answered: Answered) -> None:
         """Replace the answer of a run, atomically and durably.
@@ -130,7 +130,7 @@ class AnswerStore:
         """
         path = self.folder / f"{run.hex()}.secret"
         try:
-            content = path.read_bytes() if path.exists() else b""
+            content = read_content(path, RunFolderError) if path.exists() else b""
             if not content:
                 content = os.urandom(_DIGEST_BYTES)
                 self._replace(path, content)

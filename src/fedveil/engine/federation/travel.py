@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
@@ -14,6 +13,7 @@ from fedveil.methods.stages import (
     SiloUserContribution,
 )
 from fedveil.privacy.sampling import UniformClients
+from fedveil.protection.errors import OwnRecordsError
 
 
 def check_travels(prepared: Prepared) -> None:
@@ -88,12 +88,11 @@ def check_own_client(prepared: Prepared, number: int) -> None:
     """Return if a silo's records are those of the one user it stands for, where clients contribute.
 
     Raises:
-        RefusalError: another user's records are among them.
+        OwnRecordsError: another user's records are among them.
     """
     if not isinstance(prepared.method.contribution, ClientContribution):
         return
     if (prepared.population.train.user != number).any():
-        raise RefusalError(
-            "request",
-            f"{prepared.method.name}: silo {number} stands for user {number}, and its table names another",
+        raise OwnRecordsError(
+            f"{prepared.method.name}: silo {number} stands for user {number}, and its table names another"
         )

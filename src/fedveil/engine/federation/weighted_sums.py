@@ -27,12 +27,28 @@ from fedveil.crypto.transfer import POINT_BYTES
 from fedveil.engine.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.own_round import Asked, OwnRound
+from fedveil.engine.federation.shapes import Exchanges, Shape, Step
 from fedveil.engine.federation.store import Answered
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import WeightedTraining
 from fedveil.engine.weighting import WeightingRange
+from fedveil.errors import RunFolderError
+from fedveil.files import reading
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.private_weighting import Contributions, Phase
+from fedveil.protection.messages import Announcement, Directory, OwnMask, RevealRequest
+from fedveil.protection.parts import Drawn
+from fedveil.protection.private_weighting import Contributions
+from fedveil.protection.weighting_messages import (
+    BlindedHistogram,
+    EncryptedSum,
+    EncryptedWeights,
+    Participants,
+    SealedSeed,
+    TransferAnswers,
+    TransferOffer,
+    TransferRequests,
+    WeightingKey,
+)
 from fedveil.protection.weighting_server import WeightingServer
 from fedveil.protection.weighting_silo import SEED_BYTES, WeightingSilo
 from fedveil.randomness import ExperimentRandomness
@@ -70,12 +86,18 @@ class WeightedInput:
 
     @classmethod
     def decode(cls, data: bytes) -> WeightedInput:
-        """Return the input of bytes that :meth:`encode` made."""
-        users, length, size = _HEADER.unpack_from(data)
-        noise_at = _HEADER.size + users * length * size
-        contributions = np.frombuffer(data[_HEADER.size : noise_at], dtype=f"<i{size}")
-        noise = np.frombuffer(data[noise_at:-SEED_BYTES], dtype="<i8")
-        return cls(contributions=contributions.reshape(users, length), noise=noise, dither=data[-SEED_BYTES:])
+        """Return the input of bytes that :meth:`encode` made.
+
+        Raises:
+            RunFolderError: they are none.
+        """
+        with reading("the kept answer of this run", RunFolderError):
+            users, length, size = _HEADER.unpack_from(data)
+            noise_at = _HEADER.size + users * length * size
+            contributions = np.frombuffer(data[_HEADER.size : noise_at], dtype=f"<i{size}")
+            noise = np.frombuffer(data[noise_at:-SEED_BYTES], dtype="<i8")
+            rows, dither = contributions.reshape(users, length), data[-SEED_BYTES:]
+            return cls(contributions=rows, noise=noise, dither=dither)
 
 
 def weighted_input(
@@ -100,6 +122,25 @@ def weighted_input(
     )
     contributions, noise = agreed.units(training.contributions(silo), training.share(silo))
     return WeightedInput(contributions=contributions, noise=noise, dither=training.dither(silo))
+
+
+def weighted_exchanges(agreed: WeightingRange, silo: int) -> Exchanges:
+    """Return the letters of private weighting with a silo: silo 0 seals seeds, which the others are sent."""
+    plan = agreed.plan
+    keys: Shape = (WeightingKey, Directory)
+    if silo:
+        setup: tuple[Step, ...] = (Step(keys, ()), Step((SealedSeed,), (BlindedHistogram,)))
+    else:
+        setup = (Step(keys, (SealedSeed,) * (plan.silos - 1) + (BlindedHistogram,)),)
+    reveal = Step((RevealRequest,), (OwnMask,))
+    following = (Step((TransferAnswers,), (EncryptedSum,)), reveal) if plan.places else (reveal,)
+    return Exchanges(
+        joined=(Announcement,),
+        setup=setup,
+        first=(Participants,),
+        begin=(TransferOffer,) if plan.places else (EncryptedWeights, *((Drawn,) if plan.renewed else ())),
+        played=lambda _: ((TransferRequests,) if plan.places else (EncryptedSum,), following),
+    )
 
 
 class BlindSum(HiddenSum):
@@ -198,11 +239,6 @@ class BlindShare(HiddenShare):
     def repeats(self) -> bool:
         """Whether a round that is asked for again gets the same contributions and noise."""
         return not self._plan.places
-
-    @property
-    def begun(self) -> bool:
-        """Whether a round has begun, so that its task can be read."""
-        return self._silo.phase in (Phase.TRANSFER, Phase.INPUTS)
 
     @property
     def awaits_input(self) -> bool:

@@ -1,0 +1,57 @@
+"""Text from outside: a letter, a file, a host name, another party. It is data, wherever it is shown.
+
+Claim: a string that passed :func:`foreign` shows as one line of at most 200 characters and moves no cursor, opens no
+link, changes no colour, and hides or turns round no other text. Enforced by leaving out every character that Unicode
+does not count as printable (controls, escapes, bidi marks, surrogates, private use) but the space. The terminal
+(:class:`fedveil.console.Terminal`), pages (``report.document.escape``) and logs (:func:`quiet_log`) let nothing else
+through either, so that a place that forgets shows a long text and not a hostile one. ``tests/test_foreign.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+LONGEST: Final = 200
+"""Characters of a foreign text that are shown."""
+
+_CUT: Final = "..."
+_UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+def foreign(text: str) -> str:
+    """Return a text from outside as it may be shown: one line, printable, at most 200 characters."""
+    shown = inert(text[: LONGEST + 1])
+    shown = shown.replace("\n", " ").replace("\t", " ")
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - len(_CUT)] + _CUT
+
+
+def inert(text: str) -> str:
+    """Return a text of any length without characters that do something; lines stay lines."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else _UNSEEN for character in text
+    )
+
+
+class _Quiet(logging.Filter):
+    """Makes what a record says, and the error that it tells of, inert before any handler has it."""
+
+    _formatter = logging.Formatter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let a record through, inert."""
+        record.msg, record.args = inert(record.getMessage()).replace("\n", " "), None
+        if record.exc_info:
+            record.exc_text = inert(self._formatter.formatException(record.exc_info))
+            record.exc_info = None
+        return True
+
+
+def quiet_log(name: str) -> logging.Logger:
+    """Return a log whose records move no cursor and forge no line, whatever is logged."""
+    log = logging.getLogger(name)
+    if not any(isinstance(one, _Quiet) for one in log.filters):
+        log.addFilter(_Quiet())
+    return log

@@ -1,0 +1,496 @@
+"""Which letters a silo and the coordinator take: the grammar of a session, and what tries to get around it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import Enum
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedveil.crypto.agreement import Moment
+from fedveil.engine.federation.grammar import ENDINGS, MISSHAPEN, Grammar
+from fedveil.engine.federation.hidden_sums import session_run
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.engine.federation.shapes import Kind, shape_of
+from fedveil.engine.federation.silo import LEDGER
+from fedveil.population.records import Population
+from fedveil.privacy.claims import Role
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.messages import KINDS, SERVER, Envelope
+from fedveil.protection.parts import (
+    PARTS,
+    Drawn,
+    Lost,
+    Model,
+    Part,
+    Refused,
+    Relay,
+    Task,
+    Terms,
+    Totals,
+    Vector,
+)
+from tests.federation_world import TESTING, World, asked, clients, population, small_keys
+from tests.test_run import files, same_model
+
+RUN = bytes(range(16))
+MASKED = {"protection": {"name": "secure-aggregation"}}
+BY_RECORDS = {"name": "uldp-avg-w"}
+SAMPLED = BY_RECORDS | {"user_sampling_rate": 0.5}
+BLIND = {"name": "private-weighting", "n_max": 30}
+ENCRYPTED = {"name": "partial-encryption", "ratio": 0.5}
+ALL = TESTING.model_copy(
+    update={
+        "protections": ("none", "secure-aggregation", "private-weighting", "partial-encryption"),
+        "trust_silos": True,
+    }
+)
+needs_tenseal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
+CASES: dict[str, dict[str, Any]] = {
+    "open": {"method": {"user_sampling_rate": 0.5}},
+    "open, whole silos": {"method": {"name": "uldp-naive"}},
+    "open, by records": {"method": BY_RECORDS},
+    "bytes": {"method": BY_RECORDS, "channel": {"name": "lrsuq"}},
+    "clients": {"method": {"name": "dp-fed", "client_sampling_rate": 0.5}, "data": {"n_users": 3}},
+    "masked": MASKED,
+    "masked, by records": {"method": SAMPLED, **MASKED},
+    "recovering": {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}},
+    "blind": {"method": BY_RECORDS, "protection": BLIND},
+    "blind, sampled": {"method": SAMPLED, "protection": BLIND},
+    "blind, by transfer": {"method": SAMPLED, "protection": BLIND | {"private_sampling": True}},
+    "encrypted": {"method": BY_RECORDS, "protection": ENCRYPTED},
+    "encrypted, masked votes": {"protection": ENCRYPTED | {"votes": "secagg"}},
+    "encrypted, whole": {"protection": ENCRYPTED | {"ratio": 1.0}},
+}
+IDS = [pytest.param(name, marks=[needs_tenseal] if "encrypted" in name else [], id=name) for name in CASES]
+
+
+@pytest.fixture(autouse=True)
+def _small_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_keys(monkeypatch)
+
+
+def told(world: World, *parts: Part, silo: int = 0, session: int = 1, number: int = 0) -> tuple[Part, ...]:
+    """What a silo answers to a letter of the coordinator."""
+    party = world.silos[silo]
+    assert party is not None
+    letter = Letter(run=RUN, session=session, number=number, sender=SERVER, recipient=silo, parts=parts)
+    answer = party.receive(letter.seal(world.key))
+    identity = world.membership.roster[silo]
+    return Letter.open(answer, sender=silo, identity=identity, recipient=SERVER, largest=LARGEST_LETTER).parts
+
+
+def terms(world: World) -> Terms:
+    return Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
+
+
+def guessed(world: World, users: int) -> tuple[list[int], int]:
+    """A silo's counts by bisection over totals that it takes or refuses, and how many letters that took."""
+    told(world, terms(world))
+    found, letters = [], 0
+    for user in range(users):
+        low, high = 0, 64
+        while low < high:
+            letters += 1
+            middle = (low + high) // 2
+            totals = np.full(users, 1000)
+            totals[user] = middle
+            taken = not any(
+                isinstance(part, Refused) for part in told(world, Totals(counts=totals), number=letters)
+            )
+            low, high = (low, middle) if taken else (middle + 1, high)
+        found.append(low)
+    return found, letters
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, MASKED, {"method": {"name": "uldp-avg-w"}}], ids=["open", "masked", "weights"]
+)
+def test_totals_are_no_oracle_for_counts(changes: dict[str, Any], tmp_path: Path) -> None:
+    """39 letters told all six counts of a silo before letters had a grammar."""
+    held = population()
+    world = World(tmp_path, asked(**changes), held)
+    truth = np.bincount(held.train.user[held.train.silo == 0], minlength=6).tolist()
+    found, letters = guessed(world, 6)
+    assert letters > 30
+    assert found != truth
+    assert len(set(found)) == 1  # every letter was answered alike
+    world.close()
+
+
+def test_totals_change_no_weight_of_a_method_without_them(tmp_path: Path) -> None:
+    """Each silo was told that it alone has records: its weights became 1, and the sum 3.000 times what was charged."""
+    silent = asked(method={"noise_multiplier": 0.0})
+    held = population()
+    sums = {}
+    for name in ("honest", "lying"):
+        (tmp_path / name).mkdir()
+        world = World(tmp_path / name, silent, held, TESTING)
+        task = (Model(values=np.zeros(4, dtype=np.float32)), Task(round=1))
+        total = np.zeros(4)
+        for silo in range(3):
+            told(world, terms(world), silo=silo)
+            own = np.bincount(held.train.user[held.train.silo == silo], minlength=6)
+            if name == "lying":
+                told(world, Totals(counts=own), silo=silo, number=1)
+            (part,) = told(world, *task, silo=silo, number=2)
+            assert isinstance(part, Vector)
+            total += part.values
+        sums[name] = total
+        world.close()
+    ratio = float(np.linalg.norm(sums["lying"]) / np.linalg.norm(sums["honest"]))
+    assert f"{ratio:.3f}" == "1.000"
+
+
+def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Path) -> None:
+    """The second lock: whatever changed the weights, a round is charged and trained with those of its guarantee."""
+    world = World(tmp_path, asked(), population())
+    told(world, terms(world))
+    party = world.silos[0]
+    assert party is not None
+    assert party._session is not None
+    party._session.prepared.seat.weights.mul_(1.0 + 2.0**-52)
+    (answer,) = told(world, Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
+    assert isinstance(answer, Refused)
+    assert answer.cause == "state"
+    assert not list(read_entries(tmp_path / "state-0" / LEDGER))
+    world.close()
+
+
+# --- every kind in every state -------------------------------------------------------------------------------
+
+
+def held_by(name: str) -> Population:
+    return clients() if name == "clients" else population()
+
+
+def made(name: str, folder: Path) -> World:
+    folder.mkdir(exist_ok=True)
+    return World(folder, asked(rounds=2, **CASES[name]), held_by(name), ALL)
+
+
+class Exchange:
+    """One letter of an honest run, on its way to a silo, and the silo's answer."""
+
+    def __init__(self, world: World, silo: int, data: bytes) -> None:
+        self.world, self.silo, self.data = world, silo, data
+        self.letter = Letter.open(
+            data, sender=SERVER, identity=world.key.public, recipient=silo, largest=LARGEST_LETTER
+        )
+        self.answered: Letter | None = None
+        assert world.coordinator is not None
+        self.round = world.coordinator._checkpoint.round + 1
+
+    def to_silo(self, *parts: Part) -> tuple[Part, ...]:
+        """What the silo says to another letter in this one's place."""
+        party = self.world.silos[self.silo]
+        assert party is not None
+        return self._open(party.receive(replace(self.letter, parts=parts).seal(self.world.key))).parts
+
+    def from_silo(self, *parts: Part) -> None:
+        """Have the coordinator read another answer in this one's place."""
+        assert self.world.coordinator is not None
+        data = self.letter.answer(*parts).seal(self.world.keys[self.silo])
+        self.world.coordinator.receive(self.silo, data)
+
+    def deliver(self) -> bytes:
+        """Carry the letter; return the answer, not yet carried."""
+        party = self.world.silos[self.silo]
+        assert party is not None
+        reply = party.receive(self.data)
+        self.answered = self._open(reply)
+        return reply
+
+    def _open(self, data: bytes) -> Letter:
+        identity = self.world.membership.roster[self.silo]
+        return Letter.open(
+            data, sender=self.silo, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
+        )
+
+    def addressed_all(self, samples: dict[Kind, Part], *, up: bool) -> dict[Kind, Part]:
+        """Samples as this moment would have them."""
+        return {kind: self.addressed(part, up=up) for kind, part in samples.items()}
+
+    def addressed(self, part: Part, *, up: bool) -> Part:
+        """A sample as this moment would have it: a relay with the session's name and the round being played."""
+        if isinstance(part, Terms):
+            return terms(self.world)
+        if not isinstance(part, Relay):
+            return part
+        envelope = Envelope.decode(part.message)
+        session = session_run(self.letter.run, self.letter.session)
+        moment = Moment(run=session, round=self.round, attempt=0)
+        ends = (self.silo, SERVER) if up else (SERVER, self.silo)
+        return Relay(message=replace(envelope, moment=moment, sender=ends[0], recipient=ends[1]).encode())
+
+
+def exchanges(world: World) -> Iterator[Exchange]:
+    """The letters of an honest run, one after another; each is carried, and its answer, unless it was before."""
+    coordinator = world.coordinator = world.coordinate()
+    while not coordinator.finished:
+        for silo, data in coordinator.letters():
+            exchange = Exchange(world, silo, data)
+            yield exchange
+            coordinator.receive(silo, exchange.deliver())
+    assert coordinator.outcome is not None
+    assert coordinator.outcome.stopped is None
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Part]:
+    """One part of every kind, as honest runs send them, with contents that would do harm where they were read."""
+    found: dict[Kind, Part] = {Lost: Lost(), Refused: Refused(cause="budget", reason="no")}
+    with pytest.MonkeyPatch.context() as patched:
+        small_keys(patched)
+        for name in CASES:
+            if "encrypted" in name and find_spec("tenseal") is None:
+                continue
+            world = made(name, tmp_path_factory.mktemp("samples"))
+            for exchange in exchanges(world):
+                for part in exchange.letter.parts:
+                    found[shape_of([part])[0]] = part
+                exchange.deliver()
+                assert exchange.answered is not None
+                for part in exchange.answered.parts:
+                    found[shape_of([part])[0]] = part
+            world.close()
+    found[Totals] = Totals(counts=np.full(6, 50))
+    found[Drawn] = Drawn(commitment=bytes(range(32)))
+    return found
+
+
+@needs_tenseal
+def test_every_kind_has_its_place_in_a_grammar(samples: dict[Kind, Part], tmp_path: Path) -> None:
+    """A kind of part or message that no session has is either dead or unguarded."""
+    listed: set[Kind] = {kind for shape in ENDINGS for kind in shape}
+    for name in CASES:
+        world = made(name, tmp_path / name)
+        coordinator = world.coordinate()
+        for silo in (0, 1):
+            grammar = Grammar.of(coordinator._prepared, silo)
+            steps = [grammar.opening, *grammar.protocol.setup]
+            steps += [step for first in (True, False) for step in grammar.round(1, first=first)]
+            listed |= {kind for step in steps for kind in (*step.asked, *step.answered)}
+        coordinator.close()
+        world.close()
+    assert listed == {*PARTS.values(), *KINDS.values()} - {Relay}
+    assert set(samples) == listed
+
+
+@needs_tenseal
+@pytest.mark.parametrize("name", CASES)
+def test_no_letter_has_a_kind_that_the_method_does_not_list(name: str, tmp_path: Path) -> None:
+    """The statement is a fold over the messages a method lists: a kind beside them would be told and not counted."""
+    world = made(name, tmp_path)
+    coordinator = world.coordinate()
+    listed = {
+        role: {one.kind for one in coordinator._prepared.method.sends() if one.to & role} for role in Role
+    }
+    for silo in (0, 1):
+        grammar = Grammar.of(coordinator._prepared, silo)
+        steps = [grammar.opening, *grammar.protocol.setup]
+        steps += [step for first in (True, False) for step in grammar.round(1, first=first)]
+        assert {kind for step in steps for kind in step.asked} <= listed[Role.SILO]
+        assert {kind for step in steps for kind in step.answered} <= listed[Role.SERVER]
+    assert {kind for shape in ENDINGS for kind in shape} <= listed[Role.SERVER]
+    coordinator.close()
+    world.close()
+
+
+def fingerprint(value: Any, seen: dict[int, int] | None = None) -> str:
+    """A digest of everything that a value holds: numbers, bytes, arrays, and the objects of this package."""
+    seen = {} if seen is None else seen
+    if isinstance(value, np.ndarray):
+        content = f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
+    elif isinstance(value, torch.Tensor):
+        return fingerprint(value.detach().cpu().numpy())
+    elif isinstance(value, bytes | bytearray | str | int | float | bool | None | Enum | Path | type):
+        content = repr(value).encode()
+    elif id(value) in seen:
+        content = b"again %d" % seen[id(value)]
+    else:
+        seen[id(value)] = len(seen)
+        if isinstance(value, dict):
+            pairs = [(repr(key), fingerprint(one, seen)) for key, one in value.items()]
+            content = repr(pairs).encode()
+        elif isinstance(value, list | tuple):
+            content = repr([fingerprint(one, seen) for one in value]).encode()
+        elif isinstance(value, set | frozenset):
+            content = repr(sorted(map(repr, value))).encode()
+        elif type(value).__module__.startswith("fedveil.") and hasattr(value, "__dict__"):
+            content = fingerprint(vars(value), seen).encode()
+        else:
+            content = repr(type(value)).encode()
+    return hashlib.sha256(type(value).__name__.encode() + content).hexdigest()
+
+
+def on_disk(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def state_of(world: World, silo: int) -> tuple[str, dict[str, bytes]]:
+    """Everything a silo has: counts, weights, charges, answers, and its part of the protocol."""
+    party = world.silos[silo]
+    assert party is not None
+    return fingerprint(party._session), on_disk(world.folder / f"state-{silo}")
+
+
+def near(letter: tuple[Part, ...], samples: dict[Kind, Part]) -> Iterator[tuple[Part, ...]]:
+    """The letters one step from an honest one: a part less, twice, in another place, or one more."""
+    for place, part in enumerate(letter):
+        yield letter[:place] + letter[place + 1 :]
+        yield (*letter[:place], part, *letter[place:])
+        yield (part, *letter[:place], *letter[place + 1 :])
+    for kind in (*PARTS.values(),):
+        if kind is not Relay:
+            yield (samples[kind], *letter)
+            yield (*letter, samples[kind])
+
+
+def others(
+    honest: tuple[Part, ...], samples: dict[Kind, Part], *, pairs: bool = False
+) -> Iterator[tuple[Part, ...]]:
+    """Letters of other shapes than an honest one: every kind alone, what is near to it, and every pair."""
+    shapes = [(part,) for part in samples.values()] + list(near(honest, samples))
+    if pairs:
+        shapes += list(product(samples.values(), repeat=2))
+    own = shape_of(honest)
+    return (parts for parts in shapes if shape_of(parts) != own)
+
+
+def harmless_to_a_silo(name: str, samples: dict[Kind, Part], folder: Path, *, pairs: bool) -> None:
+    undisturbed, world = made(name, folder / "undisturbed"), made(name, folder / "disturbed")
+    undisturbed.play()
+    tried = 0
+    for exchange in exchanges(world):
+        if exchange.silo > 1 or (exchange.silo and exchange.round == 2):
+            continue
+        before, mine = state_of(world, exchange.silo), exchange.addressed_all(samples, up=False)
+        for parts in others(exchange.letter.parts, mine, pairs=pairs):
+            (answer,) = exchange.to_silo(*parts)
+            assert isinstance(answer, Refused | Lost)
+            if isinstance(answer, Refused):
+                assert answer.reason == MISSHAPEN or answer.cause == "replay"
+            tried += 1
+        assert state_of(world, exchange.silo) == before
+    assert tried > 100
+    for number in range(3):
+        ledger = f"state-{number}/{LEDGER}"
+        assert len(read_entries(world.folder / ledger)) == len(read_entries(undisturbed.folder / ledger)) == 2
+    if (undisturbed.run_folder / "model.safetensors").exists() and "transfer" not in name:  # draws by lot
+        assert same_model(files(undisturbed.run_folder.path)[1], files(world.run_folder.path)[1])
+    undisturbed.close()
+    world.close()
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_no_other_letter_changes_anything_at_a_silo(
+    name: str, samples: dict[Kind, Part], tmp_path: Path
+) -> None:
+    """Every kind alone and every letter near to the honest one, in every state of the session."""
+    harmless_to_a_silo(name, samples, tmp_path, pairs=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IDS)
+def test_no_pair_of_parts_changes_anything_at_a_silo(
+    name: str, samples: dict[Kind, Part], tmp_path: Path
+) -> None:
+    harmless_to_a_silo(name, samples, tmp_path, pairs=True)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_no_other_answer_changes_anything_at_the_coordinator(
+    name: str, samples: dict[Kind, Part], tmp_path: Path
+) -> None:
+    """A silo that answers something else ends the run, by its name, and nothing of its answer is read."""
+    world = made(name, tmp_path)
+    for exchange in exchanges(world):
+        if exchange.silo > 1 or (exchange.silo and exchange.round == 2):
+            continue
+        exchange.deliver()
+        coordinator, honest = world.coordinator, exchange.answered
+        assert coordinator is not None
+        assert honest is not None
+        stops: list[str] = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(coordinator, "stop", stops.append)
+            state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
+            before = fingerprint(state), on_disk(world.run_folder.path)
+            mine = exchange.addressed_all(samples, up=True)
+            letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in ENDINGS]
+            for parts in letters:
+                exchange.from_silo(*parts)
+            assert (fingerprint(state), on_disk(world.run_folder.path)) == before
+        assert stops == [f"silo silo{exchange.silo}: sent {MISSHAPEN}"] * len(letters)
+        assert len(letters) > 40
+    world.close()
+
+
+SEQUENCES = ("open, by records", "masked", "blind, sampled", "recovering")
+
+
+def any_sequence(
+    names: tuple[str, ...], examples: int
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Try sequences of at most six letters: the next honest one (0), or one or two of any kinds (others)."""
+
+    def wrap(test: Callable[..., None]) -> Callable[..., None]:
+        kinds = st.integers(0, len(PARTS) + len(KINDS) - 1)
+        other = st.lists(kinds, min_size=1, max_size=2)
+        letters = st.lists(st.one_of(st.none(), st.none(), other), max_size=6)
+        quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+        profile = settings(
+            max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=quiet
+        )
+        return profile(given(name=st.sampled_from(names), letters=letters)(test))
+
+    return wrap
+
+
+def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part], folder: Path) -> None:
+    """Play a run in which a silo is sent other letters between the honest ones; all ends as it does without them."""
+    world, kinds = made(name, folder), list(samples.values())
+    waiting, sent = list(letters), 0
+    for exchange in exchanges(world):
+        while exchange.silo == 0 and waiting:
+            others_first = waiting.pop(0)
+            if others_first is None:
+                break
+            parts = tuple(exchange.addressed(kinds[kind % len(kinds)], up=False) for kind in others_first)
+            if shape_of(parts) != shape_of(exchange.letter.parts):
+                before = state_of(world, 0)
+                assert isinstance(exchange.to_silo(*parts)[0], Refused | Lost)
+                assert state_of(world, 0) == before
+                sent += 1
+    charges = [
+        [entry.round for entry in read_entries(world.folder / f"state-{n}" / LEDGER)] for n in range(3)
+    ]
+    assert charges == [[1, 2]] * 3
+    world.close()
+
+
+@any_sequence(SEQUENCES, 8)
+def test_no_sequence_of_letters_changes_anything(
+    samples: dict[Kind, Part], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
+) -> None:
+    played(name, letters, samples, tmp_path_factory.mktemp("sequence"))
+
+
+@pytest.mark.slow
+@any_sequence(tuple(name for name in CASES if "encrypted" not in name), 300)
+def test_no_sequence_of_letters_changes_anything_in_any_method(
+    samples: dict[Kind, Part], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
+) -> None:
+    played(name, letters, samples, tmp_path_factory.mktemp("sequence"))

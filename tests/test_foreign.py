@@ -1,0 +1,193 @@
+"""Text from outside is data: what is shown of it moves no cursor, opens no link and turns no text round."""
+
+from __future__ import annotations
+
+import io
+import logging
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from rich.table import Table
+
+from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
+from fedveil.engine.federation.letters import Letter
+from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.foreign import LONGEST, foreign, inert
+from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import PARTS, Refused, Terms
+from fedveil.report.document import escape
+from fedveil.report.drawing import label_text
+from tests.federation_world import World, asked, population
+
+HOSTILE = {
+    "closing tag": "[/]",
+    "unknown closing tag": "[/x]",
+    "link": "[link=https://example.org]here[/link]",
+    "terminal link": "\x1b]8;;https://example.org\x1b\\here\x1b]8;;\x1b\\",
+    "eight-bit escape": "\x9b31mred",
+    "override": "abc\u202edcba",
+    "isolate": "abc\u2066dcba\u2069",
+    "zero width": "a\u200bb\ufeff",
+    "line separator": "a\u2028b\u2029c",
+    "formula": "=cmd()|' /C calc'!A0",
+    "line": "one\ntwo\r\x08\x07three",
+    "markup": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "emoji code": ":warning:",
+    "long": "x" * (1 << 20),
+    "long escape": "\x1b[31m" * (1 << 18),
+}
+ALL = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+
+
+def quiet(shown: str) -> bool:
+    """Whether a text does nothing to a terminal but show."""
+    return all(character.isprintable() or character == "\n" for character in shown)
+
+
+def terminal(*, colour: bool) -> tuple[Terminal, io.StringIO]:
+    out = io.StringIO()
+    return Terminal(file=out, force_terminal=colour, color_system=None, width=100), out
+
+
+@ALL
+def test_a_foreign_text_is_one_quiet_line(text: str) -> None:
+    shown = foreign(text)
+    assert len(shown) <= LONGEST
+    assert shown.isprintable()
+    assert foreign(shown) == shown
+    assert inert(inert(text)) == inert(text)
+
+
+def test_what_is_printable_stays() -> None:
+    assert foreign("Krankenhaus Zürich, 東京 (é)") == "Krankenhaus Zürich, 東京 (é)"
+    assert inert("two\nlines\tand more") == "two\nlines\tand more"
+    assert foreign("x" * LONGEST) == "x" * LONGEST
+    assert foreign("x" * (LONGEST + 1)).endswith("x...")
+
+
+@ALL
+@pytest.mark.parametrize("colour", [True, False])
+def test_the_terminal_shows_any_text_as_it_stands(text: str, colour: bool) -> None:
+    """As a line, in a table's cell, head and title: markup is shown, not read."""
+    rows = [{"name": text[:300], text[:50]: 1.0}]
+    table = Table(title=text[:300])
+    table.add_column(text[:60])
+    table.add_row(text[:300])
+    for thing in (text[:5000], rows_table(rows, title=text[:300]), transposed_table(rows), table):
+        console, out = terminal(colour=colour)
+        console.print(thing)
+        assert quiet(out.getvalue())
+        if text.startswith(("[", ":")):
+            assert text[:20].split()[0] in out.getvalue().replace("\n", "")
+
+
+@ALL
+def test_a_progress_bar_shows_any_text_as_it_stands(text: str, tmp_path: Path) -> None:
+    console, out = terminal(colour=True)
+    experiment = asked().model_copy(update={"name": text[:2000]})
+    with observer(console, quiet=False) as shown:
+        shown.started(tmp_path, experiment, 0)
+        shown.completed({"round": 1, "test": {text[:100]: 0.5}, "epsilon": 1.0, "seconds": 1.0})  # type: ignore[typeddict-item]
+    bare = out.getvalue()
+    for own in ("\x1b[?25l", "\x1b[?25h", "\x1b[2K", "\x1b[1A", "\r"):
+        bare = bare.replace(own, "")  # of the bar itself
+    assert quiet(bare)
+    console, out = terminal(colour=False)
+    with LineObserver(console) as lines:
+        lines.started(tmp_path, experiment, 0)
+    assert quiet(out.getvalue())
+
+
+@ALL
+def test_a_page_shows_any_text_as_it_stands(text: str) -> None:
+    for shown in (escape(text[:5000]), label_text(text[:5000])):
+        assert quiet(shown.replace("\t", " "))
+        assert "<" not in shown
+
+
+# --- letters -------------------------------------------------------------------------------------------------
+
+
+def test_every_text_of_every_part_is_tried() -> None:
+    """A new part with a text must be tried here."""
+    texts = {
+        (kind.__name__, field.name)
+        for kind in PARTS.values()
+        for field in fields(kind)  # type: ignore[arg-type]
+        if "str" in str(field.type) or "Cause" in str(field.type)
+    }
+    assert texts == {("Terms", "experiment"), ("Refused", "cause"), ("Refused", "reason")}
+    assert get_type_hints(Refused)["reason"] is str
+
+
+@ALL
+def test_a_refusal_is_shown_as_data(text: str, tmp_path: Path) -> None:
+    """``[/x]`` as the reason of a silo's refusal crashed the coordinator's command."""
+    world = World(tmp_path, asked(), population())
+    coordinator = world.coordinate()
+    number, data = coordinator.letters()[0]
+    letter = Letter.open(
+        data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
+    )
+    if len(text) < 1000:
+        refusal = Refused(cause="policy", reason=text)
+        coordinator.receive(number, letter.answer(refusal).seal(world.keys[number]))
+        assert coordinator.outcome is not None
+        stopped = coordinator.outcome.stopped or ""
+        assert stopped == f"silo silo0 refuses (policy): {foreign(text)}"
+        console, out = terminal(colour=True)
+        console.print(f"stopped: {stopped}")
+        assert quiet(out.getvalue())
+    else:
+        assert len(Refused.decode(Refused(cause="policy", reason=text).encode()).reason) <= LONGEST
+    coordinator.close()
+    world.close()
+
+
+def test_a_refusal_that_is_no_text_is_shown_all_the_same() -> None:
+    for raw in (b"\xff\xfe", b"\xc3", b"\xed\xa0\x80"):
+        assert Refused.decode(b"\x00" + raw).reason.isprintable()
+
+
+@ALL
+def test_an_experiment_of_the_coordinator_is_data_at_a_silo(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a silo refuses of an experiment comes back, and stands in its log, inert."""
+    world = World(tmp_path, asked(), population())
+    party = world.silos[0]
+    assert party is not None
+    quoted = "".join(f"\\U{ord(character):08X}" for character in text[:3000])
+    with caplog.at_level(logging.WARNING, "fedveil"):
+        for number, document in enumerate(
+            (
+                text[:3000],
+                asked().to_toml().replace('"uldp-avg"', f'"{quoted}"'),
+                asked().to_toml().replace('name = "try"', f'name = "{quoted}"'),
+                f'"{quoted}" = 1\n' + asked().to_toml(),
+            )
+        ):
+            letter = Letter(
+                run=bytes([number] * 16),
+                session=1,
+                number=0,
+                sender=SERVER,
+                recipient=0,
+                parts=(Terms(experiment=document, membership=world.membership.digest),),
+            )
+            answer = Letter.open(
+                party.receive(letter.seal(world.key)),
+                sender=0,
+                identity=world.membership.roster[0],
+                recipient=SERVER,
+                largest=LARGEST_LETTER,
+            )
+            (part,) = answer.parts
+            assert isinstance(part, Refused)
+            assert quiet(part.reason)
+            assert len(part.reason) <= LONGEST
+    assert len(caplog.records) == 4
+    assert all(quiet(record.getMessage()) for record in caplog.records)
+    world.close()
