@@ -7,6 +7,7 @@ cannot batch, such as an LSTM.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float32, Float64, Int64
@@ -27,6 +28,8 @@ from fedveil.randomness import ExperimentRandomness
 @dataclass(frozen=True, kw_only=True)
 class LoopTrainer:
     """Trains each contribution by itself; implements :class:`~fedveil.local.trainer.Trainer`."""
+
+    name: ClassVar[str] = "loop"
 
     task: Task
     local: LocalStep

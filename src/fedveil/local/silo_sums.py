@@ -15,8 +15,8 @@ class SiloSums:
     Rows are turned into whole numbers of grid units by the bound; as many of one silo as the bound allows are
     added in float32, which is exact, and these in float64, which is exact too. So with a
     :class:`~fedveil.privacy.bounds.Clip` or ``ClipL1`` the totals do not depend on the order or the chunks in which
-    updates arrive. They are added, never multiplied: a product may run in TensorFloat-32 or bfloat16, whose 8 to 11 bits
-    do not hold these whole numbers, where ``torch.set_float32_matmul_precision`` or a backend's flag says so.
+    updates arrive. They are added, never multiplied: a product may run in TensorFloat-32 or bfloat16, whose bits do not
+    hold these whole numbers, where ``torch.set_float32_matmul_precision`` or a backend's flag says so.
     """
 
     def __init__(self, n_silos: int, dimension: int, bound: Bound, device: torch.device) -> None:

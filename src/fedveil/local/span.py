@@ -19,6 +19,7 @@ the other trainers.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -55,6 +56,8 @@ class SpanTrainer:
     Raises:
         ModelError: the model is not one linear layer, the steps are projected and have momentum, or they end early.
     """
+
+    name: ClassVar[str] = "span"
 
     task: Task
     local: LocalStep

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -68,6 +68,8 @@ class VmapTrainer:
             seconds for every new set of sizes, pays for long runs of networks of affine layers only, and changes
             results by float32 rounding.
     """
+
+    name: ClassVar[str] = "vmap"
 
     task: Task
     local: LocalStep
