@@ -331,7 +331,7 @@ def reduced() -> Iterator[None]:
 @pytest.mark.parametrize("trainer", [LoopTrainer, VmapTrainer, SpanTrainer])
 def test_reduced_products_do_not_reach_the_bound_nor_the_sum(trainer: Any) -> None:
     """A neighbour's sum differs by at most C, and the sum is that of the bounded updates, whatever precision trains."""
-    task, cohort, clip = task_of("linear", (40,)), cohort_of([6] * 40, (40,)), Clip(norm=1.0)
+    task, cohort, clip = task_of("linear", (40,)), cohort_of([6] * 40, (40,), n_silos=1), Clip(norm=1.0)
     members, _ = everyone(cohort)
 
     def total(chosen: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 
 _ALWAYS_SPAN = 256  # so few records that their Gram matrix costs less than the overhead of another path
-_FEW_FEATURES = 64  # so few that a batch costs less than the rows of a Gram matrix
 _CHUNK_ENTRIES = 1 << 21
 
 
@@ -92,8 +91,6 @@ class Plan:
         features = cohort.features[0].numel() + bias
         whole = (sizes <= batch_size) if batch_size is not None else np.ones(len(members), dtype=bool)
         in_span = sizes <= max(_ALWAYS_SPAN, features)
-        if batch_size is not None and features <= _FEW_FEATURES:
-            in_span &= whole & separable
         counted = np.where(in_span, sizes, 0)
         starts = np.cumsum(counted) - counted
         within = np.arange(int(counted.sum())) - np.repeat(starts, counted)

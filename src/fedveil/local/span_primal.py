@@ -1,6 +1,6 @@
-"""Plain batched training of linear models: for more records than features, and for mini-batches of few features.
+"""Plain batched training of linear models, for contributions with more records than features.
 
-There a Gram matrix would be larger than the records. Several contributions are trained side by side; a step is two
+Their Gram matrix would be larger than their records. Several contributions are trained side by side; a step is two
 batched matrix products, and only the records of the batch are read. Their shapes follow from a contribution's own
 number of records and from public facts (:mod:`fedveil.local.shapes`).
 """
