@@ -114,7 +114,7 @@ class VmapTrainer:
         batched = BatchedGradients(self.task, cohort.device, self.compile)
         for chunk in self._chunks(cohort, members):
             if chunk.slots == 1:
-                for position in chunk.positions.split(1):
+                for position in torch.split(chunk.positions, 1):
                     member = int(members[position])
                     yield position, update_alone(sgd, alone, start, cohort, member, seeds[position])[None]
                 continue
@@ -134,7 +134,7 @@ class VmapTrainer:
         widths = torch.from_numpy(self._widths(sizes.numpy(), sgd, per_record))
         copies = 4 if sgd.momentum == 0 else 5  # parameters, gradients, a temporary of each; the velocity
         memory = self.memory or (_CUDA_MEMORY if cohort.device.type == "cuda" else _CPU_MEMORY)
-        for width in widths.unique().flip(0).tolist():
+        for width in np.unique(widths.numpy())[::-1].tolist():
             if width == 0:
                 continue
             of_width = (widths == width).nonzero().flatten()
@@ -145,7 +145,7 @@ class VmapTrainer:
                 continue
             fixed = self.compile or cohort.device.type == "cuda"
             most = whole(_FIXED_SLOTS, width) if fixed else fitting // unit(width) * unit(width)
-            for positions in of_width.split(most):
+            for positions in torch.split(of_width, most):
                 slots = most if fixed else whole(len(positions), width)
                 yield Chunk(width=width, slots=slots, positions=positions)
 
