@@ -262,14 +262,18 @@ def test_a_pass_ends_after_its_steps_or_with_the_records(trainer):
     assert sums.steps == 3 + 2
 
 
-def test_convolutions_on_large_batches_take_the_loop():
+def test_convolutions_on_large_batches_are_computed_one_by_one_whoever_else_is_there():
     network = torch.nn.Sequential(
         torch.nn.Unflatten(1, (1, 6)), torch.nn.Conv1d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3)
     )
     task = Task(model=network, loss=load_loss("cross_entropy"))
     local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=40)
-    assert isinstance(choose_trainer(task, local, cohort=cohort_of([80, 40])), LoopTrainer)
-    assert isinstance(choose_trainer(task, local, cohort=cohort_of([80, 1, 1, 1])), VmapTrainer)
+    for sizes in ([80, 40], [80, 1, 1, 1]):
+        cohort = cohort_of(sizes)
+        trainer = choose_trainer(task, local, cohort=cohort)
+        assert isinstance(trainer, VmapTrainer)
+        chunks = list(trainer._chunks(cohort, torch.arange(len(sizes))))
+        assert {chunk.width: chunk.slots for chunk in chunks}[40] == 1
 
 
 def test_a_recurrent_model_trains_in_the_loop():

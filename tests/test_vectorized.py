@@ -130,7 +130,7 @@ def test_memory_does_not_grow_with_the_number_of_contributions():
     trainer = VmapTrainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=1), memory=1 << 20)
     few, many = (cohort_of([2] * users) for users in (500, 2000))
     largest = [
-        max(len(chunk) for chunk in trainer._chunks(cohort, torch.arange(len(cohort.groups))))
+        max(chunk.slots for chunk in trainer._chunks(cohort, torch.arange(len(cohort.groups))))
         for cohort in (few, many)
     ]
     assert largest[0] == largest[1] < 500

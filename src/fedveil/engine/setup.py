@@ -25,9 +25,11 @@ from fedveil.local.losses import load_loss
 from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model
 from fedveil.local.pretrained import take_parameters
+from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
+from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods import METHODS
 from fedveil.methods.claims import Federation, Guarantee
 from fedveil.methods.client_messages import through_messages
@@ -198,13 +200,18 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )
     return Prepared(
-        experiment=experiment,
+        experiment=_resolved(experiment, trainer),
         population=population,
         task=task,
         guarantee=guarantee,
         accountant=numerics,
         seat=seat,
-        uncovered=(*guarantee.uncovered, *uncovered, *_initial(experiment), *_batching(trainer)),
+        uncovered=(
+            *guarantee.uncovered,
+            *uncovered,
+            *_initial(experiment),
+            *_batching(trainer, cohort.device),
+        ),
         agreed=_agreed(experiment, method, groups, population, task.dimension),
     )
 
@@ -442,16 +449,24 @@ def _initial(experiment: Experiment) -> tuple[str, ...]:
     )
 
 
-def _batching(trainer: Trainer) -> tuple[str, ...]:
-    """Name what batching leaves open: kernels may round a contribution differently when others join or leave."""
-    if isinstance(trainer, LoopTrainer):
+def _batching(trainer: Trainer, device: torch.device) -> tuple[str, ...]:
+    """Name what batching leaves open: that others beside a contribution do not round hers was not tried everywhere."""
+    compiled = isinstance(trainer, VmapTrainer) and trainer.compile
+    if isinstance(trainer, LoopTrainer) or (device.type == "cpu" and not compiled):
         return ()
-    if isinstance(trainer, DpSgdTrainer):
-        return ("the last bits of a record's gradient may depend on which others are computed beside it",)
+    where = "by compiled kernels" if compiled else "on a CUDA device"
     return (
-        "the last bits of a contribution's float32 training may depend on which others are computed beside it "
-        "(trainer.name = 'loop' computes each alone)",
+        f"training in batches {where} may round one contribution by those computed beside it, and training at a high "
+        "rate makes any difference of that; no bound covers it (trainer.name = 'loop' computes each alone)",
     )
+
+
+def _resolved(experiment: Experiment, trainer: Trainer) -> Experiment:
+    """Return the experiment with the name of the trainer that ``auto`` chose, for whoever reads which one ran."""
+    if not isinstance(trainer, LoopTrainer | VmapTrainer | SpanTrainer):
+        return experiment
+    section = experiment.trainer.model_copy(update={"name": trainer.name})
+    return experiment.model_copy(update={"trainer": section})
 
 
 def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:

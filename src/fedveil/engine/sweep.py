@@ -133,7 +133,12 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
 def _check_same(point: Point, folder: Path) -> None:
     """Refuse to go on with a folder of the same name and another experiment."""
     path = folder / point.experiment.name / "experiment.toml"
-    if path.is_file() and parse(read_toml(path), str(path)) != point.experiment:
+    if not path.is_file():
+        return
+    asked, found = point.experiment, parse(read_toml(path), str(path))
+    if asked.trainer.name == "auto":  # the folder names the trainer that it came to
+        found = found.model_copy(update={"trainer": found.trainer.model_copy(update={"name": "auto"})})
+    if found != asked:
         raise ConfigError(f"{path.parent}: holds another experiment; choose another --runs folder")
 
 

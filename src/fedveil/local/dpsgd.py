@@ -11,7 +11,8 @@ The divisor is the expected batch size, as in Opacus; the number of records draw
 records takes the steps of a silo with one, of noise alone. Adding or
 removing one record changes G by at most C in l2 norm, as stored (the grid of
 :class:`~fedveil.privacy.bounds.Clip`), given what the other records drew and their gradients. Gradients are computed
-in chunks, and a batched kernel may round the last bits of one by who else is in its chunk; the statement says so.
+in chunks whose shapes let no kernel round one by who else is there (:mod:`fedveil.local.shapes`); rows that fill a
+chunk up repeat a record of it, and their gradients are dropped.
 
 In a step every record of the silo draws its own words from privacy randomness: one for whether it joins and, for models
 with dropout, one for its masks. They are independent of each other and of all data, so the words of the records that
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from fedveil.errors import CompositionError
 from fedveil.local.dropout import seed_names
+from fedveil.local.shapes import undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
@@ -143,7 +145,8 @@ class RecordSums:
     def __init__(self, task: Task, bound: Clip, cohort: Cohort, memory: int) -> None:
         self._gradients = BatchedGradients(task, cohort.device, compile=False)
         self._bound, self._cohort = bound, cohort
-        self._rows = rows_in_memory(task, cohort, memory)
+        fitting = rows_in_memory(task, cohort, memory)
+        self._rows = fitting // unit(1) * unit(1) or 1
         self.drops_out = bool(seed_names(task.model))
 
     def gradient_sum(
@@ -160,13 +163,17 @@ class RecordSums:
         sums = SiloSums(1, layout.dimension, self._bound, device)
         for first in range(0, len(batch), self._rows):
             rows = batch[first : first + self._rows]
+            taken, slots = len(rows), 1 if self._rows == 1 else whole(len(rows), 1)
+            rows = torch.cat([rows, rows[-1:].expand(slots - taken)])
             features, targets = self._cohort.batch(rows[:, None])
             mask = torch.ones(len(rows), 1, dtype=torch.bool, device=device)
-            own = seeds[first : first + self._rows].to(device)
-            slopes = self._gradients.at_one(layout.unflatten(model), features, targets, mask, own)
-            flat = torch.cat([slope.reshape(len(rows), -1) for slope in slopes.values()], dim=1)
-            ones = torch.ones(len(rows), dtype=torch.float64, device=device)
-            sums.add_(flat, ones, torch.zeros(len(rows), dtype=torch.int64, device=device))
+            own = seeds[first : first + self._rows]
+            own = torch.cat([own, own[-1:].expand(slots - taken)]).to(device)
+            with undivided():
+                slopes = self._gradients.at_one(layout.unflatten(model), features, targets, mask, own)
+            flat = torch.cat([slope.reshape(slots, -1)[:taken] for slope in slopes.values()], dim=1)
+            ones = torch.ones(taken, dtype=torch.float64, device=device)
+            sums.add_(flat, ones, torch.zeros(taken, dtype=torch.int64, device=device))
         return sums.total()[0]
 
 

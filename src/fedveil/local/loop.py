@@ -7,6 +7,7 @@ cannot batch, such as an LSTM.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float32, Float64, Int64
@@ -27,6 +28,8 @@ from fedveil.randomness import ExperimentRandomness
 @dataclass(frozen=True, kw_only=True)
 class LoopTrainer:
     """Trains each contribution by itself; implements :class:`~fedveil.local.trainer.Trainer`."""
+
+    name: ClassVar[str] = "loop"
 
     task: Task
     local: LocalStep
@@ -55,37 +58,38 @@ class LoopTrainer:
         for i, member in enumerate(members.tolist()):
             if steps[i] == 0:
                 continue
-            delta = self._update(gradient, start, cohort, member, seeds[i : i + 1])
+            delta = update_alone(self.local, gradient, start, cohort, member, seeds[i : i + 1])
             norms[i] = sums.add_(delta[None], weights[i : i + 1], silos[i : i + 1])[0]
             done += int(steps[i])
             if progress is not None:
                 progress(done, to_do)
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
-    def _update(
-        self,
-        gradient: BatchGradient,
-        start: Float32[Tensor, " d"],
-        cohort: Cohort,
-        member: int,
-        seed: Int64[Tensor, " 1"],
-    ) -> Float32[Tensor, " d"]:
-        """Return the update Delta = w_end - w_start of one contribution that has records."""
-        sgd = as_sgd(self.local)
-        records = torch.from_numpy(cohort.groups.members(member))
-        batch_size = sgd.batch_size or len(records)
-        delta, velocity = torch.zeros_like(start), torch.zeros_like(start)
-        for epoch in range(sgd.epochs):
-            order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
-            for step, batch in enumerate(torch.split(records[order], batch_size)[: sgd.steps]):
-                model = start + delta
-                masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
-                slope = gradient.at(model, *cohort.batch(batch), masks[0])
-                velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
-                delta = delta - sgd.learning_rate * velocity
-                if sgd.projection is not None:
-                    project_(delta[None], None, sgd.projection)
-        return delta
+
+def update_alone(
+    local: LocalStep,
+    gradient: BatchGradient,
+    start: Float32[Tensor, " d"],
+    cohort: Cohort,
+    member: int,
+    seed: Int64[Tensor, " 1"],
+) -> Float32[Tensor, " d"]:
+    """Return the update Delta = w_end - w_start of one contribution that has records, computed by itself."""
+    sgd = as_sgd(local)
+    records = torch.from_numpy(cohort.groups.members(member))
+    batch_size = sgd.batch_size or len(records)
+    delta, velocity = torch.zeros_like(start), torch.zeros_like(start)
+    for epoch in range(sgd.epochs):
+        order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
+        for step, batch in enumerate(torch.split(records[order], batch_size)[: sgd.steps]):
+            model = start + delta
+            masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
+            slope = gradient.at(model, *cohort.batch(batch), masks[0])
+            velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
+            delta = delta - sgd.learning_rate * velocity
+            if sgd.projection is not None:
+                project_(delta[None], None, sgd.projection)
+    return delta
 
 
 class BatchGradient:

@@ -15,7 +15,8 @@ class SiloSums:
     Rows are turned into whole numbers of grid units by the bound; as many of one silo as the bound allows are
     added in float32, which is exact, and these in float64, which is exact too. So with a
     :class:`~fedveil.privacy.bounds.Clip` or ``ClipL1`` the totals do not depend on the order or the chunks in which
-    updates arrive.
+    updates arrive. They are added, never multiplied: a product may run in TensorFloat-32 or bfloat16, whose bits do not
+    hold these whole numbers, where ``torch.set_float32_matmul_precision`` or a backend's flag says so.
     """
 
     def __init__(self, n_silos: int, dimension: int, bound: Bound, device: torch.device) -> None:
@@ -34,9 +35,11 @@ class SiloSums:
         together = self._bound.exact_rows
         for rows, owners in zip(torch.split(units, together), torch.split(silos, together), strict=True):
             present, local = torch.unique(owners, return_inverse=True)
-            belongs = torch.zeros(len(present), len(rows), dtype=torch.float32, device=rows.device)
-            belongs[local, torch.arange(len(rows), device=rows.device)] = 1.0
-            self._units[present] += belongs @ rows
+            if len(present) == 1:
+                self._units[present] += rows.sum(0)
+            else:
+                sums = torch.zeros(len(present), rows.shape[1], dtype=torch.float32, device=rows.device)
+                self._units[present] += sums.index_add_(0, local, rows)
         return norms
 
     def total(self) -> Float64[Tensor, "silos d"]:

@@ -19,20 +19,23 @@ the other trainers.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from fedveil.errors import ModelError
 from fedveil.local.counters import contribution_seeds
 from fedveil.local.loop import steps_per_member
+from fedveil.local.shapes import undivided
 from fedveil.local.silo_sums import SiloSums
-from fedveil.local.span_packing import Layout, stack_layouts
+from fedveil.local.span_packing import Layout, single_blocks
 from fedveil.local.span_plan import Plan, linear_layer, split_linear
 from fedveil.local.span_primal import train_primal
-from fedveil.local.span_steps import Trained, spannable, train_batches, train_full_batch
+from fedveil.local.span_steps import Trained, product, spannable, train_batches, train_full_batch
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
 from fedveil.local.task import Task
@@ -53,6 +56,8 @@ class SpanTrainer:
     Raises:
         ModelError: the model is not one linear layer, the steps are projected and have momentum, or they end early.
     """
+
+    name: ClassVar[str] = "span"
 
     task: Task
     local: LocalStep
@@ -86,6 +91,20 @@ class SpanTrainer:
         """
         if isinstance(bound, ClipL1):
             raise ModelError('trainer "span" knows l2 norms alone, and the bound is l1; use "vmap"')
+        with undivided():
+            return self._sums(start, cohort, members, weights, bound, randomness, path, progress)
+
+    def _sums(
+        self,
+        start: Float32[Tensor, "d"],
+        cohort: Cohort,
+        members: Int64[Tensor, "m"],
+        weights: Float64[Tensor, "m"],
+        bound: Bound,
+        randomness: ExperimentRandomness,
+        path: Path,
+        progress: Progress | None,
+    ) -> Sums:
         start, weights = start.to(cohort.device), weights.to(cohort.device)
         ascending = members.cpu().argsort(stable=True)
         ordered = members.cpu()[ascending]
@@ -153,25 +172,27 @@ class _Training:
         """Train every contribution; yield which are finished."""
         plan = self._plan
         for layout in plan.blocks:
-            spoilt = self._train_blocks(layout)
+            spoilt = self._train_blocks(layout, plan.grams(layout))
             for alone in self._alone(spoilt):
-                self._train_stack(alone, plan.rows.grams(torch.from_numpy(alone.records), plan.owner))
+                self._train_blocks(alone, plan.rows.grams(torch.from_numpy(alone.records), plan.owner))
             yield layout.members
         for layout in plan.stacks:
             self._train_stack(layout, plan.grams(layout))
             yield layout.members
 
     def _alone(self, members: Int64[np.ndarray, "g"]) -> Iterator[Layout]:
-        """Yield layouts that keep contributions apart, so that one that overflows spoils no other."""
+        """Yield blocks that keep contributions apart, so that one that overflows spoils no other.
+
+        Products of one shape: who is trained again gets the update that she would have had beside finite ones.
+        """
         plan = self._plan
         counted = np.bincount(plan.owner[:-1].cpu().numpy(), minlength=len(plan.sizes))
-        yield from stack_layouts(
+        yield from single_blocks(
             members, plan.sizes, np.cumsum(counted) - counted, len(plan.rows.index), _REDONE_ENTRIES
         )
 
-    def _train_blocks(self, layout: Layout) -> Int64[np.ndarray, "g"]:
+    def _train_blocks(self, layout: Layout, grams: Float64[Tensor, "rows n n"]) -> Int64[np.ndarray, "g"]:
         """Train contributions that share blocks; return those of blocks that are not finite."""
-        grams = self._plan.grams(layout)
         records = torch.from_numpy(layout.records)
         logits = self._logits[records].mT.float().contiguous()
         trained = train_full_batch(
@@ -182,12 +203,13 @@ class _Training:
         spoilt: Int64[np.ndarray, g] = layout.members[~finite[layout.seat]]
         return spoilt
 
-    def _train_stack(self, layout: Layout, grams: Float64[Tensor, "g n n"]) -> None:
+    def _train_stack(self, layout: Layout, grams: Float64[Tensor, "rows n n"]) -> None:
         """Train contributions that have a row each."""
         records = torch.from_numpy(layout.records)
         logits = self._logits[records].mT.float().contiguous()
-        sizes = torch.from_numpy(self._plan.sizes[layout.members])
-        seeds = self._seeds[torch.from_numpy(layout.members)]
+        padding = len(records) - len(layout.members)
+        sizes = torch.from_numpy(np.pad(self._plan.sizes[layout.members], (0, padding)))
+        seeds = functional.pad(self._seeds[torch.from_numpy(layout.members)], (0, padding))
         trained = train_batches(
             self._loss,
             self._sgd,
@@ -204,12 +226,12 @@ class _Training:
         """Keep the coefficients of each record and its part in the length of the update."""
         records = torch.from_numpy(layout.records).to(grams.device)
         exact = trained.coefficients.double()
-        square = (exact * torch.bmm(exact, grams)).sum(1)
+        square = _over_outputs(exact * product(exact, grams))
         if self._sgd.weight_decay:
-            square += 2 * trained.shrink.unsqueeze(-1) * (exact * self._logits[records].mT).sum(1)
+            square += 2 * trained.shrink.unsqueeze(-1) * _over_outputs(exact * self._logits[records].mT)
         self._coefficients[records] = trained.coefficients.mT
         self._square[records] = square
-        self._mass[records] = exact.square().sum(1).sqrt() * grams.diagonal(dim1=1, dim2=2).sqrt()
+        self._mass[records] = _over_outputs(exact.square()).sqrt() * grams.diagonal(dim1=1, dim2=2).sqrt()
         self._shrink[torch.from_numpy(layout.members)] = trained.shrink[torch.from_numpy(layout.seat)]
 
     def _lengths(self) -> Lengths:
@@ -244,6 +266,14 @@ class _Training:
                 )
             total[silo] = round_to_grid(bound, exact, float(weights[members].sum()), last - first)
         return total, lengths.norms
+
+
+def _over_outputs(values: Float64[Tensor, "g k n"]) -> Float64[Tensor, "g n"]:
+    """Sum over the outputs, first to last: torch's own order depends on where in its row a record lies."""
+    total = values[:, 0].clone()
+    for output in range(1, values.shape[1]):
+        total += values[:, output]
+    return total
 
 
 _REDONE_ENTRIES = 1 << 20

@@ -55,7 +55,12 @@ class Rows:
         """Return the outputs of one linear model for every record, and a last row of zeros that pads."""
         outputs = weight.new_zeros(len(self.index) + 1, len(weight))
         for first, last in self.blocks(0, len(self.index)):
-            torch.mm(self.block(first, last).to(weight.dtype), weight.T, out=outputs[first:last])
+            block = self.block(first, last).to(weight.dtype)
+            if last - first < BLOCK_ROWS:  # always the same product, whoever is there
+                padded = block.new_zeros(BLOCK_ROWS, block.shape[1])
+                padded[: last - first] = block
+                block = padded
+            outputs[first:last] = torch.mm(block, weight.T)[: last - first]
         if bias is not None:
             outputs[:-1] += bias
         return outputs
@@ -71,12 +76,13 @@ class Rows:
         """
         index = torch.from_numpy(np.append(self.index, self.index[:1]))
         width = self.cohort.features[0].numel()
-        step = max(1, _GRAM_BYTES // (8 * records.shape[1] * width))
+        step = max(2, _GRAM_BYTES // (8 * records.shape[1] * width))
         grams = []
         for first in range(0, len(records), step):
             chunk = records[first : first + step]
             features = self.cohort.batch(index[chunk])[0].flatten(2).double()
-            inner = torch.bmm(features, features.mT)
+            pair = features if len(chunk) > 1 else features.expand(2, -1, -1)  # one alone has another kernel
+            inner = torch.bmm(pair, pair.mT)[: len(chunk)]
             inner = inner.add_(1.0) if self.bias else inner
             owners = owner[chunk].to(inner.device)
             together = (owners.unsqueeze(-1) == owners.unsqueeze(-2)) & (owners >= 0).unsqueeze(-1)

@@ -2,7 +2,10 @@
 
 Two layouts. *Blocks*: contributions of one size share square blocks of a common width, as many as fit,
 because many small matrix products cost more than a few padded ones. *Stacks*: one contribution per row,
-padded to the largest, for mini-batches and for losses that couple records.
+padded to a power of two, for mini-batches and for losses that couple records.
+
+A width follows from a contribution's own number of records, and rows come in multiples that kernels do not tell apart
+(:mod:`fedveil.local.shapes`): rows of padding fill them up.
 """
 
 from collections.abc import Iterator
@@ -11,6 +14,8 @@ from typing import Final, cast
 
 import numpy as np
 from jaxtyping import Int64
+
+from fedveil.local.shapes import unit, whole
 
 _WIDTH: Final = 32  # smallest block: below it the overhead of a product outweighs its padding
 
@@ -21,7 +26,7 @@ class Layout:
 
     Args:
         members: (g,) positions of the contributions, in the order of ``seat``.
-        seat: (g,) the row of each contribution.
+        seat: (g,) the row of each contribution; rows beyond them are padding.
         offset: (g,) its first column.
         records: (rows, width) which record lies where; the number of records where there is none.
     """
@@ -70,11 +75,24 @@ def block_layouts(
                 chosen[low:high],
                 block[low:high] - first,
                 offset[low:high],
-                int(width),
+                (int(width), 1),
                 sizes,
                 starts,
                 padding,
             )
+
+
+def single_blocks(
+    members: Int64[np.ndarray, "m"],
+    sizes: Int64[np.ndarray, "all"],
+    starts: Int64[np.ndarray, "all"],
+    padding: int,
+    most: int,
+) -> Iterator[Layout]:
+    """Yield blocks of the widths of :func:`block_layouts` that hold one contribution each; arguments as there."""
+    widths = _widths(sizes[members])
+    for width in np.unique(widths).tolist():
+        yield from _in_rows(members[widths == width], width, 1, (sizes, starts, padding), most)
 
 
 def stack_layouts(
@@ -83,25 +101,39 @@ def stack_layouts(
     starts: Int64[np.ndarray, "all"],
     padding: int,
     most: int,
+    batch_size: int | None,
 ) -> Iterator[Layout]:
-    """Yield stacks of contributions, largest first, at most ``most`` matrix entries each where one allows it.
+    """Yield stacks of contributions of one width, largest first, at most ``most`` matrix entries each.
 
-    Arguments as in :func:`block_layouts`. A stack is closed before a contribution of less than half its
-    width when it has enough entries to keep the processor busy, so at most three quarters of a large one
-    are padding.
+    Arguments as in :func:`block_layouts`, and the batch size of the steps, for whose every width the rows suffice.
     """
-    left = members[np.argsort(-sizes[members], kind="stable")]
-    while len(left):
-        width = int(sizes[left[0]])
-        count = max(1, most // width**2)
-        halves = int(np.searchsorted(-sizes[left], -(width // 2), side="left"))
-        count = min(count, max(halves, _BUSY // width**2, 1))
-        chosen, left = left[:count], left[count:]
+    widths = stack_widths(sizes[members])
+    for width in np.unique(widths)[::-1].tolist():
+        chosen = members[widths == width]
+        batch = min(batch_size or width, width)
+        multiple = max(unit(batch), unit(width % batch or batch))
+        chosen = chosen[np.argsort(-sizes[chosen], kind="stable")]
+        yield from _in_rows(chosen, width, multiple, (sizes, starts, padding), most)
+
+
+def stack_widths(sizes: Int64[np.ndarray, "m"]) -> Int64[np.ndarray, "m"]:
+    """Return the row width of each size in a stack: a power of two, from 16."""
+    return cast(np.ndarray, 2 ** np.ceil(np.log2(np.maximum(sizes, 16))).astype(np.int64))
+
+
+def _in_rows(
+    members: Int64[np.ndarray, "m"],
+    width: int,
+    multiple: int,
+    where: tuple[np.ndarray, np.ndarray, int],
+    most: int,
+) -> Iterator[Layout]:
+    """Yield layouts with a contribution per row, their rows a multiple of ``multiple``."""
+    per_layout = max(1, most // width**2 // multiple) * multiple
+    for first in range(0, len(members), per_layout):
+        chosen = members[first : first + per_layout]
         rows = np.arange(len(chosen))
-        yield _filled(chosen, rows, np.zeros_like(rows), width, sizes, starts, padding)
-
-
-_BUSY: Final = 1 << 18
+        yield _filled(chosen, rows, np.zeros_like(rows), (width, multiple), *where)
 
 
 def _widths(sizes: Int64[np.ndarray, "m"]) -> Int64[np.ndarray, "m"]:
@@ -115,12 +147,15 @@ def _filled(
     members: Int64[np.ndarray, "g"],
     seat: Int64[np.ndarray, "g"],
     offset: Int64[np.ndarray, "g"],
-    width: int,
+    shape: tuple[int, int],
     sizes: Int64[np.ndarray, "all"],
     starts: Int64[np.ndarray, "all"],
     padding: int,
 ) -> Layout:
-    records = np.full((int(seat[-1]) + 1, width), padding)
+    """Lay contributions at their seats; ``shape`` is the width and what the rows are a multiple of, beside its unit."""
+    width, multiple = shape
+    rows = whole(int(seat[-1]) + 1, width)
+    records = np.full((-(-rows // multiple) * multiple, width), padding)
     size = sizes[members]
     within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
     records[np.repeat(seat, size), np.repeat(offset, size) + within] = (

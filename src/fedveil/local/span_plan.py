@@ -89,15 +89,15 @@ class Plan:
         groups = cohort.groups
         sizes = groups.size[members]
         features = cohort.features[0].numel() + bias
+        whole = (sizes <= batch_size) if batch_size is not None else np.ones(len(members), dtype=bool)
         in_span = sizes <= max(_ALWAYS_SPAN, features)
         counted = np.where(in_span, sizes, 0)
         starts = np.cumsum(counted) - counted
         within = np.arange(int(counted.sum())) - np.repeat(starts, counted)
         index = groups.order[np.repeat(groups.start[members], counted) + within]
         numbers = np.arange(len(members))
-        whole = (sizes <= batch_size) if batch_size is not None else np.ones(len(members), dtype=bool)
-        spanned = in_span & (sizes > 0)
-        in_blocks = spanned & whole if separable else np.zeros_like(spanned)
+        in_blocks = in_span & (sizes > 0) & whole if separable else np.zeros_like(whole)
+        in_stacks = in_span & (sizes > 0) & ~in_blocks
 
         where = (sizes, starts, len(index), _CHUNK_ENTRIES)
         return cls(
@@ -107,8 +107,8 @@ class Plan:
             rows=Rows(cohort=cohort, index=index, bias=bias),
             owner=torch.from_numpy(np.append(np.repeat(numbers, counted), -1)).to(cohort.device),
             blocks=list(block_layouts(numbers[in_blocks], *where)),
-            stacks=list(stack_layouts(numbers[spanned & ~in_blocks], *where)),
-            primal=numbers[~in_span],
+            stacks=list(stack_layouts(numbers[in_stacks], *where, batch_size)),
+            primal=numbers[~in_span & (sizes > 0)],
             memory=memory,
         )
 

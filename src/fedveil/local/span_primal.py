@@ -1,7 +1,8 @@
 """Plain batched training of linear models, for contributions with more records than features.
 
-Their Gram matrix would be larger than their records. Several are trained side by side; a step is two batched
-matrix products, and only the records of the batch are read.
+Their Gram matrix would be larger than their records. Several contributions are trained side by side; a step is two
+batched matrix products, and only the records of the batch are read. Their shapes follow from a contribution's own
+number of records and from public facts (:mod:`fedveil.local.shapes`).
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedveil.local.counters import batch_order
 from fedveil.local.projection import project_
+from fedveil.local.shapes import ladder, whole
 from fedveil.local.span_plan import Plan, split_linear
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
@@ -23,14 +25,20 @@ _CHUNK_BYTES = 64 << 20
 def train_primal(
     task: Task, sgd: LocalSgd, plan: Plan, start: Float32[Tensor, "d"], seeds: Int64[Tensor, "m"]
 ) -> Iterator[tuple[Int64[Tensor, "g"], Float32[Tensor, "g d"]]]:
-    """Yield contributions of a plan that are not trained in the span, and their updates, largest first."""
-    left = plan.primal[np.argsort(-plan.sizes[plan.primal], kind="stable")]
-    while len(left):
-        longest = int(plan.sizes[left[0]])
-        record_bytes = 4 * plan.cohort.features[0].numel() * min(longest, sgd.batch_size or longest)
-        count = max(1, _CHUNK_BYTES // (3 * record_bytes + 16 * len(start)))
-        chosen, left = torch.from_numpy(left[:count]), left[count:]
-        yield chosen, _train(task, sgd, plan, chosen, start, seeds[chosen])
+    """Yield contributions of a plan that are not trained in the span, and their updates."""
+    sizes = plan.sizes[plan.primal]
+    widths = ladder(sizes, 4)
+    if sgd.batch_size is not None:
+        widths = np.where(sizes > sgd.batch_size, sgd.batch_size, widths)
+    for width in np.unique(widths).tolist():
+        left = plan.primal[widths == width]
+        left = left[np.argsort(-plan.sizes[left], kind="stable")]
+        record_bytes = 4 * plan.cohort.features[0].numel() * width
+        count = whole(max(1, _CHUNK_BYTES // (3 * record_bytes + 16 * len(start))), width)
+        for first in range(0, len(left), count):
+            chosen = torch.from_numpy(left[first : first + count])
+            filled = torch.cat([chosen, chosen[-1:].expand(whole(len(chosen), width) - len(chosen))])
+            yield chosen, _train(task, sgd, plan, filled, start, seeds[filled], width)[: len(chosen)]
 
 
 def _train(
@@ -40,29 +48,31 @@ def _train(
     chosen: Int64[Tensor, "g"],
     start: Float32[Tensor, "d"],
     seeds: Int64[Tensor, "g"],
+    width: int,
 ) -> Float32[Tensor, "g d"]:
-    """Return the updates of contributions with sizes descending, padded to the largest."""
+    """Return the updates of contributions with sizes descending, in steps of ``width`` records, padding included."""
     cohort = plan.cohort
     sizes = torch.from_numpy(plan.sizes)[chosen]
     firsts = torch.from_numpy(cohort.groups.start[plan.members])[chosen].unsqueeze(-1)
     table = torch.from_numpy(cohort.groups.order)
-    longest = int(sizes[0])
-    batch_size = min(sgd.batch_size or longest, longest)
+    longest = -(-int(sizes[0]) // width) * width
     present = torch.arange(longest) < sizes.unsqueeze(-1)
     deltas = start.new_zeros(len(chosen), len(start))
     velocity, gradient = torch.zeros_like(deltas), torch.zeros_like(deltas)
     for epoch in range(sgd.epochs):
-        order = torch.where(present, batch_order(seeds, sizes, epoch, sgd.batch_size), 0)
-        records = table[firsts + order]
-        for first in range(0, longest, batch_size):
+        order = batch_order(seeds, sizes, epoch, sgd.batch_size)
+        order = torch.nn.functional.pad(order, (0, longest - order.shape[1]))
+        records = table[firsts + torch.where(present, order, 0)]
+        for first in range(0, longest, width):
             active = int((sizes > first).sum())
-            features, targets = cohort.batch(records[:active, first : first + batch_size])
-            mask = present[:active, first : first + batch_size].to(start.device)
-            model = start + deltas[:active]
-            _write_gradient(task, model, features.flatten(2), targets, mask, gradient[:active])
+            rows = whole(active, width)
+            features, targets = cohort.batch(records[:rows, first : first + width])
+            mask = present[:rows, first : first + width].to(start.device)
+            model = start + deltas[:rows]
+            _write_gradient(task, model, features.flatten(2), targets, mask, gradient[:rows])
             velocity[:active].mul_(sgd.momentum).add_(gradient[:active])
             if sgd.weight_decay:
-                velocity[:active].add_(model, alpha=sgd.weight_decay)
+                velocity[:active].add_(model[:active], alpha=sgd.weight_decay)
             deltas[:active].sub_(velocity[:active], alpha=sgd.learning_rate)
             if sgd.projection is not None:
                 project_(deltas[:active], None, sgd.projection)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedveil.local.counters import batch_order
 from fedveil.local.losses import Loss
+from fedveil.local.shapes import whole
 from fedveil.local.steps import LocalSgd
 
 _ORDER_ELEMENTS: Final = 2**18  # batch orders drawn in one call: 2 MB of int64
@@ -75,13 +76,33 @@ def train_full_batch(
     outputs = logits
     for epoch in range(sgd.epochs):
         if epoch:
-            outputs = torch.baddbmm(logits, coefficients, grams, beta=scale)
+            outputs = product(coefficients, grams, logits, scale)
         slopes = loss.slopes(outputs, targets, present).mul_(weight)
         _descend(sgd, coefficients, velocity, slopes, None)
         drift = sgd.momentum * drift + sgd.weight_decay * scale
         scale -= sgd.learning_rate * drift
     shrink = torch.full((len(logits),), scale - 1, dtype=torch.float64, device=logits.device)
     return Trained(coefficients=coefficients, shrink=shrink)
+
+
+def product(
+    coefficients: Float[Tensor, "g k n"],
+    grams: Float[Tensor, "g n n"],
+    logits: Float[Tensor, "g k n"] | None = None,
+    scale: float = 1.0,
+) -> Float[Tensor, "g k n"]:
+    """Return A K, or c Z0 + A K, of blocks that several contributions share.
+
+    One output is computed as two: the product of a row and a matrix has a kernel of its own, which adds up in an order
+    that depends on where in the block a contribution lies.
+    """
+    outputs = coefficients.shape[1]
+    if outputs == 1:
+        coefficients = coefficients.expand(-1, 2, -1)
+        logits = None if logits is None else logits.expand(-1, 2, -1)
+    if logits is None:
+        return torch.bmm(coefficients, grams)[:, :outputs].contiguous()
+    return torch.baddbmm(logits, coefficients, grams, beta=scale)[:, :outputs].contiguous()
 
 
 def train_batches(
@@ -105,7 +126,7 @@ def train_batches(
         grams: K, zero for padding.
         logits: Z0, zero for padding.
         targets: any valid target for padding.
-        sizes: n of each contribution, descending, at least 1.
+        sizes: n of each contribution, descending; 0 for rows of padding.
         seeds: of each contribution's batches.
         start_norm: ||W0||; only a projection with weight decay reads it.
     """
@@ -115,7 +136,7 @@ def train_batches(
     present = torch.arange(longest, device=device) < sizes.to(device).unsqueeze(-1)
     steps = [
         _Step.of(int((sizes > first).sum()), slice(first, first + batch_size), present)
-        for first in range(0, longest, batch_size)
+        for first in range(0, int(sizes[0]), batch_size)
     ]
     coefficients = torch.zeros_like(logits)
     velocity = torch.zeros_like(logits) if sgd.momentum else None
@@ -130,23 +151,21 @@ def train_batches(
         epoch_logits = logits.gather(-1, places)
         epoch_targets = targets.flatten(0, 1)[rows]
         for step in steps:
-            active, batch = step.active, step.batch
-            batch_logits = epoch_logits[:active, :, batch]
+            active, taken, batch = step.active, len(step.present), step.batch
+            batch_logits = epoch_logits[:taken, :, batch]
             if sgd.weight_decay:
-                batch_logits = batch_logits * scale[:active].float()
-            batch_rows = rows[:active, batch]
+                batch_logits = batch_logits * scale[:taken].float()
+            batch_rows = rows[:taken, batch]
             batch_grams = gram_rows.index_select(0, batch_rows.flatten()).view(*batch_rows.shape, longest)
-            learned = torch.bmm(coefficients[:active], batch_grams.mT)
+            learned = torch.bmm(coefficients[:taken], batch_grams.mT)
             batch_logits = batch_logits + learned
-            slopes = loss.slopes(batch_logits, epoch_targets[:active, batch], step.present)
+            slopes = loss.slopes(batch_logits, epoch_targets[:taken, batch], step.present)
             slopes = slopes.mul_(step.rates)
             if ball is not None:
-                among = batch_grams.gather(
-                    -1, order[:active, None, batch].expand(-1, batch_rows.shape[1], -1)
-                )
-                ball.step(slopes, learned, among, epoch_logits[:active, :, batch])
+                among = batch_grams.gather(-1, order[:taken, None, batch].expand(-1, batch_rows.shape[1], -1))
+                ball.step(slopes, learned, among, epoch_logits[:taken, :, batch], active)
             moving = None if velocity is None else velocity[:active]
-            _descend(sgd, coefficients[:active], moving, slopes, places[:active, :, batch])
+            _descend(sgd, coefficients[:active], moving, slopes[:active], places[:active, :, batch])
             if sgd.weight_decay:
                 drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
                 scale[:active] -= sgd.learning_rate * drift[:active]
@@ -164,7 +183,8 @@ def _orders(
         epochs = torch.arange(first, min(first + together, sgd.epochs)).repeat_interleave(len(seeds))
         times = len(epochs) // len(seeds)
         orders = batch_order(seeds.repeat(times), sizes.repeat(times), epochs, sgd.batch_size)
-        yield from orders.to(device).view(times, len(seeds), longest)
+        padding = torch.arange(orders.shape[1], longest).expand(len(orders), -1)
+        yield from torch.cat([orders, padding], 1).to(device).view(times, len(seeds), longest)
 
 
 def spannable(sgd: LocalSgd) -> bool:
@@ -192,15 +212,21 @@ class Ball:
         learned: Float32[Tensor, "g k b"],
         grams: Float32[Tensor, "g b b"],
         logits: Float[Tensor, "g k b"],
+        active: int,
     ) -> None:
-        """Follow A <- (1 - eta lambda) A - eta G: ``learned`` is A K at the batch before it, ``logits`` Z0 there."""
-        active, kept = len(slopes), self._kept
+        """Follow A <- (1 - eta lambda) A - eta G: ``learned`` is A K at the batch before it, ``logits`` Z0 there.
+
+        Rows beyond the first ``active`` take no step.
+        """
+        kept = self._kept
         moves = slopes.double().mul_(-self._rate)
-        crossed, squared = (moves * learned).sum((1, 2)), (moves * torch.bmm(slopes, grams)).sum((1, 2))
+        crossed = (moves * learned).sum((1, 2))[:active]
+        squared = (moves * torch.bmm(slopes, grams)).sum((1, 2))[:active]
         self._with_self[:active] = (
             kept**2 * self._with_self[:active] + 2 * kept * crossed - self._rate * squared
         )
-        self._with_start[:active] = kept * self._with_start[:active] + (moves * logits).sum((1, 2))
+        started = (moves * logits).sum((1, 2))[:active]
+        self._with_start[:active] = kept * self._with_start[:active] + started
 
     def project_(self, coefficients: Float32[Tensor, "g k n"], scale: Float64[Tensor, "g 1 1"]) -> None:
         """Pull updates that left the ball back to its surface."""
@@ -222,19 +248,20 @@ class _Step:
     Args:
         active: how many contributions have a batch left.
         batch: its records, in the order of the epoch.
-        present: (active, b) which of them are no padding.
-        rates: (active, 1, b) 1 / size of the batch, 0 for padding.
+        present: (rows, b) which of them are no padding; rows beyond ``active`` fill a multiple of kernels' shapes up.
+        rates: (rows, 1, b) 1 / size of the batch, 0 for padding.
     """
 
     active: int
     batch: slice
-    present: Bool[Tensor, "active b"]
-    rates: Float32[Tensor, "active 1 b"]
+    present: Bool[Tensor, "rows b"]
+    rates: Float32[Tensor, "rows 1 b"]
 
     @classmethod
     def of(cls, active: int, batch: slice, present: Bool[Tensor, "g n"]) -> "_Step":
-        chosen = present[:active, batch].contiguous()
-        rates = (chosen / chosen.sum(-1, keepdim=True)).unsqueeze(1)
+        width = len(range(*batch.indices(present.shape[1])))
+        chosen = present[: whole(active, width), batch].contiguous()
+        rates = (chosen / chosen.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(1)
         return cls(active=active, batch=batch, present=chosen, rates=rates)
 
 

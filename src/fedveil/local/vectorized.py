@@ -1,33 +1,38 @@
 """The fast trainer: thousands of contributions at once, by ``torch.func.vmap`` over stacked parameters.
 
-Contributions are sorted by size and cut into chunks. In a chunk, b models are the rows of one (b, d) matrix;
-a step computes all b gradients in one batched call and updates the rows in place. Three observations make it
-fast and small:
+Contributions of one width (records a step) are sorted by size and cut into chunks. In a chunk, b models are the rows of
+one (b, d) matrix; a step computes all b gradients in one batched call and updates the rows in place. Three observations
+make it fast and small:
 
 * the first step of every contribution starts from the same model, so its parameters are not batched;
-* with sizes descending, those that still have batches left are a prefix of the rows: no work is masked away;
+* with sizes descending, those that still have batches left are a prefix of the rows;
 * finished rows are bounded and added to their silo's sum at once, so memory is O(chunk · d) whatever the
   number of contributions.
 
 Padding within a batch carries mask 0 and repeats a record of the same contribution: no contribution ever
-reads another's records. docs/theory/vectorised-training.md has the argument.
+reads another's records. Nor does who is there round anybody's update: a width follows from a contribution's own number
+of records, and slots come in multiples that kernels do not tell apart (:mod:`fedveil.local.shapes`). Rows that fill a
+multiple up repeat a contribution of the chunk, and their results are dropped. docs/theory/vectorised-training.md and
+docs/theory/alone-in-a-batch.md have the arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedveil.local.counters import batch_order, contribution_seeds, step_seeds
 from fedveil.local.dropout import seed_names
-from fedveil.local.loop import steps_per_member
+from fedveil.local.loop import BatchGradient, steps_per_member, update_alone
 from fedveil.local.projection import project_
+from fedveil.local.shapes import ladder, undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
 from fedveil.local.task import Task
@@ -43,6 +48,12 @@ _CUDA_MEMORY = 2 << 30
 
 _COMPILED_SHAPES: Final = 256
 
+_CROSSING: Final = (
+    32  # records a step at which convolutions of one contribution overtake batched ones, on a CPU
+)
+_LARGE: Final = 512  # records a step from which batching saves nothing
+_FIXED_SLOTS: Final = 64  # where kernels are generated, or chosen, for a number of slots
+
 
 @dataclass(frozen=True, kw_only=True)
 class VmapTrainer:
@@ -57,6 +68,8 @@ class VmapTrainer:
             seconds for every new set of sizes, pays for long runs of networks of affine layers only, and changes
             results by float32 rounding.
     """
+
+    name: ClassVar[str] = "vmap"
 
     task: Task
     local: LocalStep
@@ -81,33 +94,98 @@ class VmapTrainer:
         steps = steps_per_member(self.local, cohort, members)
         sums = SiloSums(cohort.n_silos, self.task.dimension, bound, cohort.device)
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
-        sgd, gradients = as_sgd(self.local), BatchedGradients(self.task, cohort.device, self.compile)
         done, to_do = 0, int(steps.sum())
-        for chunk in self._chunks(cohort, members):
-            batches = Batches(sgd, cohort, members[chunk], seeds[chunk])
-            deltas = train(sgd, gradients, start, batches)
+        for chunk, deltas in self._updates(start, cohort, members, seeds):
             norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
             done += int(steps[chunk].sum())
             if progress is not None:
                 progress(done, to_do)
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
-    def _chunks(self, cohort: Cohort, members: Int64[Tensor, " m"]) -> Iterator[Int64[Tensor, " b"]]:
-        """Yield positions in ``members``, largest contributions first, as many at a time as memory takes."""
+    def _updates(
+        self,
+        start: Float32[Tensor, " d"],
+        cohort: Cohort,
+        members: Int64[Tensor, " m"],
+        seeds: Int64[Tensor, " m"],
+    ) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
+        """Yield positions in ``members`` and the updates of these contributions."""
+        sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device)
+        batched = BatchedGradients(self.task, cohort.device, self.compile)
+        for chunk in self._chunks(cohort, members):
+            if chunk.slots == 1:
+                for position in torch.split(chunk.positions, 1):
+                    member = int(members[position])
+                    yield position, update_alone(sgd, alone, start, cohort, member, seeds[position])[None]
+                continue
+            filled = torch.cat(
+                [chunk.positions, chunk.positions[-1:].expand(chunk.slots - len(chunk.positions))]
+            )
+            batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk.width)
+            with undivided():
+                deltas = train(sgd, batched, start, batches)
+            yield chunk.positions, deltas[: len(chunk.positions)]
+
+    def _chunks(self, cohort: Cohort, members: Int64[Tensor, " m"]) -> Iterator[Chunk]:
+        """Yield contributions of one width, largest first, as many at a time as memory takes."""
         sizes = cohort.sizes(members)
-        descending = sizes.argsort(descending=True, stable=True)[: int((sizes > 0).sum())]
         sgd = as_sgd(self.local)
         per_record = floats_per_record(self.task, cohort)
+        widths = torch.from_numpy(self._widths(sizes.numpy(), sgd, per_record))
         copies = 4 if sgd.momentum == 0 else 5  # parameters, gradients, a temporary of each; the velocity
         memory = self.memory or (_CUDA_MEMORY if cohort.device.type == "cuda" else _CPU_MEMORY)
-        first = 0
-        while first < len(descending):
-            longest = int(sizes[descending[first]])
-            batch = min(longest, sgd.batch_size or longest)
-            floats = copies * self.task.dimension + batch * per_record + 8 * longest
-            count = max(1, memory // (4 * floats))
-            yield descending[first : first + count]
-            first += count
+        for width in np.unique(widths.numpy())[::-1].tolist():
+            if width == 0:
+                continue
+            of_width = (widths == width).nonzero().flatten()
+            of_width = of_width[sizes[of_width].argsort(descending=True, stable=True)]
+            fitting = memory // (4 * (copies * self.task.dimension + width * per_record))
+            if width >= self._alone_from or fitting < unit(width):
+                yield Chunk(width=width, slots=1, positions=of_width)
+                continue
+            fixed = self.compile or cohort.device.type == "cuda"
+            most = whole(_FIXED_SLOTS, width) if fixed else fitting // unit(width) * unit(width)
+            for positions in torch.split(of_width, most):
+                slots = most if fixed else whole(len(positions), width)
+                yield Chunk(width=width, slots=slots, positions=positions)
+
+    @property
+    def _alone_from(self) -> int:
+        """The width from which contributions are trained one by one.
+
+        Batched convolutions run as grouped ones, whose kernels are slower record for record; what batching saves is
+        the cost of a step, which many records share.
+        """
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        return _CROSSING if any(isinstance(module, kinds) for module in self.task.model.modules()) else _LARGE
+
+    def _widths(
+        self, sizes: Int64[np.ndarray, " m"], sgd: LocalSgd, per_record: int
+    ) -> Int64[np.ndarray, " m"]:
+        """Return the records a step of each contribution, padding included: of her own number of records alone.
+
+        Slots are dear where a model has many parameters, records where it has many activations.
+        """
+        finest = 4 if self.task.dimension > 2 * per_record else 2
+        widths = ladder(np.maximum(sizes, 1), finest)
+        if sgd.batch_size is not None:
+            widths = np.where(sizes > sgd.batch_size, sgd.batch_size, widths)
+        return np.where(sizes > 0, widths, 0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chunk:
+    """Contributions that are trained side by side.
+
+    Args:
+        width: records a step of each, padding included.
+        slots: how many are computed, repeated ones included; 1: each by itself.
+        positions: (b,) which they are, largest first.
+    """
+
+    width: int
+    slots: int
+    positions: Int64[Tensor, " b"]
 
 
 class BatchedGradients:
@@ -136,26 +214,34 @@ class BatchedGradients:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """One step's batches of the contributions that take part in it: the first ones of a chunk."""
+    """One step's batches: of the contributions that take part in it, the first ones of a chunk, and of a few more.
 
-    features: Float32[Tensor, "active batch *shape"]
+    Those beyond ``active`` have no record in the step, and keep their models.
+    """
+
+    active: int
+    features: Float32[Tensor, "rows batch *shape"]
     targets: Tensor
-    mask: Bool[Tensor, "active batch"]
-    seeds: Int64[Tensor, " active"]
+    mask: Bool[Tensor, "rows batch"]
+    seeds: Int64[Tensor, " rows"]
 
 
 class Batches:
     """The steps of a chunk: contributions with records, sorted by size, largest first."""
 
     def __init__(
-        self, sgd: LocalSgd, cohort: Cohort, members: Int64[Tensor, " b"], seeds: Int64[Tensor, " b"]
+        self,
+        sgd: LocalSgd,
+        cohort: Cohort,
+        members: Int64[Tensor, " b"],
+        seeds: Int64[Tensor, " b"],
+        width: int,
     ) -> None:
-        self._sgd, self._cohort, self._seeds = sgd, cohort, seeds
+        self._sgd, self._cohort, self._seeds, self._width = sgd, cohort, seeds, width
         self._sizes = cohort.sizes(members)
         self._start = torch.from_numpy(cohort.groups.start[members.cpu().numpy()])
         self._records = torch.from_numpy(cohort.groups.order)
         self._longest = int(self._sizes[0])
-        self._width = min(self._longest, sgd.batch_size or self._longest)
         self.count = len(members)
         self.steps = sgd.count(self._longest)
 
@@ -165,19 +251,20 @@ class Batches:
             order = batch_order(self._seeds, self._sizes, epoch, self._sgd.batch_size)
             for batch, first in enumerate(range(0, self._longest, self._width)[: self._sgd.steps]):
                 if epoch == 0 or self._width < self._longest:
-                    features, targets, mask = self._gather(order, first)
+                    active, features, targets, mask = self._gather(order, first)
                 seeds = step_seeds(self._seeds[: len(mask)], epoch, batch).to(self._cohort.device)
-                yield Batch(features=features, targets=targets, mask=mask, seeds=seeds)
+                yield Batch(active=active, features=features, targets=targets, mask=mask, seeds=seeds)
 
-    def _gather(self, order: Int64[Tensor, "b longest"], first: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Read the records at positions first, first + 1, ... of the order, padded to the longest batch."""
+    def _gather(self, order: Int64[Tensor, "b longest"], first: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        """Read the records at positions first, first + 1, ... of the order, padded to the width."""
         active = int((self._sizes > first).sum())
-        positions = order[:active, first : first + self._width]
-        left = self._sizes[:active, None] - first
-        mask = torch.arange(positions.shape[1]) < left
-        records = self._records[self._start[:active, None] + torch.where(mask, positions, 0)]
+        rows = min(whole(active, self._width), self.count)
+        place = torch.arange(first, first + self._width)
+        mask = place < self._sizes[:rows, None]
+        positions = order[:rows, place.clamp(max=order.shape[1] - 1)]
+        records = self._records[self._start[:rows, None] + torch.where(mask, positions, 0)]
         features, targets = self._cohort.batch(records)
-        return features, targets, mask.to(self._cohort.device)
+        return active, features, targets, mask.to(self._cohort.device)
 
 
 def train(
@@ -188,7 +275,9 @@ def train(
     models = torch.empty(batches.count, layout.dimension, device=start.device)
     velocity: Tensors = {}
     for step, batch in enumerate(batches):
-        named = layout.unflatten(models[: len(batch.mask)])
+        rows = len(batch.mask)
+        idle = [(state, state[batch.active : rows].clone()) for state in (models, *velocity.values()) if step]
+        named = layout.unflatten(models[:rows])
         at = layout.unflatten(start) if step == 0 else named
         gradient_at = gradients.at_one if step == 0 else gradients.at_each
         slopes = gradient_at(at, batch.features, batch.targets, batch.mask, batch.seeds)
@@ -197,7 +286,7 @@ def train(
                 slope = slope.add_(at[name], alpha=sgd.weight_decay)
             if sgd.momentum:
                 if step > 0:
-                    slope = velocity[name][: len(slope)].mul_(sgd.momentum).add_(slope)
+                    slope = velocity[name][:rows].mul_(sgd.momentum).add_(slope)
                 else:
                     velocity[name] = slope
             if batches.steps == 1:
@@ -205,8 +294,9 @@ def train(
             else:
                 torch.add(at[name], slope, alpha=-sgd.learning_rate, out=named[name])
         if sgd.projection is not None:
-            centre = None if batches.steps == 1 else start
-            project_(models[: len(batch.mask)], centre, sgd.projection)
+            project_(models[:rows], None if batches.steps == 1 else start, sgd.projection)
+        for state, kept in idle:
+            state[batch.active : rows] = kept
     return models if batches.steps == 1 else models.sub_(start)
 
 

@@ -1,0 +1,86 @@
+"""Shapes that leave a contribution's float32 training alone, whoever is trained beside her.
+
+Kernels round by shape: a product of 31 rows may be computed by another kernel than one of 32, the last numbers of an
+array by scalar code and the others by vectors, and an array cut between threads wherever the cut falls. Training at a
+high rate over many epochs turns a last bit into any difference, so nothing of this may depend on other contributions.
+Two rules keep it so, and docs/theory/alone-in-a-batch.md has the argument:
+
+* every tensor dimension but the number of contributions (slots) is a function of the contribution's own number of
+  records and of public facts (:func:`ladder`);
+* the number of slots is a multiple of :func:`unit`, so that no array of a batch leaves a remainder that is not a whole
+  number of vectors, a matrix product never changes its kernel, and one thread computes it (:func:`undivided`).
+
+What the rules cannot prove of a machine's kernels, :mod:`fedveil.local.alone` tries before training.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+LANES: Final = 32
+"""Numbers that the widest loops of a CPU kernel take at once: two vectors of 16 float32 numbers."""
+
+_TRAINING = threading.RLock()
+
+
+def ladder(records: Int64[np.ndarray, " m"], finest: int) -> Int64[np.ndarray, " m"]:
+    """Return how many records each contribution is padded to: a function of her own number alone.
+
+    Four numbers an octave, so at most a quarter of a large one is padding.
+
+    Args:
+        records: (m,) at least 1 each.
+        finest: a power of two of which every padded number is a multiple (1 stays 1, if ``finest`` is at most 2).
+
+    >>> ladder(np.array([1, 2, 3, 5, 9, 13, 33]), 2).tolist()
+    [1, 2, 4, 6, 10, 14, 40]
+    >>> ladder(np.array([1, 5, 9, 13, 33]), 4).tolist()
+    [4, 8, 12, 16, 40]
+    """
+    octave = np.floor(np.log2(np.maximum(records - 0.5, 1))).astype(np.int64)
+    step = np.maximum(finest, 2**octave // 4)
+    padded = -(-records // step) * step
+    return np.where((records == 1) & (finest <= 2), 1, padded).astype(np.int64)
+
+
+def unit(width: int) -> int:
+    """Return of what the number of slots is a multiple, where each holds ``width`` records: 2 or more.
+
+    >>> [unit(width) for width in (1, 3, 4, 10, 16, 32, 64)]
+    [32, 32, 8, 16, 2, 2, 2]
+    """
+    return max(2, LANES // math.gcd(width, LANES))
+
+
+def whole(slots: int, width: int) -> int:
+    """Return the number of slots rounded up to a multiple of :func:`unit`.
+
+    >>> whole(5, 4), whole(5, 64)
+    (8, 6)
+    """
+    one = unit(width)
+    return -(-slots // one) * one
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """Let one thread compute: where an array is cut between threads depends on its length.
+
+    The number of threads is a setting of the process, so one training at a time enters. Processes share a round instead
+    (docs/how-to/several-processes.md).
+    """
+    with _TRAINING:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
