@@ -28,6 +28,7 @@ from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.session import NOBODY, Absent, AggregationSession
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
+from tests.made_up import serve_hospitals
 from tests.test_protected_run import asked
 from tests.test_run import Silent, files, same_model
 from tests.test_weighted_run import asked as weighted
@@ -37,8 +38,8 @@ AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate"
 
 
 @pytest.fixture(autouse=True)
-def _real_data(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDVEIL_DATA", str(data_folder))
+def _made_up_hospitals(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_hospitals(tmp_path_factory.mktemp("made_up"), monkeypatch)
 
 
 def units(silos: int, length: int = 5) -> dict[int, np.ndarray]:

@@ -25,6 +25,7 @@ from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.made_up import serve_hospitals
 from tests.test_run import Silent, files, same_model
 
 QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}
@@ -32,8 +33,8 @@ SAMPLED = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "user_sam
 
 
 @pytest.fixture(autouse=True)
-def _real_data(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDVEIL_DATA", str(data_folder))
+def _made_up_hospitals(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_hospitals(tmp_path_factory.mktemp("made_up"), monkeypatch)
 
 
 def asked(**changes: Any) -> Experiment:
