@@ -81,6 +81,7 @@ def recovering(experiment: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=PORT)

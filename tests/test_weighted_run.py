@@ -104,7 +104,7 @@ def tolerance(prepared: Prepared) -> float:
         {},
         {"trainer": {"name": "vmap"}},
         {
-            "data": {"name": "digits", "n_users": 40, "n_silos": 3},
+            "data": {"name": "digits", "n_users": 12, "n_silos": 2},
             "model": {"name": "linear"},
             "protection": {**QUICK, "n_max": 1200},
         },
@@ -118,6 +118,15 @@ def test_the_server_learns_the_plain_weighted_sum(changes: dict[str, Any]) -> No
     found, expected = played(prepared), in_the_clear(prepared)
     assert np.abs(found - expected).max() <= tolerance(prepared)
     assert np.abs(found - found.mean()).max() > tolerance(prepared)
+
+
+def test_the_server_learns_the_plain_weighted_sum_of_real_hospitals(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    prepared = prepare(asked(data={"name": "heart_disease", "n_users": 12, "folder": str(data_folder)}))
+    assert prepared.population.records_per_silo().tolist() == [199, 172, 30, 85]
+    assert np.abs(played(prepared) - in_the_clear(prepared)).max() <= tolerance(prepared)
 
 
 def test_the_server_learns_the_sum_over_the_users_it_drew() -> None:
