@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
@@ -518,3 +519,14 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
     assert isinstance(answer, Refused)
     assert "institutions" in answer.reason
     world.close()
+
+
+def test_a_letter_is_signed_as_a_letter() -> None:
+    """Members sign keys and lists under the same identity: none of them may pass for a letter, nor a letter for them."""
+    key = IdentityKey.generate()
+    data = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),)).seal(key)
+    content, signature = data[:-64], data[-64:]
+    key.public.verify(b"fedveil/1/letter" + content, signature)
+    for other in (b"", b"fedveil/1", b"fedveil/1/agreement-key"):
+        with pytest.raises(CryptoError):
+            key.public.verify(other + content, signature)

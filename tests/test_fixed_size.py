@@ -33,7 +33,7 @@ from fedveil.privacy.fixed_size import (
     fixed_size_rdp,
     published_epsilon,
 )
-from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
+from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients, knowing_one
 from fedveil.randomness import PrivacyRandomness
 
 BASE = GaussianEvent(noise_multiplier=1.5)
@@ -57,6 +57,17 @@ def test_every_draw_has_the_size(population: int, share: float, seed: int) -> No
     source = PrivacyRandomness.insecure(seed).stream("participants")
     drawn = UniformClients(population=population, sample=sample).draw(population, source)
     assert drawn.sum() == sample
+
+
+@pytest.mark.parametrize(("population", "sample"), [(10, 3), (2, 1), (975, 195)])
+def test_who_knows_of_her_own_draw_sees_a_larger_share_of_the_others(population: int, sample: int) -> None:
+    """Of the n - 1 others m are drawn if she is not, m - 1 if she is: the share m / (n - 1) covers both."""
+    others = knowing_one(UniformClients(population=population, sample=sample))
+    assert others == UniformClients(population=population - 1, sample=sample)
+    assert others.rate == max(sample, sample - 1) / (population - 1) > sample / population
+    whole = UniformClients(population=population, sample=population)
+    assert knowing_one(whole) == whole
+    assert knowing_one(PoissonUsers(rate=0.2)) == PoissonUsers(rate=0.2)
 
 
 def test_every_pair_is_equally_likely() -> None:
