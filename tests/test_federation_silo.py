@@ -522,7 +522,7 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
 
 
 def test_a_letter_is_signed_as_a_letter() -> None:
-    """Members sign keys and lists under the same identity: none of them may pass for a letter, nor a letter for them."""
+    """Members sign keys and lists under the same identity: none of them passes for a letter, nor a letter for them."""
     key = IdentityKey.generate()
     data = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),)).seal(key)
     content, signature = data[:-64], data[-64:]
