@@ -16,7 +16,7 @@ from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, Patience
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
-from fedveil.engine.silo_side import local_sums, members_of
+from fedveil.engine.silo_side import local_sums, members_of, silo_message
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.guarantee import Federation, derive
 from fedveil.methods.protections import SecureAggregation
@@ -300,6 +300,20 @@ def test_every_attempt_draws_its_own_users(
     )
     assert run(prepare(experiment), tmp_path, Silent()).row["attempts"] == 2
     assert len({one.tobytes() for one in drawn}) == len(drawn) == 2  # of a known seed: certain
+
+
+def test_every_attempt_has_noise_of_its_own() -> None:
+    """Two attempts with one noise differ by what their users say, and by nothing that hides it."""
+    method, privacy = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA), PrivacyRandomness.insecure(1)
+    sent = [
+        silo_message(
+            method, np.zeros(8), n_silos=3, silo=silo, round_number=number, privacy=privacy, attempt=attempt
+        ).vector
+        for number in (1, 2)
+        for silo in (0, 1)
+        for attempt in (0, 1, 2)
+    ]
+    assert len({vector.tobytes() for vector in sent}) == len(sent) == 12
 
 
 def test_a_round_without_a_silo_is_the_mean_over_the_others(
