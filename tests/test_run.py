@@ -203,6 +203,14 @@ def test_a_ledger_that_lost_charges_is_refused(tmp_path: Path) -> None:
         resume(outcome.folder, Silent())
 
 
+@pytest.mark.parametrize(("share", "rounds"), [(1.0, 2), (1 - 1e-9, 1)])
+def test_a_runs_budget_is_spent_to_its_last_and_not_beyond(share: float, rounds: int, tmp_path: Path) -> None:
+    document = experiment().model_dump(exclude_none=True) | {"privacy": {}}
+    budget = share * prepare(parse(document, "test")).epsilon_after(2)
+    outcome = run(prepare(parse(document | {"privacy": {"budget": budget}}, "test")), tmp_path, Silent())
+    assert outcome.rounds == len(read_entries(outcome.folder / "ledger.jsonl")) == rounds
+
+
 def test_a_run_stops_before_the_round_that_would_exceed_its_budget(tmp_path: Path) -> None:
     document = experiment().model_dump(exclude_none=True) | {"privacy": {"budget": 1.0}}
     prepared = prepare(parse(document, "test"))
