@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from tests.mutants import PAGE, ROOT, Mutant, read
-from tests.mutants.__main__ import HEAD, Result, rewritten, row_of, tried
+from tests.mutants.player import HEAD, Result, rewritten, row_of, tried
 
 MUTANTS = read()
 
