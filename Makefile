@@ -2,14 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 TESTS ?=
+MUTANTS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help setup run federation test test-all lint format clean
+.PHONY: help setup run federation test test-all mutants lint format clean
 
 help:
 	@echo "make run       train on an embedded data set and print table and report"
 	@echo "make federation  four made-up hospitals as processes of their own, over TLS on this host"
 	@echo "make test      the test suite          make test-all  with the slow tests"
+	@echo "make mutants   change the source line by line: does a test notice?  (an hour)"
 	@echo "make lint      ruff, mypy, advisories  make format    format and fix"
 	@echo "make setup     build .venv if it is missing or stale"
 
@@ -37,6 +39,9 @@ test: setup
 
 test-all: setup
 	@$(BIN)/python -m pytest -q -n 2 $(TESTS)
+
+mutants: setup
+	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -1,9 +1,18 @@
 """Calibrated values meet their target, and barely."""
 
+import math
+
 import pytest
 
 from fedveil.errors import BudgetError, PrivacyError
-from fedveil.privacy.accounting import ACCOUNTANTS, PldAccountant, RdpAccountant, make_accountant
+from fedveil.privacy.accounting import (
+    ACCOUNTANTS,
+    PldAccountant,
+    RdpAccountant,
+    epsilon_on_grid,
+    gaussian_delta,
+    make_accountant,
+)
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gaussian_rounds
 from fedveil.privacy.events import (
     Event,
@@ -84,3 +93,31 @@ def test_an_accountant_is_asked_only_what_it_supports() -> None:
     assert PldAccountant().supports(mixture)
     with pytest.raises(PrivacyError, match="does not support"):
         calibrate_rounds(mixture, Budget(epsilon=1.0, delta=DELTA, accountant=RdpAccountant()))
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.4])
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_noise_on_a_grid_costs_what_the_grid_changes(name: str, loss: float) -> None:
+    """(e, d) of continuous noise is (e + loss, exp(loss) d) on the grid: delta is met after the factor, not before."""
+    accountant, event = make_accountant(name), gaussian_rounds(noise_multiplier=2.0, rounds=3)
+    epsilon = epsilon_on_grid(accountant, event, DELTA, loss)
+    exact = math.exp(loss) * gaussian_delta(math.sqrt(3) / 2.0, epsilon - loss)
+    assert exact <= DELTA * (1 + 1e-6)
+    assert epsilon - loss > accountant.epsilon(event, DELTA) or loss == 0
+    if name == "pld":
+        assert exact == pytest.approx(DELTA, rel=2e-2)
+
+
+def test_calibration_counts_the_grid() -> None:
+    budget = Budget(epsilon=1.0, delta=DELTA)
+    continuous, on_grid = (
+        calibrate_noise(
+            lambda sigma: gaussian_rounds(noise_multiplier=sigma, rounds=3), budget, loss=lambda _, x=x: x
+        )
+        for x in (0.0, 0.2)
+    )
+    spent = PldAccountant().epsilon(
+        gaussian_rounds(noise_multiplier=on_grid, rounds=3), DELTA * math.exp(-0.2)
+    )
+    assert spent == pytest.approx(0.8, rel=1e-3)
+    assert on_grid > 1.2 * continuous

@@ -17,6 +17,7 @@ from fedveil.population.catalogue.creditcard import FULL_FRAUDS, FULL_GENUINE
 from fedveil.population.catalogue.files import DataFile, Opener, Store, digest_of, fetch, open_https, store
 from fedveil.population.catalogue.mnist import read_idx
 from fedveil.population.records import Population
+from tests.made_up import PATIENTS, ROWS, serve, serve_hospitals, write_patients
 
 ZIPF, UNIFORM = Allocation(law="zipf"), Allocation(law="uniform")
 CONTENT = b"not very much data"
@@ -109,19 +110,39 @@ def test_the_full_creditcard_table_gives_the_published_counts(monkeypatch: pytes
     assert "subset" not in population.name
 
 
+def are_normalised_as_published(population: Population) -> None:
+    """Each hospital by its own training records, the test table by those of all."""
+    for silo in range(4):
+        rows = population.train.features[population.train.silo == silo]
+        varies = rows.std(axis=0) > 0
+        np.testing.assert_allclose(rows.mean(axis=0), 0, atol=1e-5)
+        np.testing.assert_allclose(rows[:, varies].std(axis=0, ddof=1), 1, atol=1e-5)
+    assert any("not covered" in note for note in population.notes)
+
+
 def test_heart_disease_has_its_published_counts_and_normalisation(data_folder: Path) -> None:
     population = load("heart_disease", allocation=ZIPF, n_users=50, folder=data_folder)
     assert population.records_per_silo().tolist() == [199, 172, 30, 85]
     assert len(population.test_targets) == 104 + 89 + 16 + 45
     assert population.feature_shape == (13,)
     assert (population.n_classes, population.silo_names[3]) == (2, "va")
-    for silo in range(4):
-        rows = population.train.features[population.train.silo == silo]
-        varies = rows.std(axis=0) > 0
-        np.testing.assert_allclose(rows.mean(axis=0), 0, atol=1e-5)
-        np.testing.assert_allclose(rows[:, varies].std(axis=0, ddof=1), 1, atol=1e-5)
+    are_normalised_as_published(population)
     assert abs(population.test_features.mean(axis=0)).max() < 0.3  # by pooled, not by their own statistics
-    assert any("not covered" in note for note in population.notes)
+
+
+def test_made_up_hospitals_lose_rows_with_a_missing_value_and_are_normalised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_hospitals(tmp_path, monkeypatch)
+    population = load("heart_disease", allocation=ZIPF, n_users=8)
+    complete = [rows - 2 for rows in ROWS]
+    assert population.records_per_silo().tolist() == [int(0.66 * rows) for rows in complete]
+    assert len(population.train) + len(population.test_targets) == sum(complete)
+    assert population.feature_shape == (13,)
+    assert set(np.unique(population.train.targets)) == {0, 1}
+    are_normalised_as_published(population)
+    with pytest.raises(ConfigError, match="n_silos is 3, but these data come in 4 silos: cleveland"):
+        load("heart_disease", allocation=ZIPF, n_users=8, n_silos=3)
 
 
 def test_tcga_brca_has_its_published_split(data_folder: Path) -> None:
@@ -134,9 +155,19 @@ def test_tcga_brca_has_its_published_split(data_folder: Path) -> None:
     assert population.records_per_user().min() >= 2
 
 
-def test_silos_of_the_data_cannot_be_chosen(data_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="n_silos is 3, but these data come in 4 silos: cleveland"):
-        load("heart_disease", allocation=ZIPF, n_users=50, n_silos=3, folder=data_folder)
+def test_made_up_patients_keep_their_region_and_the_split_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve("tcga_brca", write_patients(tmp_path), monkeypatch)
+    population = load("tcga_brca", allocation=ZIPF, n_users=8, folder=tmp_path)
+    tested = [-(-rows // 3) for rows in PATIENTS]
+    assert population.records_per_silo().tolist() == [
+        rows - some for rows, some in zip(PATIENTS, tested, strict=True)
+    ]
+    assert len(population.test_targets) == sum(tested)
+    assert (population.feature_shape, population.task) == ((39,), "survival")
+    assert set(np.unique(population.train.targets[:, 0])) == {0.0, 1.0}
+    assert population.records_per_user().min() >= 2
 
 
 def test_an_unknown_data_set_is_refused_with_those_there_are() -> None:
@@ -169,7 +200,7 @@ def test_the_store_is_the_folder_given_else_the_environments_else_a_cache(
     assert store(None) == Store(folder=tmp_path / "share" / "fedveil", download=True)
 
 
-def serve(contents: dict[str, bytes | OSError]) -> Opener:
+def answer(contents: dict[str, bytes | OSError]) -> Opener:
     def opener(url: str) -> AbstractContextManager[BinaryIO]:
         content = contents[url]
         if isinstance(content, OSError):
@@ -181,7 +212,7 @@ def serve(contents: dict[str, bytes | OSError]) -> Opener:
 
 def test_a_download_tries_its_addresses_in_turn(tmp_path: Path) -> None:
     target = tmp_path / FILE.path
-    fetch(FILE, target, serve({"https://a": OSError("unreachable"), "https://b": CONTENT}))
+    fetch(FILE, target, answer({"https://a": OSError("unreachable"), "https://b": CONTENT}))
     assert target.read_bytes() == CONTENT
     assert digest_of(target) == FILE.sha256
 
@@ -189,7 +220,7 @@ def test_a_download_tries_its_addresses_in_turn(tmp_path: Path) -> None:
 def test_a_corrupted_download_names_file_and_digests_and_leaves_nothing(tmp_path: Path) -> None:
     wrong = CONTENT[:-1]
     with pytest.raises(DataError) as caught:
-        fetch(FILE, tmp_path / FILE.path, serve({"https://a": wrong, "https://b": wrong}))
+        fetch(FILE, tmp_path / FILE.path, answer({"https://a": wrong, "https://b": wrong}))
     told = str(caught.value)
     assert FILE.path in told
     assert FILE.sha256 in told
@@ -203,7 +234,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(DataError, match="No space left on device"):
-        fetch(FILE, tmp_path / FILE.path, serve({"https://a": CONTENT, "https://b": CONTENT}))
+        fetch(FILE, tmp_path / FILE.path, answer({"https://a": CONTENT, "https://b": CONTENT}))
     assert list((tmp_path / "set").iterdir()) == []
 
 

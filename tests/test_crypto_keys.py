@@ -2,6 +2,7 @@
 
 import os
 import stat
+import struct
 
 import numpy as np
 import pytest
@@ -202,3 +203,23 @@ def test_one_share_too_few_is_uniform():
     for secret in (bytes(32), b"\xff" * 32):
         top = [split(secret, holders=2, threshold=2)[0].value[1] for _ in range(4000)]
         assert stats.chisquare(np.bincount(np.array(top) // 32, minlength=8)).pvalue > FALSE_ALARM
+
+
+def test_a_sealed_message_has_a_nonce_of_its_own():
+    """Two messages under one nonce show their difference, and let whoever reads them forge more."""
+    key, plaintext = os.urandom(32), bytes(64)
+    sealed = [seal(key, plaintext, b"") for _ in range(100)]
+    assert len({one[:12] for one in sealed}) == len({one[12:] for one in sealed}) == 100
+    difference = np.frombuffer(sealed[0], np.uint8)[12:-16] ^ np.frombuffer(sealed[1], np.uint8)[12:-16]
+    assert np.count_nonzero(difference) > 48
+
+
+def test_a_signed_key_says_that_it_is_one():
+    """Under the same identity letters and lists are signed too: none of them may pass for a key, nor a key for them."""
+    identity, public = IdentityKey.generate(), AgreementKey.generate().public
+    signed = SignedKey.sign(identity, public, owner=2, purpose="sum", moment=MOMENT)
+    statement = struct.pack(">IH", 2, 3) + b"sum" + MOMENT.encode() + public
+    identity.public.verify(b"fedveil/1/agreement-key" + statement, signed.signature)
+    for other in (b"", b"fedveil/1", b"fedveil/1/letter"):
+        with pytest.raises(CryptoError):
+            identity.public.verify(other + statement, signed.signature)

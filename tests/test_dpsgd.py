@@ -196,6 +196,23 @@ def test_noise_has_its_scale_and_the_divisor_is_the_expected_batch():
     torch.testing.assert_close(sums.total[0], torch.full_like(sums.total[0], -500.0), rtol=0, atol=0.2)
 
 
+def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own():
+    task, cohort = task_of("mlp"), cohort_of([12, 12], n_silos=2)
+    words = []
+
+    def recording(dimension, std, grid, source):
+        words.append(source.uint64(4).tobytes())
+        return np.zeros(dimension)
+
+    trainer = trainer_of(task, noise_multiplier=2.0, noise=recording, batch_size=6, epochs=3)
+    members, weights = everyone(cohort)
+    for number in (1, 2):
+        trainer.sums(
+            task.initial(), cohort, members, weights, Clip(norm=0.01), ExperimentRandomness(0), (number,)
+        )
+    assert len(set(words)) == len(words) == 2 * 2 * 6
+
+
 def test_an_empty_silo_and_an_empty_batch():
     task, cohort = task_of("mlp"), cohort_of([0, 1])
     members, weights = everyone(cohort)

@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.policy import Policy
+from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.silo import LEDGER
 from fedveil.engine.federation.store import Answered, AnswerStore
+from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
@@ -183,6 +186,31 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
     assert budget is not None
     assert 0 < budget.accountant.epsilon(party._ledger.spent(), budget.delta) <= 2.0
     first.close()
+
+
+def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
+    """A run that fits when it is joined must fit at every round too: what a lost answer costs again is not free."""
+    experiment = asked(rounds=3)
+    secure = experiment.model_copy(
+        update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
+    )
+    for epsilon, refused in ((100.0, False), (None, True)):
+        folder = tmp_path / str(refused)
+        folder.mkdir()
+        exact = prepare(secure, Held(population())).epsilon_after(3) * (1 + 1e-9)
+        limits = LIMITED.model_copy(update={"epsilon": epsilon or exact, "trust_coordinator": True})
+        world = World(folder, secure, population(), limits)
+        told(world, Terms(experiment=secure.to_toml(), membership=world.membership.digest))
+        told(world, *task(world), number=1)
+        told(world, *task(world, number=2), number=2)
+        kept = next((folder / "state-0" / "answers").iterdir())
+        content = kept.read_bytes()
+        assert isinstance(told(world, *task(world, number=3), number=3)[0], Vector)
+        kept.write_bytes(content)
+        answer = told(world, *task(world, number=3), number=4)
+        assert (cause(answer) == "budget") if refused else isinstance(answer[0], Vector)
+        assert len(read_entries(folder / "state-0" / LEDGER)) == (3 if refused else 4)
+        world.close()
 
 
 def test_metrics_and_files_of_the_coordinator_are_not_touched_by_a_silo(world: World) -> None:
@@ -560,3 +588,14 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
     assert isinstance(answer, Refused)
     assert "institutions" in answer.reason
     world.close()
+
+
+def test_a_letter_is_signed_as_a_letter() -> None:
+    """Members sign keys and lists under the same identity: none of them passes for a letter, nor a letter for them."""
+    key = IdentityKey.generate()
+    data = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),)).seal(key)
+    content, signature = data[:-64], data[-64:]
+    key.public.verify(b"fedveil/1/letter" + content, signature)
+    for other in (b"", b"fedveil/1", b"fedveil/1/agreement-key"):
+        with pytest.raises(CryptoError):
+            key.public.verify(other + content, signature)

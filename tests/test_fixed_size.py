@@ -18,6 +18,7 @@ from fedveil.privacy.accounting import (
     gaussian_delta,
     make_accountant,
 )
+from fedveil.privacy.claims import Claim, Tells, against, covering
 from fedveil.privacy.events import (
     Adjacency,
     GaussianEvent,
@@ -57,6 +58,21 @@ def test_every_draw_has_the_size(population: int, share: float, seed: int) -> No
     source = PrivacyRandomness.insecure(seed).stream("participants")
     drawn = UniformClients(population=population, sample=sample).draw(population, source)
     assert drawn.sum() == sample
+
+
+@pytest.mark.parametrize(("population", "sample"), [(10, 3), (2, 1), (975, 195)])
+def test_who_knows_of_her_own_draw_sees_a_larger_share_of_the_others(population: int, sample: int) -> None:
+    """Of the n - 1 others m are drawn if she is not, m - 1 if she is: the share m / (n - 1) covers both."""
+    one, own = GaussianEvent(noise_multiplier=2.0), covering(Tells.OWN)
+
+    def knowing_own(sampler: Everyone | PoissonUsers | UniformClients) -> Event:
+        return against(own | {Tells.OWN_DRAW}, sampler.over([Claim(own, one)])).event
+
+    others = UniformClients(population=population - 1, sample=sample)
+    assert knowing_own(UniformClients(population=population, sample=sample)) == others.event(one)
+    assert others.rate == max(sample, sample - 1) / (population - 1) > sample / population
+    assert knowing_own(UniformClients(population=population, sample=population)) == one
+    assert knowing_own(PoissonUsers(rate=0.2)) == PoissonUsers(rate=0.2).event(one)
 
 
 def test_every_pair_is_equally_likely() -> None:

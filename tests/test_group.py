@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 from fedveil.errors import PrivacyError
+from fedveil.local.steps import LocalSgd
+from fedveil.methods.claims import Federation
+from fedveil.methods.derive import derive
+from fedveil.methods.uldp import uldp_group
 from fedveil.privacy.accounting import PldAccountant, RdpAccountant
 from fedveil.privacy.events import (
     ComposedEvent,
@@ -100,10 +104,8 @@ def test_sizes_between_powers_of_two_are_rounded_up_and_the_paper_down() -> None
 # --- the mixture ------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 40), st.floats(0.005, 0.9), st.floats(0.5, 8.0), st.floats(0.0, 4.0))
-@settings(max_examples=20)
-def test_one_step_is_the_binomial_mixture(k: int, rate: float, sigma: float, eps: float) -> None:
-    """The step's delta is that of the mixture integrated on a grid, in the worse direction."""
+def integrated_delta(k: int, rate: float, sigma: float, eps: float) -> float:
+    """One step's delta by the definition: the mixture integrated on a grid, in the worse direction."""
     x = np.linspace(-12 * sigma, k + 12 * sigma, 20_001)
     step = x[1] - x[0]
     counts = np.arange(k + 1)
@@ -111,9 +113,43 @@ def test_one_step_is_the_binomial_mixture(k: int, rate: float, sigma: float, eps
     mixed = (binom.pmf(counts, k, rate)[:, None] * norm.pdf(x - counts[:, None], scale=sigma)).sum(axis=0)
     remove = np.maximum(mixed - math.exp(eps) * base, 0).sum() * step
     add = np.maximum(base - math.exp(eps) * mixed, 0).sum() * step
+    return float(max(remove, add))
+
+
+@given(st.integers(1, 40), st.floats(0.005, 0.9), st.floats(0.5, 8.0), st.floats(0.0, 4.0))
+@settings(max_examples=20)
+def test_one_step_is_the_binomial_mixture(k: int, rate: float, sigma: float, eps: float) -> None:
+    """The step's delta is that of the mixture integrated on a grid, in the worse direction."""
+    expected = integrated_delta(k, rate, sigma, eps)
     ours = PLD.delta(group_event(group_size=k, rate=rate, noise_multiplier=sigma), eps)
-    assert ours >= max(remove, add) * (1 - 1e-6) - 1e-12
-    assert ours == pytest.approx(max(remove, add), rel=2e-2, abs=1e-6)
+    assert ours >= expected * (1 - 1e-6) - 1e-12
+    assert ours == pytest.approx(expected, rel=2e-2, abs=1e-6)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("batch", [10, 40])
+def test_the_method_claims_for_as_many_records_as_a_user_may_keep(k: int, batch: int) -> None:
+    """One step over 40 records: with and without all k records of a user, by the definition and not for k - 1."""
+    sigma, eps = 3.0, 0.5
+    local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=batch)
+    method = uldp_group(local=local, clip=0.7, noise_multiplier=sigma, group_size=k)
+    steps = method.local.plan(40).steps
+    guarantee = derive(method, Federation(n_silos=1, n_users=9, silo_records=(40,)))
+    [step] = atoms(guarantee.event)
+    ours, expected, fewer = (
+        PLD.delta(step, eps),
+        *(integrated_delta(n, batch / 40, sigma, eps) for n in (k, k - 1)),
+    )
+    assert steps == 40 // batch
+    assert expected * (1 - 1e-6) <= ours <= expected * 1.02
+    assert fewer < 0.95 * expected, "the definition tells k from k - 1"
+    whole = PLD.epsilon(
+        SelfComposedEvent(
+            event=group_event(group_size=k, rate=batch / 40, noise_multiplier=sigma), count=steps
+        ),
+        DELTA,
+    )
+    assert PLD.epsilon(guarantee.event, DELTA) == pytest.approx(whole, rel=1e-9)
 
 
 def test_special_cases_have_simpler_events() -> None:

@@ -25,6 +25,12 @@ from fedveil.privacy.ledger import Budget, Head, Ledger, read_entries
 
 EVENT = PoissonSampledEvent(rate=0.25, event=GaussianEvent(noise_multiplier=5.0))
 
+EPSILON_OF_TWO = RdpAccountant().epsilon(SelfComposedEvent(event=EVENT, count=2), 1e-5)
+
+
+def budget_of(epsilon: float) -> Budget:
+    return Budget(epsilon=epsilon, delta=1e-5, accountant=RdpAccountant())
+
 
 def charge(ledger: Ledger, round: int, attempt: int = 0) -> None:
     ledger.charge(run="run", round=round, attempt=attempt, event=EVENT)
@@ -262,3 +268,29 @@ def test_a_run_stops_before_the_round_that_would_exceed_its_budget(path: Path) -
 def test_a_budget_must_be_one(eps: float, delta: float) -> None:
     with pytest.raises(PrivacyError, match="budget"):
         Budget(epsilon=eps, delta=delta)
+
+
+def test_a_budget_is_spent_to_its_last_and_not_beyond(path: Path) -> None:
+    exact = EPSILON_OF_TWO
+    with Ledger(path, unit="user") as ledger:
+        for round, allowed in ((1, exact), (2, exact)):
+            ledger.charge(run="run", round=round, attempt=0, event=EVENT, budget=budget_of(allowed))
+    path.unlink()
+    with Ledger(path, unit="user") as ledger:
+        charge(ledger, 1)
+        with pytest.raises(BudgetError, match="would spend more"):
+            ledger.charge(run="run", round=2, attempt=0, event=EVENT, budget=budget_of(exact * (1 - 1e-9)))
+        assert len(ledger.entries) == len(read_entries(path)) == 1
+
+
+def test_a_line_of_another_ledger_is_found(path: Path, tmp_path: Path) -> None:
+    """Each of its lines is whole and sealed; that the second does not go on from the first shows in the chain alone."""
+    lines = []
+    for name in ("a", "b"):
+        with Ledger(tmp_path / name, unit="user") as ledger:
+            ledger.charge(run=name, round=1, attempt=0, event=EVENT)
+            charge(ledger, 2)
+        lines.append((tmp_path / name).read_bytes().splitlines(keepends=True))
+    path.write_bytes(lines[0][0] + lines[1][1])
+    with pytest.raises(RunFolderError, match=r"line 2: .*does not continue the line before it"):
+        Ledger(path, unit="user")

@@ -152,6 +152,18 @@ def test_a_ballot_is_spread_evenly_over_all_places_however_often_its_coordinates
     assert ((places - expected) ** 2 / (expected * 0.75)).sum() < 110
 
 
+def test_every_session_has_a_secret_of_its_own_for_its_orders():
+    """Who knows the secret reads coordinates off the ballots; the server must not be able to guess it."""
+    secrets = [
+        silo.order_secret
+        for session in (PartialSession(plan()), PartialSession(plan()))
+        for silo in session.silos
+    ]
+    assert secrets == [secrets[0]] * SILOS + [secrets[SILOS]] * SILOS
+    assert secrets[0] != secrets[SILOS]
+    assert all(len(secret) == 32 and len(set(secret)) > 8 for secret in secrets)
+
+
 def test_masked_votes_look_uniform():
     session, units = PartialSession(plan(silos=2, ballots="secagg")), updates(6, silos=2)
     seen = captured(session)

@@ -658,6 +658,19 @@ def test_the_same_inputs_twice_give_unlinkable_ciphertexts():
     assert len(set(seen)) == len(seen)
 
 
+def test_no_own_mask_serves_twice():
+    """Own masks are given away at the end of an attempt: one seed used again would open another attempt's sum."""
+    plan = plan_of()
+    session = session_of(plan, np.full((3, 6), 2))
+    rows, zero, seeds = np.full((6, 5), 7), np.zeros(5, dtype=np.int64), []
+    for attempt in (0, 1):
+        session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=attempt)))
+        for silo in session.silos:
+            silo.contribute(rows, zero)
+            seeds.append(silo._own_mask)
+    assert len(set(seeds)) == len(seeds) == 6
+
+
 def test_the_fraction_that_noise_cannot_cover_is_uniform():
     """T mod C would show n/N exactly, whatever the noise on the grid; the dither makes it uniform."""
     plan = plan_of(users=1, length=400, largest_count=6, noise_limit=1)

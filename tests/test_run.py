@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from safetensors.torch import load_file
 
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.folder import RunFolder
+from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import DataError, FedveilError, RunFolderError
@@ -104,6 +102,19 @@ def test_a_statement_says_where_others_may_round_a_contribution(
     assert sum("computed beside it" in line for line in prepare(parse(document, "test")).uncovered) == lines
 
 
+def test_every_round_is_charged_before_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The charge is on disk, as another process reads it, when the round begins: a crash loses budget, never a cost."""
+    on_disk: list[int] = []
+
+    def play(*given: Any, **named: Any) -> Any:
+        on_disk.append(len(read_entries(tmp_path / "try" / "ledger.jsonl")))
+        return play_round(*given, **named)
+
+    monkeypatch.setattr("fedveil.engine.run.play_round", play)
+    run(prepare(experiment(rounds=3)), tmp_path, Silent())
+    assert on_disk == [1, 2, 3]
+
+
 def test_learning_happens() -> None:
     prepared = prepare(experiment(method={"noise_multiplier": 0.5}, rounds=15, local={"epochs": 5}))
     from tempfile import TemporaryDirectory
@@ -139,35 +150,32 @@ def test_an_interrupted_run_resumes_to_the_same_ledger_and_model(after: int, tmp
     assert [row["test"] for row in resumed[2]] == [row["test"] for row in whole[2]]
 
 
-KILL_SCRIPT = """
-import sys
-from pathlib import Path
-from tests.test_run import Silent, experiment
-from fedveil.engine.run import run
-from fedveil.engine.setup import prepare
-run(prepare(experiment(rounds=40)), Path(sys.argv[1]), Silent())
-"""
+def play_on(folder: Path) -> None:
+    """Play a run that is killed on its way."""
+    run(prepare(experiment(rounds=40)), folder, Silent())
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.21])
-def test_a_killed_process_resumes_to_the_same_run(delay: float, tmp_path: Path) -> None:
+def test_a_process_killed_at_any_moment_resumes_to_the_same_run(tmp_path: Path) -> None:
+    """Three processes, forked from one that has all imported, are killed at three moments after the fourth round."""
     whole = files(run(prepare(experiment(rounds=40)), tmp_path / "whole", Silent()).folder)
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILL_SCRIPT, str(tmp_path)], cwd=Path(__file__).parents[1]
-    )
-    metrics = tmp_path / "try" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 3):
-        assert time.monotonic() < deadline, "the run did not begin"
-        assert process.poll() is None, "the run ended before it was killed"
-        time.sleep(0.005)
-    time.sleep(delay)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    resumed = files(resume(tmp_path / "try", Silent()).folder)
-    assert resumed[0] == whole[0]
-    assert same_model(resumed[1], whole[1])
-    assert len(resumed[2]) == 41
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_run"])
+    for delay in (0.0, 0.05, 0.21):
+        process = context.Process(target=play_on, args=(tmp_path / str(delay),))
+        process.start()
+        metrics = tmp_path / str(delay) / "try" / "metrics.jsonl"
+        deadline = time.monotonic() + 300
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 3):
+            assert time.monotonic() < deadline, "the run did not begin"
+            assert process.is_alive(), "the run ended before it was killed"
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.kill()
+        process.join()
+        resumed = files(resume(tmp_path / str(delay) / "try", Silent()).folder)
+        assert resumed[0] == whole[0]
+        assert same_model(resumed[1], whole[1])
+        assert len(resumed[2]) == 41
 
 
 def test_resuming_a_complete_run_changes_nothing(tmp_path: Path) -> None:
@@ -187,6 +195,14 @@ def test_a_ledger_that_lost_charges_is_refused(tmp_path: Path) -> None:
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
     with pytest.raises(RunFolderError, match="charges were lost"):
         resume(outcome.folder, Silent())
+
+
+@pytest.mark.parametrize(("share", "rounds"), [(1.0, 2), (1 - 1e-9, 1)])
+def test_a_runs_budget_is_spent_to_its_last_and_not_beyond(share: float, rounds: int, tmp_path: Path) -> None:
+    document = experiment().model_dump(exclude_none=True) | {"privacy": {}}
+    budget = share * prepare(parse(document, "test")).epsilon_after(2)
+    outcome = run(prepare(parse(document | {"privacy": {"budget": budget}}, "test")), tmp_path, Silent())
+    assert outcome.rounds == len(read_entries(outcome.folder / "ledger.jsonl")) == rounds
 
 
 def test_a_run_stops_before_the_round_that_would_exceed_its_budget(tmp_path: Path) -> None:

@@ -135,6 +135,27 @@ def test_the_same_vector_masked_twice_is_unlinkable():
     assert stats.chisquare(np.bincount(difference.view(np.uint8), minlength=256)).pvalue > FALSE_ALARM
 
 
+def own_masks(run, round_number):
+    """Play a round to its end; return the seeds of the own masks that the server is given."""
+    run.begin(round_number)
+    replies = [
+        run.server.receive(silo.index, silo.contribute(np.zeros(8, dtype=np.int64))) for silo in run.silos
+    ]
+    answers = {recipient: run.silos[recipient].receive(data) for recipient, data in replies[-1]}
+    for silo, (answer,) in answers.items():
+        run.server.receive(silo, answer)
+    return [Envelope.decode(answer).message.seed for (answer,) in answers.values()]
+
+
+def test_no_own_mask_serves_twice():
+    """A seed given in one round would open another round's vector, and one silo's another's."""
+    seeds = [
+        seed for run in (Run().meet(), Run().meet()) for number in (1, 2) for seed in own_masks(run, number)
+    ]
+    assert len(set(seeds)) == len(seeds) == 12
+    assert all(len(seed) == 32 and len(set(seed)) > 8 for seed in seeds)
+
+
 def test_a_round_or_attempt_is_played_once():
     run = Run().meet()
     moment = run.begin(round_number=2, attempt=1)

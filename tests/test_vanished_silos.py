@@ -16,7 +16,7 @@ from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, Patience
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
-from fedveil.engine.silo_side import local_sums, members_of
+from fedveil.engine.silo_side import local_sums, members_of, silo_message
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.claims import Federation
 from fedveil.methods.derive import derive
@@ -29,6 +29,7 @@ from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.session import NOBODY, Absent, AggregationSession
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
+from tests.made_up import serve_hospitals
 from tests.test_protected_run import asked
 from tests.test_run import Silent, files, same_model
 from tests.test_weighted_run import asked as weighted
@@ -38,8 +39,8 @@ AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate"
 
 
 @pytest.fixture(autouse=True)
-def _real_data(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDVEIL_DATA", str(data_folder))
+def _made_up_hospitals(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_hospitals(tmp_path_factory.mktemp("made_up"), monkeypatch)
 
 
 def units(silos: int, length: int = 5) -> dict[int, np.ndarray]:
@@ -300,6 +301,20 @@ def test_every_attempt_draws_its_own_users(
     )
     assert run(prepare(experiment), tmp_path, Silent()).row["attempts"] == 2
     assert len({one.tobytes() for one in drawn}) == len(drawn) == 2  # of a known seed: certain
+
+
+def test_every_attempt_has_noise_of_its_own() -> None:
+    """Two attempts with one noise differ by what their users say, and by nothing that hides it."""
+    method, privacy = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA), PrivacyRandomness.insecure(1)
+    sent = [
+        silo_message(
+            method, np.zeros(8), n_silos=3, silo=silo, round_number=number, privacy=privacy, attempt=attempt
+        ).vector
+        for number in (1, 2)
+        for silo in (0, 1)
+        for attempt in (0, 1, 2)
+    ]
+    assert len({vector.tobytes() for vector in sent}) == len(sent) == 12
 
 
 def test_a_round_without_a_silo_is_the_mean_over_the_others(

@@ -25,6 +25,7 @@ from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.made_up import serve_hospitals
 from tests.test_run import Silent, files, same_model
 
 QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}
@@ -32,8 +33,8 @@ SAMPLED = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "user_sam
 
 
 @pytest.fixture(autouse=True)
-def _real_data(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDVEIL_DATA", str(data_folder))
+def _made_up_hospitals(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_hospitals(tmp_path_factory.mktemp("made_up"), monkeypatch)
 
 
 def asked(**changes: Any) -> Experiment:
@@ -103,7 +104,7 @@ def tolerance(prepared: Prepared) -> float:
         {},
         {"trainer": {"name": "vmap"}},
         {
-            "data": {"name": "digits", "n_users": 40, "n_silos": 3},
+            "data": {"name": "digits", "n_users": 12, "n_silos": 2},
             "model": {"name": "linear"},
             "protection": {**QUICK, "n_max": 1200},
         },
@@ -117,6 +118,15 @@ def test_the_server_learns_the_plain_weighted_sum(changes: dict[str, Any]) -> No
     found, expected = played(prepared), in_the_clear(prepared)
     assert np.abs(found - expected).max() <= tolerance(prepared)
     assert np.abs(found - found.mean()).max() > tolerance(prepared)
+
+
+def test_the_server_learns_the_plain_weighted_sum_of_real_hospitals(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    prepared = prepare(asked(data={"name": "heart_disease", "n_users": 12, "folder": str(data_folder)}))
+    assert prepared.population.records_per_silo().tolist() == [199, 172, 30, 85]
+    assert np.abs(played(prepared) - in_the_clear(prepared)).max() <= tolerance(prepared)
 
 
 def test_the_server_learns_the_sum_over_the_users_it_drew() -> None:

@@ -1,0 +1,72 @@
+"""Tables that nobody's data went into, in the files and formats of the public data sets.
+
+A newcomer's clone has no data: what is tested on records, and not on the published counts of a data set, runs on these.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.population.catalogue import DATASETS
+from fedveil.population.catalogue.files import DataFile, digest_of
+from fedveil.population.catalogue.heart_disease import HOSPITALS
+from fedveil.population.catalogue.tcga_brca import REGIONS
+
+ROWS = (60, 45, 12, 30)
+PATIENTS = (24, 16, 15, 12, 12, 9)
+
+
+def write_hospitals(folder: Path) -> tuple[DataFile, ...]:
+    """Write four hospitals' tables as UCI's are written, missing values included; return the files."""
+    random = np.random.default_rng(20)
+    files = []
+    for hospital, rows in zip(HOSPITALS, ROWS, strict=True):
+        label = random.integers(0, 2, rows)
+        cells = random.normal(label[:, None], 1.0, (rows, 14)).round(2).astype(str)
+        cells[:, 2], cells[:, 6] = (
+            random.integers(1, 5, rows).astype(str),
+            random.integers(0, 3, rows).astype(str),
+        )
+        cells[:, 10:13] = "?"  # slope, ca and thal: mostly missing there too
+        cells[:2, 3] = "?"  # rows that are left out
+        cells[:, 13] = np.where(label == 1, random.integers(1, 5, rows), 0).astype(str)
+        path = folder / "heart_disease" / f"processed.{hospital}.data"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(",".join(row) for row in cells) + "\n")
+        files.append(DataFile(path=f"heart_disease/{path.name}", sha256=digest_of(path)))
+    return tuple(files)
+
+
+def write_patients(folder: Path) -> tuple[DataFile, ...]:
+    """Write patients of six regions and their split as FLamby's are written, a third of them for testing."""
+    random = np.random.default_rng(21)
+    count = sum(PATIENTS)
+    region = np.repeat(np.arange(len(REGIONS)), PATIENTS)
+    tested = np.concatenate([np.arange(rows) % 3 == 0 for rows in PATIENTS])
+    features = random.integers(0, 2, (count, 39))
+    days = random.exponential(1000 / (1 + features[:, 0])).round() + 1
+    names = ["pid", *(f"feature {number}" for number in range(39)), "E", "T"]
+    table = [
+        [f"P{i}", *map(str, features[i]), str(int(random.random() < 0.6)), str(days[i])] for i in range(count)
+    ]
+    split = [[f"P{i}", f"{'test' if tested[i] else 'train'}_{region[i]}"] for i in range(count)]
+    files = []
+    for name, header, rows in (("brca.csv", names, table), ("train_test_split.csv", ["pid", "fold2"], split)):
+        path = folder / "tcga_brca" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(",".join(row) for row in [header, *rows]) + "\n")
+        files.append(DataFile(path=f"tcga_brca/{name}", sha256=digest_of(path)))
+    return tuple(files)
+
+
+def serve(name: str, files: tuple[DataFile, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a data set of the catalogue be read from these files."""
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], variants=(files,)))
+
+
+def serve_hospitals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``heart_disease`` be four made-up hospitals, here and wherever nothing else is said."""
+    serve("heart_disease", write_hospitals(folder), monkeypatch)
+    monkeypatch.setenv("FEDVEIL_DATA", str(folder))
