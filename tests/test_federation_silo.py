@@ -551,14 +551,14 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
         coordinator.receive(number, party.receive(data))
     data = dict(coordinator.letters())[0]
     letter = Letter.open(data, sender=SERVER, identity=world.key.public, recipient=0, largest=LARGEST_LETTER)
-    directory, start, asked_for = letter.parts
+    directory, start, *asked_for = letter.parts
     assert isinstance(start, Relay)
     envelope = Envelope.decode(start.message)
     fewer = Relay(message=replace(envelope, message=RoundStart(cohort=(0, 1))).encode())
     party = world.silos[0]
     assert party is not None
     (answer,) = opened(
-        world, party.receive(replace(letter, parts=(directory, fewer, asked_for)).seal(world.key))
+        world, party.receive(replace(letter, parts=(directory, fewer, *asked_for)).seal(world.key))
     )
     assert isinstance(answer, Refused)
     assert "2 of 3 silos" in answer.reason

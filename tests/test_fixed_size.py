@@ -21,6 +21,7 @@ from fedveil.privacy.accounting import (
 from fedveil.privacy.claims import Claim, Tells, against, covering
 from fedveil.privacy.events import (
     Adjacency,
+    Event,
     GaussianEvent,
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
