@@ -22,6 +22,7 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
+from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.recovery_messages import (
     AgreedSurvivors,
@@ -33,6 +34,7 @@ from fedveil.protection.recovery_messages import (
     SignedSurvivors,
     Survivors,
 )
+from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
@@ -83,6 +85,9 @@ EXAMPLES = [
     Partition(bitmap=b"\x01\x05"),
     PartialUpdate(tag=bytes(32), fingerprint=bytes(8), size=3, clear=np.arange(-1, 2), hidden=b"x" * 9),
     PartialSum(tag=bytes(32), fingerprint=bytes(8), size=8, clear=np.arange(-1, 2), hidden=b""),
+    OpenVector(values=np.arange(3.0)),
+    SealingKey(public=bytes(range(32))),
+    SealedMessage(sealed=b"sealed"),
 ]
 
 
@@ -93,6 +98,8 @@ def envelope(message):
 def equal(a, b):
     if isinstance(a, MaskedVector):
         return a.words.dtype == b.words.dtype and np.array_equal(a.words, b.words)
+    if isinstance(a, OpenVector):
+        return np.array_equal(a.values, b.values)
     if isinstance(a, PartialUpdate | PartialSum):
         same = (a.tag, a.fingerprint, a.size, a.hidden) == (b.tag, b.fingerprint, b.size, b.hidden)
         return same and np.array_equal(a.clear, b.clear)
@@ -125,6 +132,9 @@ def test_the_bytes_of_version_1_stay(example):
 
 
 BYTES = {
+    "OpenVector": "355a604a8386e5ea",
+    "SealingKey": "4184dedf6f320bec",
+    "SealedMessage": "183fefe692d36474",
     "Announcement": "a6263196a0690f95",
     "Directory": "e4451928e5a8f2c1",
     "RoundStart": "11a5be15c8bf419c",

@@ -1,0 +1,154 @@
+"""The driver: first in, first out; who vanishes; and the two protocols without masks, whose sums are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedveil.crypto.agreement import Moment
+from fedveil.protection.driver import Absent, Driver
+from fedveil.protection.errors import ProtocolError, SiloVanished
+from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protection.open_sums import OpenClient, OpenServer, OpenSums, OpenVector
+from fedveil.protection.protocol import Place
+from fedveil.protection.sealed_sums import SealedMessage, SealedSums
+from fedveil.protection.transcript import Transcript
+
+RUN = bytes(range(16))
+NOW = Moment(run=RUN, round=1, attempt=0)
+
+
+def decode(given: bytes) -> np.ndarray:
+    return np.frombuffer(given, dtype="<f8")
+
+
+def opened(clients: int = 3, length: int = 4) -> Driver:
+    return Driver(OpenSums(clients=clients, length=length), Transcript())
+
+
+def sealed(clients: int = 3, length: int = 4) -> Driver:
+    return Driver(SealedSums(clients=clients, length=length, decode=decode), Transcript())
+
+
+def vectors(clients: int = 3, length: int = 4) -> list[np.ndarray]:
+    return list(np.random.default_rng(1).normal(size=(clients, length)))
+
+
+def test_open_and_sealed_sums_are_those_of_a_loop_in_the_order_of_the_clients() -> None:
+    """Float sums depend on their order, so the order is part of what is played."""
+    given = vectors(50)
+    expected = np.zeros(4)
+    for vector in given:
+        expected += vector
+    everybody = tuple(range(50))
+    total, summed = opened(50).play((1, 0), everybody, None, lambda number: given[number])
+    assert summed == 50
+    np.testing.assert_array_equal(total, expected)
+    total, _ = sealed(50).play((1, 0), everybody, None, lambda number: given[number].tobytes())
+    np.testing.assert_array_equal(total, expected)
+    backwards = np.zeros(4)
+    for vector in given[::-1]:
+        backwards += vector
+    assert not np.array_equal(backwards, expected)
+
+
+def test_messages_that_arrive_early_are_added_in_their_turn() -> None:
+    given, server = vectors(), OpenServer(4)
+    server.begin(NOW, (0, 1, 2), None)
+    for number in (2, 0, 1):
+        assert number in server.missing
+        (data,) = OpenClient(number).contribute(NOW, given[number])
+        assert server.receive(number, data) == []
+    np.testing.assert_array_equal(server.result(), given[0] + given[1] + given[2])
+
+
+def test_contributions_are_made_one_at_a_time_when_their_turn_comes() -> None:
+    driver, log = opened(), []
+
+    def give(number: int) -> np.ndarray:
+        assert driver.transcript is not None
+        log.append((number, len(driver.transcript.lines)))
+        return vectors()[number]
+
+    driver.play((1, 0), (0, 1, 2), None, give)
+    assert log == [(0, 0), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("make", [opened, sealed])
+def test_a_client_that_vanishes_ends_an_open_attempt_which_counts(make: type[Driver]) -> None:
+    driver = make()
+    give = (lambda number: vectors()[number]) if make is opened else (lambda number: bytes(32))
+    with pytest.raises(SiloVanished) as vanished:
+        driver.play((1, 0), (0, 1, 2), None, give, Absent(before_input=frozenset({1})))
+    assert vanished.value.silos == (1,)
+    assert vanished.value.may_have_released
+    driver.play((1, 1), (0, 2), None, give)
+    with pytest.raises(ProtocolError, match="used once"):
+        driver.play((1, 1), (0, 2), None, give)
+
+
+def envelope(sender: int, values: np.ndarray, moment: Moment = NOW) -> bytes:
+    message = OpenVector(values=values)
+    return Envelope(moment=moment, sender=sender, recipient=SERVER, message=message).encode()
+
+
+def test_what_does_not_belong_into_an_open_sum_is_refused_and_leaves_it_alone() -> None:
+    server, given = OpenServer(4), vectors()
+    server.begin(NOW, (0, 1), None)
+    server.receive(0, envelope(0, given[0]))
+    later = Moment(run=RUN, round=2, attempt=0)
+    for sender, data, reason in (
+        (1, envelope(0, given[1]), "as somebody else"),
+        (2, envelope(2, given[1]), "outside its cohort"),
+        (0, envelope(0, given[1]), "twice"),
+        (1, envelope(1, given[1], later), "another run, or to round 2"),
+        (1, envelope(1, given[1][:3]), "4 finite numbers"),
+        (1, b"", "at least"),
+    ):
+        with pytest.raises(ProtocolError, match=reason) as refused:
+            server.receive(sender, data)
+        assert refused.value.silo == sender
+    with pytest.raises(ProtocolError, match=r"clients \[1\] are missing"):
+        server.result()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_is_refused(wrong: float) -> None:
+    given = vectors()
+    given[1] = np.full(4, wrong)
+    with pytest.raises(ProtocolError, match="silo 1: did not send 4 finite numbers"):
+        opened().play((1, 0), (0, 1, 2), None, lambda number: given[number])
+
+
+def test_a_sealed_message_opens_for_its_sender_and_moment_alone() -> None:
+    agreed = SealedSums(clients=2, length=4, decode=decode)
+    server, identity = agreed.server(RUN), None
+    clients = [
+        agreed.client(Place(run=RUN, number=n, identity=identity, roster=()))
+        for n in range(2)  # type: ignore[arg-type]
+    ]
+    for number, client in enumerate(clients):
+        first = client.announce()
+        assert first is not None
+        for to, reply in server.receive(number, first):
+            assert clients[to].receive(reply) == []
+    server.begin(NOW, (0, 1), None)
+    given = vectors()[0].tobytes()
+    (data,) = clients[0].contribute(NOW, given)
+    content = Envelope.decode(data).message
+    assert isinstance(content, SealedMessage)
+    assert given not in content.sealed
+    as_other = Envelope(moment=NOW, sender=1, recipient=SERVER, message=content).encode()
+    with pytest.raises(ProtocolError, match="silo 1: its message was refused"):
+        server.receive(1, as_other)
+    later = Moment(run=RUN, round=2, attempt=0)
+    server.begin(later, (0, 1), None)
+    replayed = Envelope(moment=later, sender=0, recipient=SERVER, message=content).encode()
+    with pytest.raises(ProtocolError, match="silo 0: its message was refused"):
+        server.receive(0, replayed)
+
+
+@pytest.mark.parametrize("clients", [0, SERVER])
+def test_clients_that_two_bytes_do_not_tell_apart_are_refused(clients: int) -> None:
+    with pytest.raises(ProtocolError, match="are possible"):
+        OpenSums(clients=clients, length=1)
