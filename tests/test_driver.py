@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from fedveil.crypto.agreement import Moment
+from fedveil.engine.parties import Parties
+from fedveil.engine.workload import SiloSums, Turn
 from fedveil.protection.driver import Absent, Driver
 from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.messages import SERVER, Envelope
@@ -13,6 +18,8 @@ from fedveil.protection.open_sums import OpenClient, OpenServer, OpenSums, OpenV
 from fedveil.protection.protocol import Place
 from fedveil.protection.sealed_sums import SealedMessage, SealedSums
 from fedveil.protection.transcript import Transcript
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.pins.cases import prepared as pins
 
 RUN = bytes(range(16))
 NOW = Moment(run=RUN, round=1, attempt=0)
@@ -152,3 +159,30 @@ def test_a_sealed_message_opens_for_its_sender_and_moment_alone() -> None:
 def test_clients_that_two_bytes_do_not_tell_apart_are_refused(clients: int) -> None:
     with pytest.raises(ProtocolError, match="are possible"):
         OpenSums(clients=clients, length=1)
+
+
+def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
+    """Bounded updates lie on a grid, so a simulation may add up what clients without noise would send."""
+    seat = pins("dp-fed", whole=True).seat
+    turn = Turn(
+        seat=seat,
+        model=torch.zeros(sum(int(np.prod(shape)) for shape in seat.shapes)),
+        round_number=1,
+        experiment=ExperimentRandomness(5),
+        privacy=PrivacyRandomness.insecure(3),
+    )
+    work = SiloSums(turn)
+    drawn = work.begin(0)
+    together, summed = Parties.in_the_open(seat).driver.play((1, 0), (0,), drawn, work.give)
+    assert drawn is not None
+    assert summed == 1 < drawn.sum()
+    rows = seat.cohort.groups.user.astype(np.int64)
+    apart = replace(seat, cohort=replace(seat.cohort, rows=rows, n_silos=seat.n_users))
+    work = SiloSums(replace(turn, seat=apart))
+    work.begin(0)
+    driver = Parties.in_the_open(apart).driver
+    assert driver.agreement.clients == seat.n_users
+    alone, summed = driver.play((1, 0), tuple(range(seat.n_users)), drawn, work.give)
+    assert summed == seat.n_users
+    np.testing.assert_array_equal(together, alone)
+    assert np.abs(together).max() > 0

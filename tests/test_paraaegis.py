@@ -84,7 +84,7 @@ def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
         prepared = asked({"name": name})
         parties = {}
         if isinstance(prepared.agreed, PartialRange):
-            parties = {"aggregation": PartlyEncryptedSum(prepared.agreed, prepared.task.initial())}
+            parties = {"parties": PartlyEncryptedSum(prepared.agreed, prepared.task.initial())}
         models.append(
             play_round(
                 prepared.seat,
@@ -426,7 +426,7 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
         )[0]
         for prepared, parties in (
             (plain, {}),
-            (hidden, {"aggregation": PartlyEncryptedSum(hidden.agreed, hidden.task.initial())}),
+            (hidden, {"parties": PartlyEncryptedSum(hidden.agreed, hidden.task.initial())}),
         )
     ]
     assert torch.equal(*models)

@@ -20,9 +20,10 @@ from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights
 from fedveil.privacy.bounds import Clip
+from fedveil.protection.driver import NOBODY, Absent
 from fedveil.protection.recoverable_aggregation import check_threshold
 from fedveil.protection.secure_aggregation import AggregationPlan
-from fedveil.protection.session import NOBODY, Absent, AggregationSession
+from fedveil.protection.session import AggregationSession
 from fedveil.protection.transcript import Transcript
 
 NOISE_REACH: Final = 40.0  # in standard deviations: a share reaches farther with a probability below 1e-340

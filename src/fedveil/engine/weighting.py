@@ -23,10 +23,11 @@ from fedveil.methods.protections import PrivateWeighting
 from fedveil.methods.stages import GaussianShares
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Clip
+from fedveil.protection.driver import NOBODY, Absent
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
 from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
-from fedveil.protection.session import NOBODY, Absent, WeightingSession
+from fedveil.protection.session import WeightingSession
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
 

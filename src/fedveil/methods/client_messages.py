@@ -122,6 +122,11 @@ class ClientMessages:
         return self.noise is not None and self.noise_multiplier > 0
 
     @property
+    def coded(self) -> bool:
+        """Whether messages are bytes of a codec, and no numbers."""
+        return not isinstance(self.form, Numbers)
+
+    @property
     def addable(self) -> bool:
         """Whether messages are numbers with Gaussian noise of a known size, or without: sums need no decoder."""
         known = self.noise == "gaussian" and self.bound is not None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, Moment
 from fedveil.crypto.keys import IdentityKey
+from fedveil.protection.driver import NOBODY, Absent
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.messages import SERVER
 from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
@@ -37,22 +37,6 @@ class ServerParty(Protocol):
     def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
         """Read a message of a silo; return pairs of recipient and bytes."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Absent:
-    """Which silos vanish in an attempt, and when.
-
-    Attributes:
-        before_input: they never send their vector.
-        before_reveal: they send it, and then do not help to open the sum.
-    """
-
-    before_input: frozenset[int] = frozenset()
-    before_reveal: frozenset[int] = frozenset()
-
-
-NOBODY: Final = Absent()
 
 
 class Post:
