@@ -14,19 +14,17 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.aggregation import SecureSum
 from fedveil.engine.attempts import IMPATIENT, Patience
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.partial import PartlyEncryptedSum
 from fedveil.engine.parties import Parties
 from fedveil.engine.seat import Seat
-from fedveil.engine.silo_side import SiloMessage, WeightedTraining, local_sums, members_of, silo_message
+from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of
 from fedveil.engine.uplink import Uplink
 from fedveil.engine.weighting import WeightedSum
 from fedveil.engine.workload import Trained, Turn
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.stages import ClientContribution
-from fedveil.privacy.sampling import Everyone
 from fedveil.protection.driver import Absent
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
@@ -55,7 +53,7 @@ def play_round(
     experiment: ExperimentRandomness,
     privacy: PrivacyRandomness,
     progress: Progress | None = None,
-    parties: Parties | SecureSum | WeightedSum | PartlyEncryptedSum | None = None,
+    parties: Parties | WeightedSum | PartlyEncryptedSum | None = None,
     patience: Patience = IMPATIENT,
     measured: bool = True,
 ) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
@@ -86,8 +84,6 @@ def play_round(
         gathered = _weigh(turn, parties, patience)
     elif isinstance(parties, PartlyEncryptedSum):
         gathered = _encrypt(turn, parties)
-    elif isinstance(parties, SecureSum):
-        gathered = _add_up(turn, parties, patience)
     else:
         gathered = _gather(turn, parties, patience)
     after = coordinate(
@@ -160,35 +156,6 @@ class _Gathered:
     summed: int
     drawn: int | None
     shown: RoundDiagnostics
-
-
-def _add_up(turn: Turn, aggregation: SecureSum, patience: Patience) -> _Gathered:
-    """Train, send every silo's sum through the channel, and add the messages up under masks."""
-    seat, number = turn.seat, turn.round_number
-    silos = tuple(range(seat.cohort.n_silos))
-    trained = _train(turn)
-
-    def message(silo: int, attempt: int = 0) -> SiloMessage:
-        return silo_message(
-            seat.method,
-            trained.sums.total[silo].cpu().numpy(),
-            n_silos=len(silos),
-            silo=silo,
-            round_number=number,
-            privacy=turn.privacy,
-            attempt=attempt,
-        )
-
-    def play(attempt: int, cohort: tuple[int, ...], absent: Absent) -> tuple[Float64[np.ndarray, " d"], int]:
-        nonlocal trained
-        if attempt and not isinstance(seat.method.sampler, Everyone):
-            trained = _train(turn, attempt)
-        vectors = {silo: message(silo, attempt).vector for silo in cohort}
-        return aggregation.attempt(number, attempt, vectors, absent)
-
-    (total, summed), attempts = patience.play(number, silos, play)
-    shown = replace(trained.diagnosed(seat), attempts=attempts, summed=summed)
-    return _Gathered(total=total, summed=summed, drawn=_count(trained.drawn), shown=shown)
 
 
 def _weigh(turn: Turn, aggregation: WeightedSum, patience: Patience) -> _Gathered:

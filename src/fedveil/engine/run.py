@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.aggregation import MaskedRange, SecureSum
+from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.attempts import Absences, OnMissing, Patience
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
@@ -172,14 +172,14 @@ def conclude(
     )
 
 
-def _parties(prepared: Prepared) -> Parties | SecureSum | WeightedSum | PartlyEncryptedSum:
+def _parties(prepared: Prepared) -> Parties | WeightedSum | PartlyEncryptedSum:
     """Return the parties of a run, with new keys where there are keys."""
     agreed = prepared.agreed
     if agreed is None:
         return Parties.in_the_open(prepared.seat)
     if isinstance(agreed, PartialRange):
         return PartlyEncryptedSum(agreed, prepared.task.initial())
-    return SecureSum(agreed) if isinstance(agreed, MaskedRange) else WeightedSum(agreed)
+    return Parties.of(agreed) if isinstance(agreed, MaskedRange) else WeightedSum(agreed)
 
 
 def _round(
@@ -187,7 +187,7 @@ def _round(
     last: Checkpoint,
     number: int,
     privacy: PrivacyRandomness,
-    parties: Parties | SecureSum | WeightedSum | PartlyEncryptedSum,
+    parties: Parties | WeightedSum | PartlyEncryptedSum,
     patience: Patience,
     observer: Observer,
     ledger: Ledger,

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedveil.engine.clients import ClientTraining
 from fedveil.engine.seat import Seat, trainer_of
-from fedveil.engine.weighting import SiloInput
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
@@ -29,6 +28,10 @@ from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
+
+
+SiloInput = tuple[Float64[np.ndarray, "m d"], Float64[np.ndarray, " d"]]
+"""One silo's clipped contributions of weight 1, users ascending, and its share of the noise; unit of the update."""
 
 
 def members_of(groups: Groups, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:

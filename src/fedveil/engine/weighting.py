@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float64, Int64
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.aggregation import NOISE_REACH
+from fedveil.engine.silo_side import SiloInput
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.methods.stages import GaussianShares
@@ -30,9 +31,6 @@ from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose
 from fedveil.protection.session import WeightingSession
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
-
-SiloInput = tuple[Float64[np.ndarray, "m d"], Float64[np.ndarray, " d"]]
-"""One silo's clipped contributions of weight 1, users ascending, and its share of the noise; unit of the update."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,6 +102,19 @@ class CohortServer(Party):
         self._arrived: set[int] = set()
 
     @property
+    def enough(self) -> bool:
+        """Whether a step goes on without those that are missing: never."""
+        return False
+
+    def proceed(self) -> list[tuple[int, bytes]]:
+        """Refuse: every message of the cohort is awaited.
+
+        Raises:
+            ProtocolError: always.
+        """
+        raise ProtocolError(f"every silo of the cohort is needed; silos {list(self.missing)} are missing")
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Silos of the cohort whose message for the present step has not arrived."""
         return tuple(silo for silo in self._cohort if silo not in self._arrived)

@@ -126,6 +126,9 @@ class RecoverableSilo(Party):
         """Whether :meth:`contribute` is due."""
         return self._step is _Step.VECTORS
 
+    def announce(self) -> None:
+        """Nothing is to be set up: every attempt has keys of its own."""
+
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server; return the answers to it.
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from fedveil.crypto.agreement import RUN_BYTES, Moment
+from fedveil.crypto.agreement import Moment
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.driver import NOBODY, Absent
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.messages import SERVER
 from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
-from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo
-from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.protection.weighting_server import WeightingServer
@@ -75,85 +72,6 @@ class Post:
 
     def _answers(self, silo: int, data: bytes) -> list[bytes]:
         return [] if silo in self.gone else self._silos[silo].receive(data)
-
-
-class AggregationSession:
-    """All parties of a run under secure aggregation, in one process.
-
-    Args:
-        silos: how many silos.
-        length: d, coordinates of a vector.
-        limit: largest absolute value of a silo's coordinate, noise included, in grid units.
-        threshold: how many silos must survive a round with recovery; None: every silo must.
-
-    Raises:
-        ProtocolError: the sums would not fit, or a threshold that is not above half of the silos.
-    """
-
-    def __init__(self, *, silos: int, length: int, limit: int, threshold: int | None = None) -> None:
-        self.plan = AggregationPlan(run=os.urandom(RUN_BYTES), silos=silos, length=length, limit=limit)
-        self.transcript = Transcript()
-        identities = [IdentityKey.generate() for _ in range(silos)]
-        roster = tuple(identity.public for identity in identities)
-        self._silos: list[AggregationSilo] | list[RecoverableSilo]
-        self._server: AggregationServer | RecoverableServer
-        if threshold is not None:
-            self._silos = [
-                RecoverableSilo(self.plan, threshold=threshold, index=index, identity=identity, roster=roster)
-                for index, identity in enumerate(identities)
-            ]
-            self._server = RecoverableServer(self.plan, threshold=threshold)
-            self._post = Post(self._server, self._silos, self.transcript)
-            return
-        self._silos = [
-            AggregationSilo(self.plan, index=index, identity=identity, roster=roster)
-            for index, identity in enumerate(identities)
-        ]
-        self._server = AggregationServer(self.plan)
-        self._post = Post(self._server, self._silos, self.transcript)
-        for silo in self._silos:
-            self._post.to_server(silo.index, silo.announce())
-
-    @property
-    def survivors(self) -> tuple[int, ...]:
-        """The silos that the last sum is over."""
-        return self._server.survivors
-
-    def aggregate(
-        self,
-        round_number: int,
-        units: Mapping[int, Int64[np.ndarray, " d"]],
-        *,
-        attempt: int = 0,
-        absent: Absent = NOBODY,
-    ) -> Int64[np.ndarray, " d"]:
-        """Return the sum over the silos that are there, as the server learns it.
-
-        Args:
-            round_number: counts from 1; each pair of round and attempt can be played once.
-            units: per silo its (d,) vector with its share of the noise, in grid units.
-            attempt: how often this round was begun before.
-            absent: who of them vanishes on the way.
-
-        Raises:
-            SiloVanished: a silo did not answer, and with recovery too few did.
-            ProtocolError: fewer than two silos, a value above the limit, or a moment that was played before.
-        """
-        cohort = tuple(sorted(units))
-        moment = Moment(run=self.plan.run, round=round_number, attempt=attempt)
-        self._post.gone = set()
-        self._post.to_silos(self._server.begin(moment, cohort))
-        for silo in cohort:
-            if silo not in absent.before_input:
-                vector = self._silos[silo].contribute(units[silo])
-                self._post.gone |= {silo} & absent.before_reveal
-                self._post.to_server(silo, vector)
-        while missing := self._server.missing:
-            self._post.gone |= set(missing)
-            if not isinstance(self._server, RecoverableServer) or not self._server.enough:
-                raise SiloVanished(missing, may_have_released=self._server.may_have_released)
-            self._post.to_silos(self._server.proceed())
-        return self._server.result()
 
 
 class WeightingSession:
