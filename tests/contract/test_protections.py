@@ -21,9 +21,9 @@ from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHo
 from fedveil.protection.partial_plan import PartialPlan
 from fedveil.protection.partial_session import PartialSession
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
-from fedveil.protection.session import WeightingSession
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
+from tests.parties import WeightingParties
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
 ALL = tuple(range(SILOS))
@@ -67,7 +67,7 @@ class Weighting:
             holder = partial(PaillierKeyHolder, key=paillier_key())
             evaluator = partial(PaillierEvaluator, smallest_bits=512)
         counts = np.diag([1, 2, 1])
-        self.session = WeightingSession(plan, counts, holder=holder(plan), evaluator=evaluator)
+        self.session = WeightingParties(plan, counts, holder=holder(plan), evaluator=evaluator)
         self.transcript = self.session.transcript
 
     def play(self, vectors, round_number, attempt=0):

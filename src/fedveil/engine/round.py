@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
@@ -19,9 +18,8 @@ from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.partial import PartlyEncryptedSum
 from fedveil.engine.parties import Parties
 from fedveil.engine.seat import Seat
-from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of
+from fedveil.engine.silo_side import local_sums, members_of
 from fedveil.engine.uplink import Uplink
-from fedveil.engine.weighting import WeightedSum
 from fedveil.engine.workload import Trained, Turn
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.stages import ClientContribution
@@ -53,7 +51,7 @@ def play_round(
     experiment: ExperimentRandomness,
     privacy: PrivacyRandomness,
     progress: Progress | None = None,
-    parties: Parties | WeightedSum | PartlyEncryptedSum | None = None,
+    parties: Parties | PartlyEncryptedSum | None = None,
     patience: Patience = IMPATIENT,
     measured: bool = True,
 ) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
@@ -80,12 +78,11 @@ def play_round(
         progress=progress,
         measured=measured,
     )
-    if isinstance(parties, WeightedSum):
-        gathered = _weigh(turn, parties, patience)
-    elif isinstance(parties, PartlyEncryptedSum):
-        gathered = _encrypt(turn, parties)
-    else:
-        gathered = _gather(turn, parties, patience)
+    gathered = (
+        _encrypt(turn, parties)
+        if isinstance(parties, PartlyEncryptedSum)
+        else _gather(turn, parties, patience)
+    )
     after = coordinate(
         turn.seat.method,
         model,
@@ -156,29 +153,6 @@ class _Gathered:
     summed: int
     drawn: int | None
     shown: RoundDiagnostics
-
-
-def _weigh(turn: Turn, aggregation: WeightedSum, patience: Patience) -> _Gathered:
-    """Train, and have the contributions weighted and added up under encryption."""
-    seat, number = turn.seat, turn.round_number
-
-    def play(
-        attempt: int, cohort: tuple[int, ...], absent: Absent
-    ) -> tuple[Float64[np.ndarray, " d"], Float64[Tensor, " m"], int | None]:
-        training = WeightedTraining(
-            seat, turn.model, number, turn.experiment, turn.privacy, turn.progress, attempt=attempt
-        )
-        drawn = turn.draw(attempt)
-        total = aggregation.total(
-            number, training.silos(), drawn, attempt=attempt, absent=absent, dither=training.dither
-        )
-        return total, training.norms, _count(drawn)
-
-    n_silos = seat.cohort.n_silos
-    (total, norms, drawn), attempts = patience.play(number, tuple(range(n_silos)), play)
-    shown = _diagnose(seat, torch.arange(len(seat.cohort.groups)), norms, int(norms.isnan().sum()))
-    shown = replace(shown, attempts=attempts, summed=n_silos)
-    return _Gathered(total=total, summed=n_silos, drawn=drawn, shown=shown)
 
 
 def _encrypt(turn: Turn, aggregation: PartlyEncryptedSum) -> _Gathered:

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.attempts import Absences, OnMissing, Patience
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
@@ -29,7 +28,6 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
-from fedveil.engine.weighting import WeightedSum
 from fedveil.engine.workers import spread
 from fedveil.errors import BudgetError, RunFolderError
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
@@ -172,14 +170,14 @@ def conclude(
     )
 
 
-def _parties(prepared: Prepared) -> Parties | WeightedSum | PartlyEncryptedSum:
+def _parties(prepared: Prepared) -> Parties | PartlyEncryptedSum:
     """Return the parties of a run, with new keys where there are keys."""
     agreed = prepared.agreed
     if agreed is None:
         return Parties.in_the_open(prepared.seat)
     if isinstance(agreed, PartialRange):
         return PartlyEncryptedSum(agreed, prepared.task.initial())
-    return Parties.of(agreed) if isinstance(agreed, MaskedRange) else WeightedSum(agreed)
+    return Parties.of(agreed)
 
 
 def _round(
@@ -187,7 +185,7 @@ def _round(
     last: Checkpoint,
     number: int,
     privacy: PrivacyRandomness,
-    parties: Parties | WeightedSum | PartlyEncryptedSum,
+    parties: Parties | PartlyEncryptedSum,
     patience: Patience,
     observer: Observer,
     ledger: Ledger,

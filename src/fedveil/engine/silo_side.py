@@ -5,7 +5,6 @@ The same functions serve a simulation, which plays all silos, and a silo of a fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,10 +27,6 @@ from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
-
-
-SiloInput = tuple[Float64[np.ndarray, "m d"], Float64[np.ndarray, " d"]]
-"""One silo's clipped contributions of weight 1, users ascending, and its share of the noise; unit of the update."""
 
 
 def members_of(groups: Groups, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
@@ -95,11 +90,6 @@ class WeightedTraining:
         self._experiment, self._privacy, self._progress = experiment, privacy, progress
         self._trainer = trainer_of(seat, round_number)
         self.norms = torch.full((len(seat.cohort.groups),), torch.nan, dtype=torch.float64)
-
-    def silos(self) -> Iterator[SiloInput]:
-        """Yield each silo's contributions and share of the noise; one silo's are in memory at a time."""
-        for silo in range(self._seat.cohort.n_silos):
-            yield self.contributions(silo), self.share(silo)
 
     def share(self, silo: int) -> Float64[np.ndarray, " d"]:
         """Return a silo's share of the noise."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveil.engine.clients import ClientTraining
 from fedveil.engine.coordinator_side import draw_users
 from fedveil.engine.seat import Seat, trainer_of
-from fedveil.engine.silo_side import local_sums, members_of, silo_message
+from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of, silo_message
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.stages import LayeredShares, MessageCost
@@ -298,3 +298,55 @@ class OwnMessages(Workload):
         self._next += len(block)
         if turn.progress is not None:
             turn.progress(self._next, len(self._order))
+
+
+class Contributions(Workload):
+    """Every silo's contributions by themselves, with weight 1, and its share of the noise; one silo's at a time.
+
+    Args:
+        turn: what the round begins with.
+        units: what the protocol takes of a silo's contributions, share of the noise and key of the remainders.
+        vector: the sum that the protocol's result stands for.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        units: Callable[[Float64[np.ndarray, "m d"], Float64[np.ndarray, " d"], bytes], Any],
+        vector: Callable[[Any], Float64[np.ndarray, " d"]],
+    ) -> None:
+        super().__init__(turn)
+        self._units, self._vector = units, vector
+        self._training: WeightedTraining | None = None
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw users; every silo trains all of its own, when its turn comes, and anew in another attempt."""
+        turn = self.turn
+        self._training = WeightedTraining(
+            turn.seat,
+            turn.model,
+            turn.round_number,
+            turn.experiment,
+            turn.privacy,
+            turn.progress,
+            attempt=attempt,
+        )
+        self.drawn = turn.draw(attempt)
+        return self.drawn
+
+    def give(self, sender: int) -> Any:
+        """Train a silo's users; return their contributions with the silo's share of the noise."""
+        training = self._training
+        assert training is not None
+        return self._units(training.contributions(sender), training.share(sender), training.dither(sender))
+
+    def total(self, result: Any) -> Float64[np.ndarray, " d"]:
+        """Return the weighted sum, in the unit of the update."""
+        return self._vector(result)
+
+    def trained(self) -> Trained:
+        """Return what may be shown of the training."""
+        assert self._training is not None
+        norms = self._training.norms
+        everyone = torch.arange(len(self.turn.seat.cohort.groups))
+        return Trained.of(self.turn.seat, everyone, norms, int(norms.isnan().sum()))

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic
 
-import numpy as np
-
 from fedveil.crypto.agreement import RUN_BYTES, Moment
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError, SiloVanished
@@ -104,7 +102,7 @@ class Driver(Generic[GivenT, ResultT]):
         """Return the result that every client of a cohort has."""
         first = self._clients[cohort[0]].result()
         for number in cohort[1:]:
-            if not np.array_equal(self._clients[number].result(), first):  # type: ignore[arg-type]
+            if self._clients[number].result() != first:
                 raise ProtocolError("ends with another sum than the first silo of its cohort", silo=number)
         return first
 
