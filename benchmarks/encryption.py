@@ -19,7 +19,7 @@ from tenseal import sealapi
 from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
 from fedveil.crypto.seal_format import MemoryFile
-from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
+from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Populations, prepare
 from fedveil.engine.study import Selection, load_study
@@ -87,7 +87,7 @@ def _overhead() -> Iterator[Row]:
         (experiment,) = load_study("table-1-imagenette", selection).experiments
         prepared = prepare(experiment, populations)
         agreed, initial = prepared.agreed, prepared.task.initial()
-        parties = PartlyEncryptedSum(agreed, initial) if isinstance(agreed, PartialRange) else None
+        parties = None if agreed is None else Parties.of(agreed, initial)
         seats[name] = (prepared.seat, initial, parties, count(1))
 
     def play(name: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedveil.protection.driver import Driver
+from fedveil.protection.partial_plan import PartialPlan
+from fedveil.protection.partial_sums import PartialGiven, PartialResult, PartialSums
 from fedveil.protection.protocol import Agreement
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
@@ -58,3 +62,31 @@ class WeightingParties(Inside):
 
         everybody = tuple(range(self.plan.silos))
         return self.driver.play((round_number, attempt), everybody, drawn, give)[0]
+
+
+class PartialParties(Inside):
+    """The parties of a run under partial encryption."""
+
+    def __init__(self, plan: PartialPlan, workers: Executor | None = None) -> None:
+        super().__init__(PartialSums(plan, lambda owner: workers), plan)
+
+    def aggregate(
+        self,
+        round_number: int,
+        values: Mapping[int, np.ndarray],
+        split: Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]],
+        *,
+        vote_noise: Callable[[int], np.ndarray] | None = None,
+        attempt: int = 0,
+    ) -> PartialResult:
+        """Return what the silos have after a round, in grid units."""
+
+        def give(silo: int) -> PartialGiven:
+            return PartialGiven(
+                values=values[silo],
+                split=partial(split, silo),
+                votes=None if vote_noise is None else vote_noise(silo),
+            )
+
+        cohort = tuple(sorted(values))
+        return self.driver.play((round_number, attempt), cohort, None, give)[0]

@@ -57,7 +57,7 @@ def asked(**changes: Any) -> Experiment:
 def played(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
     """Return the sum of the first round, as the server learns it."""
     assert isinstance(prepared.agreed, WeightingRange)
-    work = prepared.agreed.workload(turn_of(prepared))
+    work = prepared.agreed.workload(turn_of(prepared), prepared.task.initial())
     work.begin(0)
     driver = Driver(prepared.agreed.protocol())
     silos = tuple(range(prepared.population.n_silos))
@@ -180,7 +180,7 @@ def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(train
 def test_one_silos_contributions_are_sent_before_the_nexts_are_trained() -> None:
     prepared = prepare(asked())
     assert isinstance(prepared.agreed, WeightingRange)
-    parties = Parties.of(prepared.agreed)
+    parties = Parties.of(prepared.agreed, prepared.task.initial())
     work = parties.workload(turn_of(prepared))
     work.begin(0)
     sent, silos = [], tuple(range(prepared.population.n_silos))

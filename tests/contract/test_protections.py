@@ -19,11 +19,10 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder
 from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.partial_session import PartialSession
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
-from tests.parties import WeightingParties
+from tests.parties import PartialParties, WeightingParties
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
 ALL = tuple(range(SILOS))
@@ -90,7 +89,7 @@ class PartlyEncrypted:
             clear_limit=LIMIT,
             hidden_limit=LIMIT,
         )
-        self.session = PartialSession(plan)
+        self.session = PartialParties(plan)
         self.transcript = self.session.transcript
 
     def play(self, vectors, round_number, attempt=0):

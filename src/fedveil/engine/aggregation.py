@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
 
 from fedveil.engine.workload import SiloSums, Turn
 from fedveil.methods.method import Method
@@ -108,6 +109,6 @@ class MaskedRange:
         """Return the protocol of these numbers."""
         return MaskedSums(clients=self.silos, length=self.length, limit=self.limit, threshold=self.threshold)
 
-    def workload(self, turn: Turn) -> SiloSums:
+    def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> SiloSums:
         """Return the silos' noisy sums of a round, in grid units."""
         return SiloSums(turn, self.units, self.vector)

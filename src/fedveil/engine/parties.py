@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64
+from torch import Tensor
 
 from fedveil.channel.errors import ChannelError
 from fedveil.engine.seat import Seat
@@ -31,8 +32,13 @@ class Agreed(Protocol):
         """Return the protocol that these numbers make."""
         ...
 
-    def workload(self, turn: Turn) -> Workload:
-        """Return what the parties contribute to a round, as the protocol takes it."""
+    def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> Workload:
+        """Return what the parties contribute to a round, as the protocol takes it.
+
+        Args:
+            turn: what the round begins with.
+            initial: (d,) the model before the first round.
+        """
         ...
 
 
@@ -54,9 +60,15 @@ class Parties:
         return self.driver.transcript
 
     @classmethod
-    def of(cls, agreed: Agreed) -> Parties:
-        """Return the parties of a run under a protection."""
-        return cls(driver=Driver(agreed.protocol(), Transcript()), workload=agreed.workload)
+    def of(cls, agreed: Agreed, initial: Float32[Tensor, " d"]) -> Parties:
+        """Return the parties of a run under a protection.
+
+        Args:
+            agreed: what they agree on.
+            initial: (d,) the model before the first round.
+        """
+        driver = Driver(agreed.protocol(), Transcript())
+        return cls(driver=driver, workload=lambda turn: agreed.workload(turn, initial))
 
     @classmethod
     def in_the_open(cls, seat: Seat) -> Parties:

@@ -23,7 +23,6 @@ from fedveil.engine.attempts import Absences, OnMissing, Patience
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
-from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
@@ -170,14 +169,11 @@ def conclude(
     )
 
 
-def _parties(prepared: Prepared) -> Parties | PartlyEncryptedSum:
+def _parties(prepared: Prepared) -> Parties:
     """Return the parties of a run, with new keys where there are keys."""
-    agreed = prepared.agreed
-    if agreed is None:
+    if prepared.agreed is None:
         return Parties.in_the_open(prepared.seat)
-    if isinstance(agreed, PartialRange):
-        return PartlyEncryptedSum(agreed, prepared.task.initial())
-    return Parties.of(agreed)
+    return Parties.of(prepared.agreed, prepared.task.initial())
 
 
 def _round(
@@ -185,7 +181,7 @@ def _round(
     last: Checkpoint,
     number: int,
     privacy: PrivacyRandomness,
-    parties: Parties | PartlyEncryptedSum,
+    parties: Parties,
     patience: Patience,
     observer: Observer,
     ledger: Ledger,

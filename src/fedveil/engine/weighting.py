@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.paillier import PaillierPrivateKey
@@ -158,7 +159,7 @@ class WeightingRange:
             plan=self.plan, counts=self.counts, holder=self.key_holder, evaluator=self.evaluator
         )
 
-    def workload(self, turn: Turn) -> Contributions:
+    def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> Contributions:
         """Return the silos' contributions to a round, in grid units."""
         return Contributions(turn, self.given, self.vector)
 
