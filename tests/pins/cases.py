@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from fedveil.crypto.agreement import RUN_BYTES, Moment, derive
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
@@ -211,7 +212,11 @@ class Quiet:
 
 def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
     """Run a case; return its pin."""
-    with mock.patch("fedveil.protection.partial_encryption.secret_order", _natural):  # equal votes: the first
+    with (
+        mock.patch("fedveil.protection.partial_encryption.secret_order", _natural),  # equal votes: the first
+        mock.patch("fedveil.protection.weighting_silo.derive", _known),  # whom the silos draw in private ...
+        mock.patch("fedveil.protection.weighting_server.drawn_places", _first),  # ... and the server hides
+    ):
         found = run(prepared(name, whole=whole), folder, Quiet(), transcript=True).folder
     model = load_file(found / "model.safetensors")
     content = b"".join(key.encode() + model[key].numpy().tobytes() for key in sorted(model))
@@ -227,6 +232,14 @@ def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
         ],
         "charges": len(_lines(found / "ledger.jsonl")),
     }
+
+
+def _known(secret: bytes, purpose: str, moment: Moment) -> bytes:
+    return derive(bytes(32), purpose, replace(moment, run=bytes(RUN_BYTES)))
+
+
+def _first(places: int, chosen: int) -> np.ndarray:
+    return np.arange(places) < chosen
 
 
 def _natural(_: bytes, length: int) -> np.ndarray:
