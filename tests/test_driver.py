@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ import torch
 
 from fedveil.crypto.agreement import Moment
 from fedveil.engine.parties import Parties
-from fedveil.engine.workload import SiloSums, Turn
+from fedveil.engine.workload import OwnMessages, SiloSums, Turn
 from fedveil.protection.driver import Absent, Driver
 from fedveil.protection.errors import ProtocolError, SiloVanished
+from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenClient, OpenServer, OpenSums, OpenVector
+from fedveil.protection.partial_plan import PartialPlan
+from fedveil.protection.partial_sums import PartialGiven, PartialResult, PartialSums
 from fedveil.protection.protocol import Place
 from fedveil.protection.sealed_sums import SealedMessage, SealedSums
 from fedveil.protection.transcript import Transcript
@@ -22,6 +26,7 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.pins.cases import prepared as pins
 
 RUN = bytes(range(16))
+UNITS = np.arange(4, dtype=np.int64)
 NOW = Moment(run=RUN, round=1, attempt=0)
 
 
@@ -186,3 +191,67 @@ def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
     assert summed == seat.n_users
     np.testing.assert_array_equal(together, alone)
     assert np.abs(together).max() > 0
+
+
+@pytest.mark.parametrize("name", ["cepam-gaussian", "ldp-gaussian"])
+def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is that of one block: no block is trained before the last one was sent."""
+    seat = pins(name, whole=True).seat
+    length = sum(int(np.prod(shape)) for shape in seat.shapes)
+    turn = Turn(
+        seat=seat,
+        model=torch.zeros(length),
+        round_number=1,
+        experiment=ExperimentRandomness(5),
+        privacy=PrivacyRandomness.insecure(3),
+    )
+
+    def played(block: int) -> tuple[np.ndarray, list[int]]:
+        monkeypatch.setattr("fedveil.engine.workload._BLOCK_ELEMENTS", block * length)
+        work, held = OwnMessages(turn), []
+        drawn = work.begin(0)
+
+        def give(number: int) -> Any:
+            given = work.give(number)
+            held.append(len(work._block))
+            return given
+
+        total, _ = Parties.in_the_open(seat).driver.play((1, 0), work.senders(()), drawn, give)
+        return total, held
+
+    whole, together = played(8)
+    parts, apart = played(3)
+    assert (together, apart) == ([7, 6, 5, 4, 3, 2, 1, 0], [2, 1, 0, 2, 1, 0, 1, 0])
+    np.testing.assert_array_equal(parts, whole)
+
+
+def test_a_client_contributes_to_the_round_that_it_was_told_of_alone() -> None:
+    """The moment that a caller names is the one that the server's message began."""
+    agreed = MaskedSums(clients=2, length=3, limit=10)
+    driver = Driver(agreed)
+    other = Moment(run=driver._run, round=2, attempt=0)
+    for to, data in driver._server.begin(Moment(run=driver._run, round=1, attempt=0), (0, 1), None):
+        assert driver._clients[to].receive(data) == []
+    with pytest.raises(ProtocolError, match="silo 0: round 2, attempt 0 has not begun"):
+        driver._clients[0].contribute(other, np.zeros(3, dtype=np.int64))
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_clients_that_end_with_different_results_end_the_attempt(wrong: int) -> None:
+    pytest.importorskip("tenseal")
+    plan = PartialPlan(
+        run=bytes(16), silos=2, length=4, ratio=0.5, clear_limit=9, hidden_limit=9, ballots="none"
+    )
+    driver = Driver(PartialSums(plan))
+    result = driver._clients[wrong].result
+
+    def altered() -> PartialResult:
+        right = result()
+        return replace(right, clear=right.clear + 1)
+
+    driver._clients[wrong].result = altered  # type: ignore[method-assign]
+    given = PartialGiven(values=np.arange(4.0), split=lambda chosen: (UNITS[~chosen], UNITS[chosen]))
+    with pytest.raises(ProtocolError, match="silo 1: ends with another sum"):
+        driver.play((1, 0), (0, 1), None, lambda number: given)

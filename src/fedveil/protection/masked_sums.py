@@ -143,7 +143,8 @@ class MaskedClient:
         return self._silo.receive(data)
 
     def contribute(self, moment: Moment, given: Units) -> list[bytes]:
-        """Return the vector under its masks; the round that has begun is the one of the server's message."""
+        """Return the vector under its masks; the server's message has begun the round."""
+        self._silo.check_moment(moment)
         return [self._silo.contribute(given)]
 
     def result(self) -> Units:

@@ -166,7 +166,8 @@ class PartialSumsClient:
         return self._silo.receive(data) + self._divide()
 
     def contribute(self, moment: Moment, given: PartialGiven) -> list[bytes]:
-        """Return the votes, or where nobody votes both parts; the round is the one of the server's message."""
+        """Return the votes, or where nobody votes both parts; the server's message has begun the round."""
+        self._silo.check_moment(moment)
         self._given = given
         return self._silo.propose(given.values, given.votes) + self._divide()
 

@@ -144,7 +144,8 @@ class WeightedClient:
         return self._silo.receive(data)
 
     def contribute(self, moment: Moment, given: WeightedGiven) -> list[bytes]:
-        """Return the encrypted weighted sum; the round that has begun is the one of the server's message."""
+        """Return the encrypted weighted sum; the server's message has begun the round."""
+        self._silo.check_moment(moment)
         return [self._silo.contribute(given.contributions, given.noise, given.dither)]
 
     def result(self) -> Units:
