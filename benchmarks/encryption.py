@@ -19,8 +19,7 @@ from tenseal import sealapi
 from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
 from fedveil.crypto.seal_format import MemoryFile
-from fedveil.engine.aggregation import PLAIN_SUM
-from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
+from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Populations, prepare
 from fedveil.engine.study import Selection, load_study
@@ -88,13 +87,13 @@ def _overhead() -> Iterator[Row]:
         (experiment,) = load_study("table-1-imagenette", selection).experiments
         prepared = prepare(experiment, populations)
         agreed, initial = prepared.agreed, prepared.task.initial()
-        parties = PartlyEncryptedSum(agreed, initial) if isinstance(agreed, PartialRange) else PLAIN_SUM
+        parties = None if agreed is None else Parties.of(agreed, initial)
         seats[name] = (prepared.seat, initial, parties, count(1))
 
     def play(name: str) -> None:
         seat, initial, parties, numbers = seats[name]
         randomness = ExperimentRandomness(0), PrivacyRandomness.system()
-        play_round(seat, initial, next(numbers), *randomness, aggregation=parties)
+        play_round(seat, initial, next(numbers), *randomness, parties=parties)
 
     plain, *hidden = cpu_seconds(*(partial(play, name) for name in seats), repeats=3)
     for name, seconds, target in zip(("CKKS-FedAvg", "static 10 %"), hidden, (1.5, 1.15), strict=True):

@@ -21,10 +21,11 @@ from gmpy2 import mpz, powmod
 from benchmarks.harness import Row, at_most, cpu_seconds, extra_peak_megabytes
 from benchmarks.weighting_curves import curves
 from benchmarks.weighting_silo import GRID, KEY_BITS, Silo, contributions, key, plan_of, timed
+from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
-from fedveil.protection.session import WeightingSession
+from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
 from fedveil.protection.weighting_plan import WeightingPlan
 
 
@@ -117,12 +118,15 @@ def _whole(plan: WeightingPlan) -> float:
     counts = rng.integers(1, plan.count_limit + 1, (plan.silos, plan.users))
 
     def run() -> None:
-        session = WeightingSession(
-            plan, counts, holder=PaillierKeyHolder(plan, key()), evaluator=PaillierEvaluator
+        agreed = WeightedSums(
+            plan=plan,
+            counts=counts,
+            holder=lambda plan: PaillierKeyHolder(plan, key()),
+            evaluator=PaillierEvaluator,
         )
-        rows = [contributions(rng, plan) for _ in range(plan.silos)]
-        zero = [np.zeros(plan.length, dtype=np.int64)] * plan.silos
-        session.aggregate(1, zip(rows, zero, strict=True))
+        zero = np.zeros(plan.length, dtype=np.int64)
+        given = [WeightedGiven(contributions=contributions(rng, plan), noise=zero) for _ in range(plan.silos)]
+        Driver(agreed).play((1, 0), tuple(range(plan.silos)), None, given.__getitem__)
 
     return timed(run)[1]
 

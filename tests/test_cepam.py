@@ -13,10 +13,13 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.engine.clients import ClientTraining, send_updates
+from fedveil.engine.clients import ClientTraining
 from fedveil.engine.experiment import merge, parse
+from fedveil.engine.parties import Parties
 from fedveil.engine.run import over_budget, resume, run
+from fedveil.engine.seat import Seat
 from fedveil.engine.setup import prepare
+from fedveil.engine.workload import OwnMessages, Turn
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer
@@ -153,25 +156,43 @@ def test_a_clients_records_come_and_go_behind_the_same_noise(
 ) -> None:
     """Without her records she still sends; all other messages stay as they are, bit for bit, and hers moves by C."""
     task = task_of("mlp")
-    noise: NoiseName = "laplace" if kind is ClipL1 else "gaussian"
-    one = ClientMessages(senders=4, noise=noise, noise_multiplier=Z, bound=CLIP, form=Numbers())
-    bound = kind(norm=CLIP)
+    compose = fl_laplace if kind is ClipL1 else fl_gaussian
+    local = LocalSgd(learning_rate=3.0, epochs=1)
+    method = compose(local=local, n_users=4, noise_multiplier=Z, clip=CLIP)
 
     def sent(without: int | None) -> tuple[np.ndarray, int, np.ndarray]:
         cohort = cohort_of([6, 5, 4, 3], n_silos=4)
         size = np.where(np.arange(4) == without, 0, cohort.groups.size)
         cohort = replace(cohort, groups=replace(cohort.groups, size=size))
-        training = ClientTraining(
-            trainer=LoopTrainer(task=task, local=LocalSgd(learning_rate=3.0, epochs=1)),
+        seat = Seat(
+            method=method,
+            trainer=LoopTrainer(task=task, local=local),
             cohort=cohort,
-            bound=bound,
+            weights=torch.ones(4, dtype=torch.float64),
+            n_users=4,
+            shapes=tuple(tuple(shape) for shape in task.layout.shapes),
+        )
+        turn = Turn(
+            seat=seat,
+            model=task.initial(),
+            round_number=1,
+            experiment=ExperimentRandomness(0),
+            privacy=PrivacyRandomness.insecure(3),
+        )
+        work = OwnMessages(turn)
+        work.begin(0)
+        total, count = Parties.in_the_open(seat).driver.play(
+            (1, 0), work.senders((0, 1, 2, 3)), work.drawn, work.give
+        )
+        training = ClientTraining(
+            trainer=seat.trainer,
+            cohort=cohort,
+            bound=method.bound,
             model=task.initial(),
             round_number=1,
             experiment=ExperimentRandomness(0),
         )
-        rows, _ = training.updates(torch.arange(4))
-        round_ = send_updates(one, training, np.ones(4, dtype=bool), PrivacyRandomness.insecure(3))
-        return round_.aggregate, len(round_.costs), rows
+        return total, count, training.updates(torch.arange(4))[0]
 
     aggregate, count, rows = sent(None)
     order = 1 if kind is ClipL1 else 2

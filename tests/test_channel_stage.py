@@ -225,6 +225,15 @@ def test_methods_with_shares_run_over_the_channel(method: dict[str, Any], tmp_pa
     assert "ChaCha20" in statement["randomness"]
 
 
+def test_the_information_limit_is_taken_where_a_round_is_evaluated(tmp_path: Path) -> None:
+    watcher = Silent()
+    run(prepare(experiment(rounds=3, evaluate_every=2)), tmp_path, watcher)
+    uplinks = [row["uplink"] for row in watcher.rows if row["round"]]
+    assert [uplink["limit"] is None for uplink in uplinks] == [True, False, False]
+    assert [uplink["ratio"] is None for uplink in uplinks] == [True, False, False]
+    assert all(uplink["acceptance"] > 0 and uplink["bits_per_parameter"] > 0 for uplink in uplinks)
+
+
 def test_a_lattice_of_ones_own_runs(tmp_path: Path) -> None:
     outcome = run(prepare(experiment(channel={"lattice": "Z3"}, rounds=1)), tmp_path, Silent())
     assert outcome.row["uplink"]["bits_per_parameter"] > 0.5

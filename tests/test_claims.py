@@ -38,7 +38,10 @@ from fedveil.privacy.claims import (
 )
 from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, NoGuarantee, atoms
 from fedveil.privacy.sampling import PoissonUsers
+from fedveil.protection.driver import Driver
+from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import KINDS
+from fedveil.protection.open_sums import OpenSums, OpenVector
 from fedveil.protection.parts import PARTS
 from tests.pins.compositions import compositions, public
 
@@ -136,6 +139,17 @@ def test_readers_know_the_models_and_every_line_is_that_of_what_is_sent(name: st
     for view in guarantee.views:
         known = knowledge(view.role, method.sends(), method.channel.content)
         assert view.event == against(known, claims).event
+
+
+def test_a_driver_carries_no_message_that_the_method_does_not_list() -> None:
+    """What a view does not count cannot be sent: here a vector in the open, where masks are listed."""
+    vector = np.zeros(2)
+    listed = Driver(OpenSums(clients=2, length=2), kinds={OpenVector})
+    assert listed.play((1, 0), (0, 1), None, lambda _: vector)[1] == 2
+    masked = replace(uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=5.0), protection=SecureAggregation())
+    other = Driver(OpenSums(clients=2, length=2), kinds=masked.kinds)
+    with pytest.raises(ProtocolError, match="OpenVector is none of the messages that the method lists"):
+        other.play((1, 0), (0, 1), None, lambda _: vector)
 
 
 # --- the fold itself ----------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from fedveil.engine.federation.silo import LEDGER
 from fedveil.engine.federation.store import Answered
 from fedveil.errors import CompositionError
 from fedveil.privacy.ledger import read_entries
+from fedveil.protection.driver import NOBODY, Absent
 from fedveil.protection.parts import Model, Task
-from fedveil.protection.session import NOBODY, Absent
 from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
 

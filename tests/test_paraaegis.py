@@ -14,10 +14,12 @@ import torch
 pytest.importorskip("tenseal")
 
 from fedveil.engine.experiment import parse
-from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
+from fedveil.engine.partial import PartialRange
+from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.workload import Turn
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.methods.claims import Federation, Guarantee
 from fedveil.methods.derive import derive
@@ -33,6 +35,7 @@ from fedveil.privacy.events import (
     NoGuarantee,
     SelfComposedEvent,
 )
+from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
@@ -63,16 +66,33 @@ def asked(method: dict[str, Any], protection: dict[str, Any] | None = None, **ch
     return prepare(parse(document | changes, "test"), POPULATIONS)
 
 
-def aggregate(prepared: Prepared, messages: np.ndarray, round_number: int = 1) -> np.ndarray:
+def aggregate(
+    prepared: Prepared,
+    messages: np.ndarray,
+    round_number: int = 1,
+    *,
+    model: torch.Tensor | None = None,
+    driver: Driver[Any, Any] | None = None,
+) -> np.ndarray:
     """Return the sum of these vectors as the silos end with it."""
-    assert isinstance(prepared.agreed, PartialRange)
-    parties = PartlyEncryptedSum(prepared.agreed, prepared.task.initial())
-    return parties.total(
-        round_number,
-        dict(enumerate(messages)),
-        prepared.task.initial(),
-        PrivacyRandomness.insecure(round_number),
+    agreed, initial = prepared.agreed, prepared.task.initial()
+    assert isinstance(agreed, PartialRange)
+    driver = Driver(agreed.protocol()) if driver is None else driver
+    turn = Turn(
+        seat=prepared.seat,
+        model=initial if model is None else model,
+        round_number=round_number,
+        experiment=ExperimentRandomness(0),
+        privacy=PrivacyRandomness.insecure(round_number),
     )
+    result, summed = driver.play(
+        (round_number, 0),
+        tuple(range(len(messages))),
+        None,
+        lambda silo: agreed.given(messages[silo], turn, silo=silo, initial=initial),
+    )
+    assert summed == len(messages)
+    return agreed.vector(result)
 
 
 def updates(prepared: Prepared, scale: float = 0.01, seed: int = 0) -> np.ndarray:
@@ -86,7 +106,7 @@ def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
         prepared = asked({"name": name})
         parties = {}
         if isinstance(prepared.agreed, PartialRange):
-            parties = {"aggregation": PartlyEncryptedSum(prepared.agreed, prepared.task.initial())}
+            parties = {"parties": Parties.of(prepared.agreed, prepared.task.initial())}
         models.append(
             play_round(
                 prepared.seat,
@@ -116,10 +136,7 @@ def test_the_encrypted_sum_of_unbounded_updates_is_exact_to_1e_7_up_to_64_and_re
 def test_worker_processes_encrypt_to_the_same_sum() -> None:
     prepared = asked({"name": "ckks-fedavg"}, {"ratio": 1.0, "processes": 2})
     sent = updates(prepared)
-    assert isinstance(prepared.agreed, PartialRange)
-    parties = PartlyEncryptedSum(prepared.agreed, prepared.task.initial())
-    total = parties.total(1, dict(enumerate(sent)), prepared.task.initial(), PrivacyRandomness.insecure(1))
-    assert np.array_equal(total, aggregate(asked({"name": "ckks-fedavg"}), sent))
+    assert np.array_equal(aggregate(prepared, sent), aggregate(asked({"name": "ckks-fedavg"}), sent))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -147,18 +164,12 @@ def test_noise_in_the_encrypted_part_has_the_size_that_is_asked_for() -> None:
     given = {"ratio": 0.5, "strategy": "random", "he_noise": 3.0, "he_clip": 0.25}
     prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 0.5}, given)
     assert isinstance(prepared.agreed, PartialRange)
-    parties = PartlyEncryptedSum(prepared.agreed, prepared.task.initial())
-    session, parts = parties._session, {"clear": [], "hidden": []}
+    driver, parts = Driver(prepared.agreed.protocol()), {"clear": [], "hidden": []}
     for t in range(1, 21):
-        parties.total(
-            t,
-            dict(enumerate(np.zeros((CLIENTS, prepared.task.dimension)))),
-            prepared.task.initial(),
-            PrivacyRandomness.insecure(t),
-        )
-        clear, hidden = session.silos[0].result()
-        parts["clear"].append(clear * prepared.agreed.clear.grid)
-        parts["hidden"].append(hidden * prepared.agreed.hidden.grid)
+        aggregate(prepared, np.zeros((CLIENTS, prepared.task.dimension)), t, driver=driver)
+        result = driver._clients[0].result()
+        parts["clear"].append(result.clear * prepared.agreed.clear.grid)
+        parts["hidden"].append(result.hidden * prepared.agreed.hidden.grid)
     for name, std in (("clear", 0.5), ("hidden", 3.0 * 0.5 * 0.25)):
         noise = np.concatenate(parts[name])
         assert abs(noise.std() / (std * math.sqrt(CLIENTS)) - 1) < 6 / math.sqrt(2 * len(noise))
@@ -235,13 +246,10 @@ def test_the_strategies_take_the_largest_the_smallest_or_any(strategy: str) -> N
 
 def test_a_partition_from_released_models_follows_the_models() -> None:
     prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 100.0}, {"partition": "released"})
-    assert isinstance(prepared.agreed, PartialRange)
-    initial = prepared.task.initial()
-    parties = PartlyEncryptedSum(prepared.agreed, initial)
-    moved = initial.clone()
+    moved = prepared.task.initial().clone()
     moved[100:165] += 1
-    sent = np.full((CLIENTS, len(initial)), 0.25)
-    total = parties.total(1, dict(enumerate(sent)), moved, PrivacyRandomness.insecure(0))
+    sent = np.full((CLIENTS, len(moved)), 0.25)
+    total = aggregate(prepared, sent, model=moved)
     spared = np.flatnonzero(np.isclose(total, 0.25 * CLIENTS))
     assert set(spared) == set(range(100, 165))
 
@@ -469,7 +477,7 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
         )[0]
         for prepared, parties in (
             (plain, {}),
-            (hidden, {"aggregation": PartlyEncryptedSum(hidden.agreed, hidden.task.initial())}),
+            (hidden, {"parties": Parties.of(hidden.agreed, hidden.task.initial())}),
         )
     ]
     assert torch.equal(*models)

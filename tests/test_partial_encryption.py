@@ -15,7 +15,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, MaskedVector
 from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.partial_session import PartialSession
+from tests.parties import PartialParties
 
 SILOS, LENGTH, LIMIT = 3, 40, 2**20
 
@@ -62,7 +62,7 @@ def most_voted(units, count, sign=1):
 @pytest.mark.parametrize("ballots", ["plain", "secagg", "none"])
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.25, 1.0])
 def test_the_sum_is_exact_whatever_is_encrypted(ballots, ratio):
-    session = PartialSession(plan(ballots=ballots, ratio=ratio))
+    session = PartialParties(plan(ballots=ballots, ratio=ratio))
     for round_number in (1, 2, 5):
         units = updates(round_number)
         if ballots == "none":
@@ -81,7 +81,7 @@ def test_the_sum_is_exact_whatever_is_encrypted(ballots, ratio):
 @pytest.mark.parametrize("ballots", ["plain", "secagg"])
 @pytest.mark.parametrize(("pick", "sign"), [("largest", 1), ("smallest", -1)])
 def test_the_partition_has_the_most_voted_coordinates(ballots, pick, sign):
-    session, units = PartialSession(plan(ballots=ballots, pick=pick)), updates(3)
+    session, units = PartialParties(plan(ballots=ballots, pick=pick)), updates(3)
     chosen = play(session, units).partition
     votes = most_voted(units, 10, sign)
     assert chosen.sum() == 10
@@ -89,7 +89,7 @@ def test_the_partition_has_the_most_voted_coordinates(ballots, pick, sign):
 
 
 def test_values_that_all_have_give_their_largest_without_any_vote():
-    session = PartialSession(plan(ballots="none"))
+    session = PartialParties(plan(ballots="none"))
     common = np.random.default_rng(1).normal(size=LENGTH)
     zero = np.zeros(LENGTH, dtype=np.int64)
     result = session.aggregate(1, dict.fromkeys(range(SILOS), common), lambda _, v: (zero[~v], zero[v]))
@@ -108,12 +108,12 @@ def test_the_share_decays_from_round_to_round_and_never_to_nothing():
     assert [falling.hidden(t) for t in (1, 2, 3, 40)] == [20, 16, 12, 1]
     assert plan(ratio=0.29, length=100).hidden(1) == 29
     assert plan(ratio=0.0).hidden(1) == 0
-    session = PartialSession(falling)
+    session = PartialParties(falling)
     assert [play(session, updates(t), t).partition.sum() for t in (1, 2, 3)] == [20, 16, 12]
 
 
 def test_noise_on_votes_is_in_the_counts_and_cancels_nowhere():
-    session = PartialSession(plan(ballots="secagg", ballot_limit=1000))
+    session = PartialParties(plan(ballots="secagg", ballot_limit=1000))
     units = updates(5)
     lift = np.zeros(LENGTH, dtype=np.int64)
     lift[[4, 17, 30]] = 300
@@ -140,7 +140,7 @@ def captured(session):
 
 def test_a_ballot_is_spread_evenly_over_all_places_however_often_its_coordinates_are_chosen():
     """200 rounds of the same votes: chi-square of 39 degrees of freedom, 1 - 1e-7 point 104."""
-    session, units = PartialSession(plan(silos=2)), updates(6, silos=2)
+    session, units = PartialParties(plan(silos=2)), updates(6, silos=2)
     seen, places = captured(session), np.zeros(LENGTH)
     for round_number in range(1, 201):
         play(session, units, round_number)
@@ -165,7 +165,7 @@ def test_every_session_has_a_secret_of_its_own_for_its_orders():
 
 
 def test_masked_votes_look_uniform():
-    session, units = PartialSession(plan(silos=2, ballots="secagg")), updates(6, silos=2)
+    session, units = PartialParties(plan(silos=2, ballots="secagg")), updates(6, silos=2)
     seen = captured(session)
     for round_number in range(1, 101):
         play(session, units, round_number)
@@ -176,7 +176,7 @@ def test_masked_votes_look_uniform():
 
 
 def test_one_silo_alone_never_learns_anothers_masked_votes_and_the_server_only_their_sum():
-    session = PartialSession(plan(ballots="secagg"))
+    session = PartialParties(plan(ballots="secagg"))
     seen = captured(session)
     play(session, updates(7))
     words = [m.words for data in seen if isinstance(m := Envelope.decode(data).message, MaskedVector)]
@@ -200,7 +200,7 @@ def test_bytes_are_those_of_the_numbers_and_the_ciphertexts():
     sizes = {}
     for ratio in (0.0, 0.1, 1.0):
         length = 40_960
-        session = PartialSession(
+        session = PartialParties(
             plan(length=length, ratio=ratio, clear_limit=2**30, hidden_limit=2**30, silos=2)
         )
         play(session, updates(0, 2, length))
@@ -211,7 +211,7 @@ def test_bytes_are_those_of_the_numbers_and_the_ciphertexts():
 
 
 def test_part_of_the_silos_can_play_and_one_cannot():
-    session, units = PartialSession(plan()), updates(8)
+    session, units = PartialParties(plan()), updates(8)
     del units[0]
     assert np.array_equal(whole(play(session, units)), sum(units.values()))
     del units[1]
@@ -220,7 +220,7 @@ def test_part_of_the_silos_can_play_and_one_cannot():
 
 
 def test_a_moment_is_played_once():
-    session = PartialSession(plan())
+    session = PartialParties(plan())
     play(session, updates(), 2, attempt=1)
     for round_number, attempt in ((2, 1), (2, 0), (1, 3)):
         with pytest.raises(ProtocolError, match="keys are used once"):
@@ -251,7 +251,7 @@ def test_plans_that_cannot_work_are_refused(change, message):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_names_its_silo(bad):
-    session = PartialSession(plan())
+    session = PartialParties(plan())
     values = {silo: vector.astype(np.float64) for silo, vector in updates().items()}
     values[1][7] = bad
     with pytest.raises(ProtocolError, match=r"silo 1.*finite"):
@@ -260,7 +260,7 @@ def test_what_is_not_finite_names_its_silo(bad):
 
 @pytest.mark.parametrize("part", ["clear", "hidden"])
 def test_a_value_above_the_limit_names_its_silo_and_not_the_value(part):
-    session, units = PartialSession(plan()), updates()
+    session, units = PartialParties(plan()), updates()
 
     def split(silo, partition):
         clear, hidden = units[silo][~partition], units[silo][partition]
@@ -309,18 +309,18 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_whoever_sends_something_else_is_named(change):
-    session = PartialSession(plan())
+    session = PartialParties(plan())
     altered(session, 1, change)
     with pytest.raises(ProtocolError, match="silo 1"):
         play(session, updates())
 
 
 def test_a_silo_with_its_own_ckks_key_is_named_and_a_forged_tag_shows_when_decrypting():
-    session = PartialSession(plan())
+    session = PartialParties(plan())
     session.silos[2]._take(bytes(32) + CkksKey(session.plan.ckks).private_bytes())
     with pytest.raises(ProtocolError, match=r"silo 2.*another key"):
         play(session, updates())
-    session = PartialSession(plan())
+    session = PartialParties(plan())
     session.silos[2]._key = CkksKey(session.plan.ckks)
     with pytest.raises(ProtocolError, match="another key"):
         play(session, updates())
@@ -330,7 +330,7 @@ def test_a_silo_with_its_own_ckks_key_is_named_and_a_forged_tag_shows_when_decry
     "bitmap", [b"", b"\x00" + bytes(5), b"\x01\x00", b"\x02", encode_bitmap(np.ones(LENGTH, dtype=bool))]
 )
 def test_a_ballot_with_another_number_of_votes_names_its_silo(bitmap):
-    session = PartialSession(plan())
+    session = PartialParties(plan())
     moment = Moment(run=session.plan.run, round=1, attempt=0)
     session.server.begin(moment, (0, 1, 2))
     data = Envelope(moment=moment, sender=1, recipient=SERVER, message=Ballot(bitmap=bitmap)).encode()
@@ -340,7 +340,7 @@ def test_a_ballot_with_another_number_of_votes_names_its_silo(bitmap):
 
 
 def test_the_server_cannot_open_what_it_relays_and_keys_are_relayed_once():
-    session = PartialSession(plan())
+    session = PartialParties(plan())
     lines = [line for line in session.transcript.lines if "sealed" in line.purpose]
     assert len(lines) == 2 * (SILOS - 1)
     forged = Envelope(
@@ -363,7 +363,7 @@ def test_a_server_that_alters_the_sum_or_the_partition_gets_a_typed_error():
         lambda m: _sum(m, hidden=os.urandom(len(m.hidden))) if isinstance(m, PartialSum) else m,
         lambda m: _sum(m, clear=m.clear * 0 + 3 * LIMIT + 1) if isinstance(m, PartialSum) else m,
     ):
-        session = PartialSession(plan())
+        session = PartialParties(plan())
         party = session.silos[1]
         receive = party.receive
 
@@ -383,7 +383,7 @@ def _sum(message, **changes):
 
 def test_state_machines_meet_20_000_altered_messages_with_typed_errors_alone():
     """Updates, ballots and sums with bytes changed, cut and added: refused, or a message, never anything else."""
-    session = PartialSession(plan(silos=2))
+    session = PartialParties(plan(silos=2))
     moment = Moment(run=session.plan.run, round=1, attempt=0)
     session.server.begin(moment, (0, 1))
     rng = np.random.default_rng(2)

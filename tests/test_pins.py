@@ -8,7 +8,7 @@ import pytest
 
 from fedveil.methods.method import Method
 from tests.pins.compositions import compositions
-from tests.pins.record import INTENDED, Record, change_of, found, read, same
+from tests.pins.guarantees import INTENDED, Record, change_of, found, read, same
 
 
 @cache

@@ -20,7 +20,6 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Directory, Envelope, RevealRequest
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
-from fedveil.protection.session import WeightingSession
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -32,6 +31,7 @@ from fedveil.protection.weighting_messages import (
 from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.protection.weighting_server import WeightingServer, drawn_places
 from fedveil.protection.weighting_silo import KEY_PURPOSE, WeightingSilo
+from tests.parties import WeightingParties
 
 FALSE_ALARM = 1e-6
 needs_seal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
@@ -60,7 +60,7 @@ def plan_of(**changes):
 
 
 def session_of(plan, counts, bits=768):
-    return WeightingSession(
+    return WeightingParties(
         plan, counts, holder=PaillierKeyHolder(plan, paillier_key(bits)), evaluator=evaluator(bits)
     )
 
@@ -102,7 +102,7 @@ def test_the_same_dithers_give_the_same_remainders(cipher):
         plan = plan_of()
         session = session_of(plan, counts)
         if cipher == "rlwe":
-            session = WeightingSession(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
+            session = WeightingParties(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
         contributions, noise = inputs(session, np.random.default_rng(13))
         found.append(session.aggregate(1, zip(contributions, noise, strict=True), dither=dither))
     np.testing.assert_array_equal(found[0], found[1])
@@ -225,7 +225,7 @@ def test_ring_lwe_gives_the_weighted_sum(renewed):
     plan = plan_of(users=4, length=20, largest_count=40, renewed=renewed)
     counts = rng.integers(0, 14, (3, 4))
     counts[:, 2] = 0
-    session = WeightingSession(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
+    session = WeightingParties(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
     for round_number in (1, 2):
         drawn = np.array([True, False, True, True]) if renewed else None
         check_round(session, counts, rng, round_number, drawn)
@@ -236,7 +236,7 @@ def test_ring_lwe_works_over_several_blocks_and_with_oblivious_transfer():
     rng = np.random.default_rng(5)
     plan = plan_of(silos=2, users=2, length=8192, largest_count=8, renewed=True, places=2, chosen=1)
     counts = np.array([[1, 3], [2, 0]])
-    session = WeightingSession(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
+    session = WeightingParties(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
     contributions, noise = inputs(session, rng)
     found = session.aggregate(1, zip(contributions, noise, strict=True))
     possible = [
@@ -353,7 +353,7 @@ def test_the_noise_of_a_weighted_sum_stays_below_what_the_flood_is_sized_for():
 def test_inputs_outside_the_plan_are_refused_with_their_silo():
     counts = np.ones((3, 6), dtype=np.int64)
     session = session_of(plan_of(), counts)
-    session._post.to_silos(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
     silo = session.silos[2]
     rows, zero = np.zeros((6, 5), dtype=np.int64), np.zeros(5, dtype=np.int64)
     for bad_rows, bad_noise, message in (
@@ -397,7 +397,7 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
     session = session_of(plan_of(), counts)
     contributions, noise = inputs(session, rng)
     first = Moment(run=session.plan.run, round=1, attempt=0)
-    session._post.to_silos(session.server.begin(first))
+    session.deliver(session.server.begin(first))
     late = [session.silos[s].contribute(contributions[s], noise[s]) for s in range(3)]
     session.server.receive(0, late[0])
     session.server.receive(1, late[1])
@@ -452,7 +452,7 @@ def test_ciphertexts_outside_the_group_are_refused(blocks, message):
     rng = np.random.default_rng(11)
     session = session_of(plan_of(), np.full((3, 6), 2))
     contributions, noise = inputs(session, rng)
-    session._post.to_silos(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
     data = session.silos[1].contribute(contributions[1], noise[1])
     old = Envelope.decode(data).message.blocks
     with pytest.raises(ProtocolError, match=f"silo 1: .*{message}"):
@@ -514,7 +514,7 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     contributions, noise = inputs(session, rng)
     session.aggregate(1, zip(contributions, noise, strict=True))
     weights = session.server.begin(Moment(run=session.plan.run, round=2, attempt=0))
-    session._post.to_silos(weights)
+    session.deliver(weights)
     sent = session.silos[1].contribute(contributions[1], noise[1])
     envelope, moment = Envelope.decode(sent), Moment(run=session.plan.run, round=2, attempt=0)
     session.server.receive(1, sent)
@@ -619,7 +619,7 @@ def test_decrypted_messages_of_one_silo_are_uniform_before_the_sum():
     """The key holder decrypts a silo's ciphertexts (zero contributions, zero noise): uniform modulo n all the same."""
     plan = plan_of(length=2000, noise_limit=1)
     session = session_of(plan, np.full((3, 6), 2))
-    session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
     zero = np.zeros((6, 2000), dtype=np.int64)
     data = session.silos[0].contribute(zero, zero[0])
     key = paillier_key(768)
@@ -634,7 +634,7 @@ def test_the_randomness_of_a_ciphertext_carries_no_trace_of_the_exponents():
     plan = plan_of(length=2000, rounds=30, noise_limit=1)
     key = paillier_key(768)
     session = session_of(plan, np.full((3, 6), 2))
-    session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
     rows = np.full((6, 2000), 4)
     data = session.silos[0].contribute(rows, np.zeros(2000, dtype=np.int64))
     randomness = [key.randomness(mpz.from_bytes(b, "big")) for b in Envelope.decode(data).message.blocks]
@@ -650,7 +650,7 @@ def test_the_same_inputs_twice_give_unlinkable_ciphertexts():
     rows, zero = np.full((6, 5), 7), np.zeros(5, dtype=np.int64)
     key, seen = paillier_key(768), []
     for attempt in (0, 1):
-        session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=attempt)))
+        session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=attempt)))
         data = session.silos[0].contribute(rows, zero)
         for block in Envelope.decode(data).message.blocks:
             value = mpz.from_bytes(block, "big")

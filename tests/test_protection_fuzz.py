@@ -22,6 +22,7 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
+from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.recovery_messages import (
     AgreedSurvivors,
@@ -33,6 +34,7 @@ from fedveil.protection.recovery_messages import (
     SignedSurvivors,
     Survivors,
 )
+from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
@@ -83,6 +85,9 @@ EXAMPLES = [
     Partition(bitmap=b"\x01\x05"),
     PartialUpdate(tag=bytes(32), fingerprint=bytes(8), size=3, clear=np.arange(-1, 2), hidden=b"x" * 9),
     PartialSum(tag=bytes(32), fingerprint=bytes(8), size=8, clear=np.arange(-1, 2), hidden=b""),
+    OpenVector(values=np.arange(3.0)),
+    SealingKey(public=bytes(range(32))),
+    SealedMessage(sealed=b"sealed"),
 ]
 
 
@@ -93,6 +98,8 @@ def envelope(message):
 def equal(a, b):
     if isinstance(a, MaskedVector):
         return a.words.dtype == b.words.dtype and np.array_equal(a.words, b.words)
+    if isinstance(a, OpenVector):
+        return np.array_equal(a.values, b.values)
     if isinstance(a, PartialUpdate | PartialSum):
         same = (a.tag, a.fingerprint, a.size, a.hidden) == (b.tag, b.fingerprint, b.size, b.hidden)
         return same and np.array_equal(a.clear, b.clear)
@@ -111,13 +118,53 @@ def test_messages_survive_their_bytes(example):
     assert decoded.encode() == envelope(example)
 
 
-def test_the_bytes_of_version_1_stay():
+def digest(example):
+    return hashlib.sha256(envelope(example)).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_the_bytes_of_version_1_stay(example):
     """The order of a class's fields is the order of its bytes; another order needs another version."""
-    content = b"".join(envelope(example) for example in EXAMPLES)
-    assert (
-        hashlib.sha256(content).hexdigest()
-        == "76095983d8c81a17cdf50dcaf33cf4359cf6385ee7ae9d07c15ce9f1a2063dd7"
-    )
+    name = type(example).__name__
+    if isinstance(example, MaskedVector):
+        name += str(example.words.dtype.itemsize)
+    assert digest(example) == BYTES[name]
+
+
+BYTES = {
+    "OpenVector": "355a604a8386e5ea",
+    "SealingKey": "4184dedf6f320bec",
+    "SealedMessage": "183fefe692d36474",
+    "Announcement": "a6263196a0690f95",
+    "Directory": "e4451928e5a8f2c1",
+    "RoundStart": "11a5be15c8bf419c",
+    "MaskedVector4": "ae6583f979429dee",
+    "MaskedVector8": "d993a1ec5ab60b88",
+    "RevealRequest": "ba509a6b2fc66bad",
+    "OwnMask": "dbf33df342db9de2",
+    "RecoveryKeys": "b3b5b208e438e0b9",
+    "RecoveryDirectory": "d64401131c23d39b",
+    "ShareBundle": "9c254f059cec0620",
+    "RelayedShares": "00937770a8d3bf34",
+    "Survivors": "b429c7759c373df5",
+    "SignedSurvivors": "c9770951f7748f75",
+    "AgreedSurvivors": "e01cbbed35477138",
+    "RevealedShares": "3cf5e54b0c5bc903",
+    "WeightingKey": "09dab17acff6135e",
+    "SealedSeed": "3fdf0cd997d40b43",
+    "BlindedHistogram": "80e08004d4808a9f",
+    "Participants": "5e64fd173bf21893",
+    "EncryptedWeights": "cfb29938d00a94d4",
+    "EncryptedSum": "6aff286b1b1619ca",
+    "TransferOffer": "47daa46f7c117a5e",
+    "TransferRequests": "6969d687d39bcd7e",
+    "TransferAnswers": "2617c0e394ab7955",
+    "SealedKeys": "4b8162c6634c7655",
+    "Ballot": "0a2f6bf7c2638070",
+    "Partition": "65d6503f9dc4988f",
+    "PartialUpdate": "ce2fd806263c024a",
+    "PartialSum": "e7a3be1143e342a2",
+}
 
 
 def mutations(count, seed):

@@ -11,7 +11,9 @@ from scipy import stats
 
 from fedveil.crypto.agreement import AgreementKey, Moment, SignedKey
 from fedveil.crypto.keys import IdentityKey
+from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.messages import (
     SERVER,
     Announcement,
@@ -23,7 +25,7 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
-from fedveil.protection.session import AggregationSession
+from fedveil.protection.transcript import Transcript
 
 FALSE_ALARM = 1e-6
 
@@ -57,21 +59,24 @@ class Run:
 @given(st.integers(2, 10), st.integers(1, 50), st.sampled_from([5, 2**20, 2**33]), st.integers(0, 2**32 - 1))
 @settings(max_examples=25)
 def test_the_sum_is_exact(silos, length, limit, seed):
-    session = AggregationSession(silos=silos, length=length, limit=limit)
+    driver = Driver(MaskedSums(clients=silos, length=length, limit=limit))
     rng = np.random.default_rng(seed)
     for round_number in (1, 2):
         cohort = [s for s in range(silos) if s < 2 or rng.random() < 0.8]
         units = {s: rng.integers(-limit, limit + 1, length) for s in cohort}
-        np.testing.assert_array_equal(session.aggregate(round_number, units), sum(units.values()))
+        total, summed = driver.play((round_number, 0), tuple(cohort), None, units.get)
+        assert summed == len(cohort)
+        np.testing.assert_array_equal(total, sum(units.values()))
 
 
 @pytest.mark.parametrize(("limit", "bytes_per_word"), [(2**29 - 1, 4), (2**29, 8), (2**61 - 1, 8)])
 def test_the_extremes_of_the_range_do_not_wrap(limit, bytes_per_word):
     plan = AggregationPlan(run=bytes(16), silos=4, length=2, limit=limit)
     assert plan.word.itemsize == bytes_per_word
-    session = AggregationSession(silos=4, length=2, limit=limit)
+    driver = Driver(MaskedSums(clients=4, length=2, limit=limit))
     units = {s: np.array([limit, -limit]) for s in range(4)}
-    np.testing.assert_array_equal(session.aggregate(1, units), [4 * limit, -4 * limit])
+    total, _ = driver.play((1, 0), (0, 1, 2, 3), None, units.get)
+    np.testing.assert_array_equal(total, [4 * limit, -4 * limit])
 
 
 def test_a_range_that_does_not_fit_is_refused_before_the_run():
@@ -316,13 +321,14 @@ def test_a_roster_names_each_silo_once_and_this_one_rightly():
 
 
 def test_the_transcript_lists_every_message(tmp_path):
-    session = AggregationSession(silos=3, length=10, limit=10)
-    session.aggregate(1, {s: np.zeros(10, dtype=np.int64) for s in range(3)})
-    purposes = [line.purpose for line in session.transcript.lines]
+    transcript = Transcript()
+    driver = Driver(MaskedSums(clients=3, length=10, limit=10), transcript)
+    driver.play((1, 0), (0, 1, 2), None, lambda silo: np.zeros(10, dtype=np.int64))
+    purposes = [line.purpose for line in transcript.lines]
     assert len(purposes) == 3 * 6
     assert {purposes.count(purpose) for purpose in set(purposes)} == {3}
-    assert {line.sender for line in session.transcript.lines} == {"server", "silo 0", "silo 1", "silo 2"}
-    session.transcript.write(tmp_path / "transcript.jsonl")
+    assert {line.sender for line in transcript.lines} == {"server", "silo 0", "silo 1", "silo 2"}
+    transcript.write(tmp_path / "transcript.jsonl")
     assert len((tmp_path / "transcript.jsonl").read_text().splitlines()) == 18
 
 

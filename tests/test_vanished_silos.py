@@ -25,8 +25,9 @@ from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.sampling import PoissonUsers
+from fedveil.protection.driver import NOBODY, Absent, Driver
 from fedveil.protection.errors import ProtocolError, SiloVanished
-from fedveil.protection.session import NOBODY, Absent, AggregationSession
+from fedveil.protection.masked_sums import MaskedSums
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
 from tests.made_up import serve_hospitals
@@ -43,6 +44,9 @@ def _made_up_hospitals(tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     serve_hospitals(tmp_path_factory.mktemp("made_up"), monkeypatch)
 
 
+ALL = (0, 1, 2)
+
+
 def units(silos: int, length: int = 5) -> dict[int, np.ndarray]:
     return {silo: np.arange(length) * 10**silo - silo for silo in range(silos)}
 
@@ -54,25 +58,24 @@ def units(silos: int, length: int = 5) -> dict[int, np.ndarray]:
 def test_a_vanished_silo_ends_the_attempt_and_the_next_is_played_with_the_rest(
     absent: Absent, released: bool
 ) -> None:
-    session, vectors = AggregationSession(silos=3, length=5, limit=10**4), units(3)
+    driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4)), units(3)
     with pytest.raises(SiloVanished, match="silos 1 vanished") as vanished:
-        session.aggregate(1, vectors, absent=absent)
+        driver.play((1, 0), ALL, None, vectors.get, absent)
     assert vanished.value.silos == (1,)
     assert vanished.value.may_have_released is released
-    del vectors[1]
-    total = session.aggregate(1, vectors, attempt=1)
+    total, summed = driver.play((1, 1), (0, 2), None, vectors.get)
     np.testing.assert_array_equal(total, vectors[0] + vectors[2])
-    assert session.survivors == (0, 2)
-    np.testing.assert_array_equal(session.aggregate(2, units(3)), sum(units(3).values()))
+    assert summed == 2
+    np.testing.assert_array_equal(driver.play((2, 0), ALL, None, vectors.get)[0], sum(vectors.values()))
 
 
 @pytest.mark.parametrize(("absent", "rest"), [(NOBODY, (0, 1, 2)), (EARLY, (0, 2)), (LATE, (0, 1, 2))])
 def test_with_recovery_the_attempt_goes_on_with_what_arrived(absent: Absent, rest: tuple[int, ...]) -> None:
-    session, vectors = AggregationSession(silos=3, length=5, limit=10**4, threshold=2), units(3)
+    driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4, threshold=2)), units(3)
     for round_number in (1, 2):
-        total = session.aggregate(round_number, vectors, absent=absent)
+        total, summed = driver.play((round_number, 0), ALL, None, vectors.get, absent)
         np.testing.assert_array_equal(total, sum(vectors[silo] for silo in rest))
-        assert session.survivors == rest
+        assert summed == len(rest)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +87,11 @@ def test_with_recovery_the_attempt_goes_on_with_what_arrived(absent: Absent, res
     ],
 )
 def test_recovery_gives_up_below_its_threshold_and_has_released_nothing(absent: Absent) -> None:
-    session = AggregationSession(silos=3, length=5, limit=10**4, threshold=2)
+    driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4, threshold=2)), units(3)
     with pytest.raises(SiloVanished) as vanished:
-        session.aggregate(1, units(3), absent=absent)
+        driver.play((1, 0), ALL, None, vectors.get, absent)
     assert not vanished.value.may_have_released
-    np.testing.assert_array_equal(session.aggregate(1, units(3), attempt=1), sum(units(3).values()))
+    np.testing.assert_array_equal(driver.play((1, 1), ALL, None, vectors.get)[0], sum(vectors.values()))
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------

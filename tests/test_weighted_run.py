@@ -13,15 +13,18 @@ import torch
 
 from fedveil.cli import main
 from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.parties import Parties
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.silo_side import WeightedTraining, silo_message
-from fedveil.engine.weighting import WeightedSum, WeightingRange
+from fedveil.engine.weighting import WeightingRange
 from fedveil.engine.workers import split_trainer
+from fedveil.engine.workload import Turn
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.methods.stages import GaussianShares
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
+from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -55,10 +58,22 @@ def asked(**changes: Any) -> Experiment:
 def played(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
     """Return the sum of the first round, as the server learns it."""
     assert isinstance(prepared.agreed, WeightingRange)
-    training = WeightedTraining(
-        prepared.seat, prepared.task.initial(), 1, ExperimentRandomness(0), PrivacyRandomness.insecure(11)
+    work = prepared.agreed.workload(turn_of(prepared), prepared.task.initial())
+    work.begin(0)
+    driver = Driver(prepared.agreed.protocol())
+    silos = tuple(range(prepared.population.n_silos))
+    return work.total(driver.play((1, 0), silos, drawn, work.give)[0])
+
+
+def turn_of(prepared: Prepared) -> Turn:
+    """Return the first round."""
+    return Turn(
+        seat=prepared.seat,
+        model=prepared.task.initial(),
+        round_number=1,
+        experiment=ExperimentRandomness(0),
+        privacy=PrivacyRandomness.insecure(11),
     )
-    return WeightedSum(prepared.agreed).total(1, training.silos(), drawn)
 
 
 def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
@@ -175,19 +190,18 @@ def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(train
 def test_one_silos_contributions_are_sent_before_the_nexts_are_trained() -> None:
     prepared = prepare(asked())
     assert isinstance(prepared.agreed, WeightingRange)
-    weighted = WeightedSum(prepared.agreed)
-    training = WeightedTraining(
-        prepared.seat, prepared.task.initial(), 1, ExperimentRandomness(0), PrivacyRandomness.insecure(11)
-    )
-    sent = []
+    parties = Parties.of(prepared.agreed, prepared.task.initial())
+    work = parties.workload(turn_of(prepared))
+    work.begin(0)
+    sent, silos = [], tuple(range(prepared.population.n_silos))
 
-    def watched() -> Any:
-        for silo in training.silos():
-            purposes = [line.purpose for line in weighted.transcript.lines]
-            sent.append(purposes.count("an encrypted masked sum"))
-            yield silo
+    def watched(silo: int) -> Any:
+        assert parties.transcript is not None
+        purposes = [line.purpose for line in parties.transcript.lines]
+        sent.append(purposes.count("an encrypted masked sum"))
+        return work.give(silo)
 
-    weighted.total(1, watched(), None)
+    parties.driver.play((1, 0), silos, None, watched)
     assert sent == list(range(prepared.population.n_silos))
 
 

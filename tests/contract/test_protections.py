@@ -14,15 +14,18 @@ import numpy as np
 import pytest
 
 from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder
 from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.partial_session import PartialSession
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
-from fedveil.protection.session import AggregationSession, WeightingSession
+from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
+from tests.parties import PartialParties, WeightingParties
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
+ALL = tuple(range(SILOS))
 
 
 @cache
@@ -36,11 +39,11 @@ class Summing:
     tolerance = 0.0
 
     def __init__(self) -> None:
-        self.session = AggregationSession(silos=SILOS, length=LENGTH, limit=LIMIT)
-        self.transcript = self.session.transcript
+        self.transcript = Transcript()
+        self.driver = Driver(MaskedSums(clients=SILOS, length=LENGTH, limit=LIMIT), self.transcript)
 
     def play(self, vectors, round_number, attempt=0):
-        return self.session.aggregate(round_number, dict(enumerate(vectors)), attempt=attempt)
+        return self.driver.play((round_number, attempt), ALL, None, vectors.__getitem__)[0]
 
 
 class Weighting:
@@ -63,7 +66,7 @@ class Weighting:
             holder = partial(PaillierKeyHolder, key=paillier_key())
             evaluator = partial(PaillierEvaluator, smallest_bits=512)
         counts = np.diag([1, 2, 1])
-        self.session = WeightingSession(plan, counts, holder=holder(plan), evaluator=evaluator)
+        self.session = WeightingParties(plan, counts, holder=holder(plan), evaluator=evaluator)
         self.transcript = self.session.transcript
 
     def play(self, vectors, round_number, attempt=0):
@@ -86,7 +89,7 @@ class PartlyEncrypted:
             clear_limit=LIMIT,
             hidden_limit=LIMIT,
         )
-        self.session = PartialSession(plan)
+        self.session = PartialParties(plan)
         self.transcript = self.session.transcript
 
     def play(self, vectors, round_number, attempt=0):

@@ -1,29 +1,27 @@
-"""How the silos' messages of a round become the sum that the server learns.
+"""How the silos' messages of a round become whole numbers that secure aggregation adds up.
 
-:class:`PlainSum` adds them up in the open; :class:`SecureSum` by the byte protocol, whole numbers in, the sum out. Its
-sum is that of the plain float64 vectors, bit for bit. Messages lie on a grid that is a power of two, so dividing by
+The sum is that of the plain float64 vectors, bit for bit. Messages lie on a grid that is a power of two, so dividing by
 it is exact, masks cancel in whole numbers, and a sum below 2^53 units is exact in float64 in any order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
 
-from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.engine.workload import SiloSums, Turn
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights
 from fedveil.privacy.bounds import Clip
+from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.recoverable_aggregation import check_threshold
-from fedveil.protection.secure_aggregation import AggregationPlan
-from fedveil.protection.session import NOBODY, Absent, AggregationSession
-from fedveil.protection.transcript import Transcript
 
 NOISE_REACH: Final = 40.0  # in standard deviations: a share reaches farther with a probability below 1e-340
 
@@ -68,9 +66,7 @@ class MaskedRange:
 
     def __post_init__(self) -> None:
         """Refuse before any training what the protocol would refuse."""
-        AggregationPlan(run=bytes(RUN_BYTES), silos=self.silos, length=self.length, limit=self.limit)
-        if self.threshold is not None:
-            check_threshold(self.threshold, self.silos)
+        self.protocol()
 
     @classmethod
     def of(cls, method: Method, *, n_silos: int, n_users: int, length: int) -> MaskedRange | None:
@@ -109,60 +105,10 @@ class MaskedRange:
         """Return a sum of messages from units of the grid, exact."""
         return np.asarray(units * self.grid)
 
+    def protocol(self) -> MaskedSums:
+        """Return the protocol of these numbers."""
+        return MaskedSums(clients=self.silos, length=self.length, limit=self.limit, threshold=self.threshold)
 
-class SecureSum:
-    """The parties of a run under secure aggregation, played in this process; all that passes between them is bytes.
-
-    Every object makes new keys, so a run that is resumed uses none twice.
-
-    Args:
-        agreed: the range of the messages.
-    """
-
-    def __init__(self, agreed: MaskedRange) -> None:
-        self._agreed = agreed
-        self._session = AggregationSession(
-            silos=agreed.silos, length=agreed.length, limit=agreed.limit, threshold=agreed.threshold
-        )
-
-    @property
-    def transcript(self) -> Transcript:
-        """What has passed between the parties."""
-        return self._session.transcript
-
-    def total(
-        self, round_number: int, messages: Sequence[Float64[np.ndarray, " d"]]
-    ) -> Float64[np.ndarray, " d"]:
-        """Return the sum of the silos' messages, as the server learns it.
-
-        Args:
-            round_number: counts from 1; each round can be played once.
-            messages: per silo its (d,) noisy sum, multiples of the grid.
-
-        Raises:
-            ProtocolError: a message beyond the range, naming the silo, or a round that was played before.
-        """
-        return self.attempt(round_number, 0, dict(enumerate(messages)))[0]
-
-    def attempt(
-        self,
-        round_number: int,
-        attempt: int,
-        messages: Mapping[int, Float64[np.ndarray, " d"]],
-        absent: Absent = NOBODY,
-    ) -> tuple[Float64[np.ndarray, " d"], int]:
-        """Return the sum of the messages, or with recovery of those that arrived, and how many silos it is over.
-
-        Args:
-            round_number: counts from 1.
-            attempt: how often this round was begun before.
-            messages: per silo that begins the attempt its (d,) noisy sum; each attempt needs noise of its own.
-            absent: who of them vanishes on the way.
-
-        Raises:
-            SiloVanished: the attempt is over.
-            ProtocolError: as :meth:`total`.
-        """
-        units = {silo: self._agreed.units(message) for silo, message in messages.items()}
-        total = self._session.aggregate(round_number, units, attempt=attempt, absent=absent)
-        return self._agreed.vector(total), len(self._session.survivors)
+    def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> SiloSums:
+        """Return the silos' noisy sums of a round, in grid units."""
+        return SiloSums(turn, self.units, self.vector)

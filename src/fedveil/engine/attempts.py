@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
+from fedveil.protection.driver import NOBODY, Absent
 from fedveil.protection.errors import ProtocolError, SiloVanished
-from fedveil.protection.session import NOBODY, Absent
 from fedveil.randomness import ExperimentRandomness
 
 OnMissing = Literal["end", "retry", "recover"]

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedveil.engine.diagnostics import require_same_records
 from fedveil.engine.folder import RunFolder, stored_tensors
+from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
 from fedveil.errors import ConfigError, RunFolderError
@@ -176,8 +177,9 @@ def canary_scores(
         4 * (seat.method.noise_std(seat.cohort.n_silos) or 0.0) ** 2
     )  # noise over the variance of a fair coin
     experiment = ExperimentRandomness(prepared.experiment.seed)
+    parties = Parties.in_the_open(seat)  # the sums of the method, whatever hides them
     for number in range(1, prepared.experiment.rounds + 1):
-        after, _ = play_round(seat, model, number, experiment, privacy)
+        after, _ = play_round(seat, model, number, experiment, privacy, parties=parties, measured=False)
         local = as_trained(seat.method.local, number)
         trainer = choose_trainer(prepared.task, local, cohort=watcher)
         updates = trainer.sums(

@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import os
 import weakref
-from collections.abc import Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,15 +23,15 @@ from torch import Tensor
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.aggregation import NOISE_REACH
+from fedveil.engine.workload import SiloSums, Turn
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PartialEncryption
-from fedveil.methods.stages import grid_gaussian, grid_law
+from fedveil.methods.stages import ClientContribution, grid_gaussian, grid_law
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.partial_session import PartialSession, Parts
-from fedveil.protection.transcript import Transcript
+from fedveil.protection.partial_sums import PartialGiven, PartialResult, PartialSums, Parts
 from fedveil.randomness import PrivacyRandomness
 
 _REACH_UNBOUNDED: Final = 64.0
@@ -224,63 +223,70 @@ class PartialRange:
         total[partition] = hidden * self.hidden.grid
         return total
 
+    def protocol(self) -> PartialSums:
+        """Return the protocol of these numbers."""
+        return PartialSums(self.plan, lambda owner: self.workers(owner=owner))
 
-class PartlyEncryptedSum:
-    """The parties of a run under partial encryption, played in this process; all that passes between them is bytes.
-
-    Every object makes new keys, so a run that is resumed uses none twice.
-
-    Args:
-        agreed: the range of the messages.
-        initial: (d,) the model before the first round, from which released models are told to have moved.
-    """
-
-    def __init__(self, agreed: PartialRange, initial: Float32[Tensor, " d"]) -> None:
-        self._agreed, self._initial = agreed, initial.cpu().double().numpy()
-        plan = replace(agreed.plan, run=os.urandom(RUN_BYTES))
-        self._session = PartialSession(plan, agreed.workers(owner=self))
-
-    @property
-    def transcript(self) -> Transcript:
-        """What has passed between the parties."""
-        return self._session.transcript
-
-    def total(
-        self,
-        round_number: int,
-        messages: Mapping[int, Float64[np.ndarray, " d"]],
-        model: Float32[Tensor, " d"],
-        privacy: PrivacyRandomness,
-    ) -> Float64[np.ndarray, " d"]:
-        """Return the sum of the messages, as every silo ends with it.
+    def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> DividedSums:
+        """Return the silos' messages of a round, to be divided.
 
         Args:
-            round_number: counts from 1; each round can be played once.
-            messages: per sender its (d,) bounded sum or, where parts are bounded by themselves, its update.
-            model: (d,) the global model.
-            privacy: of the senders, for their noise.
-
-        Raises:
-            ProtocolError: a message beyond the range, naming the silo, or a round that was played before.
+            turn: what the round begins with.
+            initial: (d,) the model before the first round, from which released models are told to have moved.
         """
-        agreed = self._agreed
+        return DividedSums(turn, self, initial)
 
-        def split(silo: int, partition: Bool[np.ndarray, " d"]) -> Parts:
-            return agreed.split(messages[silo], partition, privacy, round_number=round_number, silo=silo)
+    def given(
+        self, message: Float64[np.ndarray, " d"], turn: Turn, *, silo: int, initial: Float32[Tensor, " d"]
+    ) -> PartialGiven:
+        """Return what a silo puts into a round.
 
-        def vote_noise(silo: int) -> Int64[np.ndarray, " d"]:
-            return agreed.noise_on_votes(privacy, round_number=round_number, silo=silo)
+        Args:
+            message: (d,) its bounded sum or, where parts are bounded by themselves, its update.
+            turn: what the round begins with.
+            silo: its number.
+            initial: (d,) the model before the first round.
+        """
+        number, privacy = turn.round_number, turn.privacy
 
-        now = model.cpu().double().numpy()
-        values = dict(messages)
-        if not agreed.protection.asks:
-            values = dict.fromkeys(
-                messages, agreed.proposal(next(iter(messages.values())), now, self._initial)
-            )
-        result = self._session.aggregate(
-            round_number, values, split, vote_noise=vote_noise if agreed.noisy_votes(round_number) else None
+        def split(partition: Bool[np.ndarray, " d"]) -> Parts:
+            return self.split(message, partition, privacy, round_number=number, silo=silo)
+
+        now, first = turn.model.cpu().double().numpy(), initial.cpu().double().numpy()
+        noisy = self.noisy_votes(number)
+        return PartialGiven(
+            values=self.proposal(message, now, first),
+            split=split,
+            votes=self.noise_on_votes(privacy, round_number=number, silo=silo) if noisy else None,
         )
-        return agreed.join(result.partition, result.clear, result.hidden)
+
+    def vector(self, result: PartialResult) -> Float64[np.ndarray, " d"]:
+        """Return the sum that every silo ends with, in the unit of the update."""
+        return self.join(result.partition, result.clear, result.hidden)
+
+
+class DividedSums(SiloSums):
+    """Every silo's bounded sum, or a drawn client's update, to be divided once the partition is known.
+
+    Args:
+        turn: what the round begins with.
+        agreed: the range of the messages.
+        initial: (d,) the model before the first round.
+    """
+
+    def __init__(self, turn: Turn, agreed: PartialRange, initial: Float32[Tensor, " d"]) -> None:
+        super().__init__(turn, vector=agreed.vector)
+        self._agreed, self._initial = agreed, initial
+
+    def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
+        """Return all silos, or the drawn clients."""
+        if self.drawn is not None and isinstance(self.turn.seat.method.contribution, ClientContribution):
+            return tuple(np.flatnonzero(self.drawn).tolist())
+        return cohort
+
+    def give(self, sender: int) -> PartialGiven:
+        """Return what a silo or client puts into the round."""
+        return self._agreed.given(self.sum_of(sender), self.turn, silo=sender, initial=self._initial)
 
 
 def _vote_std(vote_noise: float, votes: int) -> float:

@@ -19,16 +19,14 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.aggregation import PLAIN_SUM, MaskedRange, PlainSum, SecureSum
 from fedveil.engine.attempts import Absences, OnMissing, Patience
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
-from fedveil.engine.partial import PartialRange, PartlyEncryptedSum
+from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
-from fedveil.engine.weighting import WeightedSum
 from fedveil.engine.workers import spread
 from fedveil.errors import BudgetError, RunFolderError
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
@@ -115,8 +113,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     experiment = prepared.experiment
     privacy = privacy_randomness(experiment)
     guarantee = prepared.guarantee
-    aggregation = _aggregation(prepared)
-    protocol = None if isinstance(aggregation, PlainSum) else aggregation.transcript
+    parties = _parties(prepared)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         checkpoint = folder.read_checkpoint() or initial_checkpoint(prepared, folder, ledger.head)
         ledger.require_extends(checkpoint.ledger)
@@ -125,7 +122,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 f"{folder.path}: the ledger was charged for other events than this experiment's"
             )
         folder.mend_metrics(checkpoint)
-        listed = protocol if (folder / _TRANSCRIPT).exists() else None
+        listed = parties.transcript if (folder / _TRANSCRIPT).exists() else None
         if listed is not None:
             folder.drop_torn_line(_TRANSCRIPT)
         observer.started(folder.path, experiment, checkpoint.round)
@@ -136,7 +133,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
             try:
                 patience.pay()
                 checkpoint = _round(
-                    prepared, checkpoint, number, privacy, aggregation, patience, observer, ledger
+                    prepared, checkpoint, number, privacy, parties, patience, observer, ledger
                 )
             except BudgetError as spent_up:
                 stopped = str(spent_up)
@@ -176,14 +173,11 @@ def conclude(
     )
 
 
-def _aggregation(prepared: Prepared) -> PlainSum | SecureSum | WeightedSum | PartlyEncryptedSum:
-    """Return what adds the silos' messages up, with new keys where there are keys."""
-    agreed = prepared.agreed
-    if agreed is None:
-        return PLAIN_SUM
-    if isinstance(agreed, PartialRange):
-        return PartlyEncryptedSum(agreed, prepared.task.initial())
-    return SecureSum(agreed) if isinstance(agreed, MaskedRange) else WeightedSum(agreed)
+def _parties(prepared: Prepared) -> Parties:
+    """Return the parties of a run, with new keys where there are keys."""
+    if prepared.agreed is None:
+        return Parties.in_the_open(prepared.seat)
+    return Parties.of(prepared.agreed, prepared.task.initial(), prepared.method.kinds)
 
 
 def _round(
@@ -191,11 +185,12 @@ def _round(
     last: Checkpoint,
     number: int,
     privacy: PrivacyRandomness,
-    aggregation: PlainSum | SecureSum | WeightedSum | PartlyEncryptedSum,
+    parties: Parties,
     patience: Patience,
     observer: Observer,
     ledger: Ledger,
 ) -> Checkpoint:
+    due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
     begin = time.perf_counter()
     model, diagnostics = play_round(
         prepared.seat,
@@ -204,11 +199,11 @@ def _round(
         ExperimentRandomness(prepared.experiment.seed),
         privacy,
         lambda done, total: observer.training(number, done, total),
-        aggregation,
+        parties,
         patience,
+        measured=due,
     )
     seconds = time.perf_counter() - begin
-    due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
     test = evaluate(prepared, model) if due else None
     row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}

@@ -5,7 +5,6 @@ The same functions serve a simulation, which plays all silos, and a silo of a fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from fedveil.engine.clients import ClientTraining
 from fedveil.engine.seat import Seat, trainer_of
-from fedveil.engine.weighting import SiloInput
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
@@ -92,11 +90,6 @@ class WeightedTraining:
         self._experiment, self._privacy, self._progress = experiment, privacy, progress
         self._trainer = trainer_of(seat, round_number)
         self.norms = torch.full((len(seat.cohort.groups),), torch.nan, dtype=torch.float64)
-
-    def silos(self) -> Iterator[SiloInput]:
-        """Yield each silo's contributions and share of the noise; one silo's are in memory at a time."""
-        for silo in range(self._seat.cohort.n_silos):
-            yield self.contributions(silo), self.share(silo)
 
     def share(self, silo: int) -> Float64[np.ndarray, " d"]:
         """Return a silo's share of the noise."""

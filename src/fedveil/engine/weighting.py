@@ -8,30 +8,27 @@ to the grid of the messages by dithers that the account includes.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.aggregation import NOISE_REACH
+from fedveil.engine.workload import Contributions, Turn
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.methods.stages import GaussianShares
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Clip
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
-from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
+from fedveil.protection.private_weighting import Contributions as Rows
+from fedveil.protection.private_weighting import Evaluator, KeyHolder
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
-from fedveil.protection.session import NOBODY, Absent, WeightingSession
-from fedveil.protection.transcript import Transcript
+from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
 from fedveil.protection.weighting_plan import WeightingPlan
-
-SiloInput = tuple[Float64[np.ndarray, "m d"], Float64[np.ndarray, " d"]]
-"""One silo's clipped contributions of weight 1, users ascending, and its share of the noise; unit of the update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +116,7 @@ class WeightingRange:
 
     def units(
         self, contributions: Float64[np.ndarray, "m d"], share: Float64[np.ndarray, " d"]
-    ) -> tuple[Contributions, Int64[np.ndarray, " d"]]:
+    ) -> tuple[Rows, Int64[np.ndarray, " d"]]:
         """Return contributions and noise as whole numbers of grid steps; exact, because they are multiples of it."""
         dtype = np.int32 if self.plan.norm_limit < 2**31 else np.int64
         return (contributions / self.grid).astype(dtype), (share / self.grid).astype(np.int64)
@@ -155,64 +152,23 @@ class WeightingRange:
             ciphertexts=math.ceil(plan.coordinates / parameters.ring.degree) * primes,
         )
 
-    def session(self) -> WeightingSession:
-        """Return new parties that have gone through the setup, with keys that serve no other session."""
-        plan = replace(self.plan, run=os.urandom(RUN_BYTES))
-        return WeightingSession(plan, self.counts, holder=self.key_holder(plan), evaluator=self.evaluator)
-
-
-class WeightedSum:
-    """The parties of a run under private weighting, played in this process; all that passes between them is bytes.
-
-    Every object makes new keys, so a run that is resumed uses none twice.
-
-    Args:
-        agreed: what the parties agree on.
-    """
-
-    def __init__(self, agreed: WeightingRange) -> None:
-        self._agreed = agreed
-        self._session = agreed.session()
-
-    @property
-    def transcript(self) -> Transcript:
-        """What has passed between the parties."""
-        return self._session.transcript
-
-    def total(
-        self,
-        round_number: int,
-        silos: Iterable[SiloInput],
-        drawn: Bool[np.ndarray, " users"] | None,
-        *,
-        attempt: int = 0,
-        absent: Absent = NOBODY,
-        dither: Callable[[int], bytes | None] = lambda silo: None,
-    ) -> Float64[np.ndarray, " d"]:
-        """Return sum_s ( sum_u n_{s,u}/N_u y_{s,u} + z_s ), as the server learns it.
-
-        Args:
-            round_number: counts from 1; each pair of round and attempt can be played once.
-            silos: per silo its contributions and its share of the noise, multiples of the grid; taken one by one, so
-                that no two silos' contributions need be in memory together.
-            drawn: (|U|,) the users that the server draws; read only if the plan has it draw them.
-            attempt: how often this round was begun before.
-            absent: which silos vanish on the way.
-            dither: per silo the key of its share of the remainders modulo C; None: a new one.
-
-        Raises:
-            SiloVanished: the attempt is over.
-            ProtocolError: a value beyond the range, naming the silo, or a sum that fails its check.
-        """
-        plan = self._session.plan
-        inputs = (self._agreed.units(units, share) for units, share in silos)
-        by_server = plan.renewed and not plan.places
-        sums = self._session.aggregate(
-            round_number,
-            inputs,
-            drawn=drawn if by_server else None,
-            attempt=attempt,
-            absent=absent,
-            dither=dither,
+    def protocol(self) -> WeightedSums:
+        """Return the protocol of these numbers."""
+        return WeightedSums(
+            plan=self.plan, counts=self.counts, holder=self.key_holder, evaluator=self.evaluator
         )
-        return np.asarray(sums * self._agreed.grid)
+
+    def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> Contributions:
+        """Return the silos' contributions to a round, in grid units."""
+        return Contributions(turn, self.given, self.vector)
+
+    def given(
+        self, contributions: Float64[np.ndarray, "m d"], share: Float64[np.ndarray, " d"], dither: bytes
+    ) -> WeightedGiven:
+        """Return what a silo puts into a round, in grid units."""
+        units, noise = self.units(contributions, share)
+        return WeightedGiven(contributions=units, noise=noise, dither=dither)
+
+    def vector(self, units: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
+        """Return the weighted sum from units of the grid."""
+        return np.asarray(units * self.grid)

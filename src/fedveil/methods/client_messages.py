@@ -25,6 +25,7 @@ from jaxtyping import Float64
 
 from fedveil.channel.codec import Channel as Codec
 from fedveil.channel.codec import Sent, gaussian_channel
+from fedveil.channel.errors import ChannelError
 from fedveil.channel.information import information_limit
 from fedveil.channel.lattices import Z1, lattice
 from fedveil.channel.laws import CellLaw, GaussianLaw, LaplaceLaw
@@ -39,6 +40,7 @@ from fedveil.methods.stages import (
     Channel,
     Coded,
     MessageCost,
+    Sending,
     Transmission,
     grid_law,
 )
@@ -255,6 +257,52 @@ class ClientMessages(Channel):
             variance += self._step(self.bound, self.form) ** 2 / 12
         return math.sqrt(self.senders * variance)
 
+    def encode(
+        self,
+        update: Float64[np.ndarray, " d"],
+        *,
+        grid: float,
+        client: int,
+        round_number: int,
+        source: BitSource,
+        measured: bool = True,
+    ) -> Sending:
+        """Return one client's update as its message.
+
+        Args:
+            update: (d,) the bounded update; zeros for a client without records.
+            grid: the step on which it was rounded; without a bound it is not used.
+            client: index of the client.
+            round_number: the round.
+            source: privacy randomness of this client and round, for noise and, standing for a key agreement, the
+                secret of the message.
+            measured: whether the cost says what the message could cost at least, which takes longer than to encode it.
+
+        Raises:
+            UpdateError: a parameter above 2^30 times the scale of what is quantised.
+        """
+        size = len(update)
+        scale = float(np.linalg.norm(update)) if self.bound is None else self.bound
+        if scale == 0 and not isinstance(self.form, Numbers):
+            nothing = Coded(key=bytes(32), message=b"", scale=0.0)
+            return Sending(cost=MessageCost(parameters=size, bytes=0), values=update, coded=nothing)
+        if isinstance(self.form, Layered):
+            codec = self._layered(scale, self.form)
+            sent, coded = self._coded(codec, scale, update, client, round_number, source)
+            limit = information_limit(update, self._law(scale)) if measured else None
+            acceptance = sent.accepted / sent.drawn
+            cost = MessageCost(parameters=size, bytes=len(sent.message), limit=limit, acceptance=acceptance)
+            return Sending(cost=cost, coded=coded)
+        noisy = update
+        if self.noisy and scale > 0:
+            at_most = None if self.bound is None else grid
+            noisy = update + self.additive(scale, at_most).sample((size,), source)
+        if isinstance(self.form, Numbers):
+            return Sending(cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size), values=noisy)
+        codec = self._dithered(scale, self.form)
+        sent, coded = self._coded(codec, scale, noisy, client, round_number, source)
+        return Sending(cost=MessageCost(parameters=size, bytes=len(sent.message)), coded=coded)
+
     def transmit(
         self,
         update: Float64[np.ndarray, " d"],
@@ -266,57 +314,35 @@ class ClientMessages(Channel):
     ) -> Transmission:
         """Send one client's update, and decode it from the bytes as the server does.
 
-        Args:
-            update: (d,) the bounded update; zeros for a client without records.
-            grid: the step on which it was rounded; without a bound it is not used.
-            client: index of the client.
-            round_number: the round.
-            source: privacy randomness of this client and round, for noise and, standing for a key agreement, the
-                secret of the message.
-
-        Raises:
-            UpdateError: a parameter above 2^30 times the scale of what is quantised.
+        Arguments and errors are those of :meth:`encode`.
         """
-        size = len(update)
-        scale = float(np.linalg.norm(update)) if self.bound is None else self.bound
-        if scale == 0 and not isinstance(self.form, Numbers):
-            return Transmission(received=update, cost=MessageCost(parameters=size, bytes=0))
-        if isinstance(self.form, Layered):
-            sent, coded, received = _through(
-                self._layered(scale, self.form), update, client, round_number, source
-            )
-            limit, acceptance = information_limit(update, self._law(scale)), sent.accepted / sent.drawn
-            return Transmission(
-                received=received,
-                cost=MessageCost(
-                    parameters=size, bytes=len(sent.message), limit=limit, acceptance=acceptance
-                ),
-                coded=coded,
-            )
-        noisy = update
-        if self.noisy and scale > 0:
-            at_most = None if self.bound is None else grid
-            noisy = update + self.additive(scale, at_most).sample((size,), source)
-        if isinstance(self.form, Numbers):
-            return Transmission(received=noisy, cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size))
-        codec = self._dithered(scale, self.form)
-        sent, coded, received = _through(codec, noisy, client, round_number, source)
-        cost = MessageCost(parameters=size, bytes=len(sent.message))
-        return Transmission(received=received, cost=cost, coded=coded)
+        sending = self.encode(update, grid=grid, client=client, round_number=round_number, source=source)
+        if sending.values is not None:
+            return Transmission(received=sending.values, cost=sending.cost)
+        assert sending.coded is not None
+        received = self.receive(sending.coded, length=len(update))
+        return Transmission(received=received, cost=sending.cost, coded=sending.coded)
 
     def receive(self, coded: Coded, *, length: int) -> Float64[np.ndarray, " d"]:
         """Decode a client's update of ``length`` parameters, its noise included.
 
         Raises:
             CompositionError: messages of this form are no bytes, or their scale is the sender's secret.
-            ChannelError: another channel's message, another length, or bytes that were altered.
+            ChannelError: another channel's message, another length, a scale that is none, or bytes that were altered.
         """
-        if isinstance(self.form, Numbers) or self.bound is None:
+        scale = coded.scale if self.bound is None else self.bound
+        if isinstance(self.form, Numbers) or scale is None:
             raise CompositionError("messages are decoded where they are bytes in a scale that is public")
+        if not 0 <= scale < math.inf:
+            raise ChannelError(
+                f"a message has the scale {scale}; a finite one is needed, 0 for an update of zeros"
+            )
+        if scale == 0:
+            return np.zeros(length)
         codec = (
-            self._layered(self.bound, self.form)
+            self._layered(scale, self.form)
             if isinstance(self.form, Layered)
-            else self._dithered(self.bound, self.form)
+            else self._dithered(scale, self.form)
         )
         return codec.decode(coded.message, KeyedStreams(coded.key), length=length)
 
@@ -328,6 +354,22 @@ class ClientMessages(Channel):
         if grid is None:
             return DiscreteGaussian(std=spread, grid=grid_for(spread))
         return grid_law(spread, grid)
+
+    def _coded(
+        self,
+        codec: Codec,
+        scale: float,
+        update: Float64[np.ndarray, " d"],
+        client: int,
+        round_number: int,
+        source: BitSource,
+    ) -> tuple[Sent, Coded]:
+        """Return a message with its key, which no other message has."""
+        secret = source.uint64(4).astype("<u8").tobytes()
+        key = update_key(secret, run="one process", client=client, round_number=round_number)
+        sent = codec.send(update, KeyedStreams(key))
+        own = scale if self.bound is None else None
+        return sent, Coded(key=key, message=sent.message, scale=own)
 
     def _law(self, scale: float) -> GaussianLaw | LaplaceLaw:
         """Return the law of a message's noise, as real numbers."""
@@ -376,14 +418,3 @@ def through_messages(
         bound=central.scale,
         form=Layered(lattice=lattice),
     )
-
-
-def _through(
-    codec: Codec, update: Float64[np.ndarray, " d"], client: int, round_number: int, source: BitSource
-) -> tuple[Sent, Coded, Float64[np.ndarray, " d"]]:
-    """Return a message, with its key, and what the server decodes from it; no other message has that key."""
-    secret = source.uint64(4).astype("<u8").tobytes()
-    key = update_key(secret, run="one process", client=client, round_number=round_number)
-    sent = codec.send(update, KeyedStreams(key))
-    received = codec.decode(sent.message, KeyedStreams(key), length=len(update))
-    return sent, Coded(key=key, message=sent.message), received

@@ -101,6 +101,11 @@ class Method:
         )
         return (*setup, *(self.weights.sends() if self.shows_counts else ()), *self.protection.sends(self))
 
+    @property
+    def kinds(self) -> frozenset[type]:
+        """What may be sent at all: the classes of :meth:`sends`."""
+        return frozenset(one.kind for one in self.sends())
+
     def uncovered(self, method: Method) -> tuple[str, ...]:
         """Return what of the composition itself depends on private data although no event accounts for it."""
         if self.denominator == "expected" or not isinstance(self.sampler, PoissonUsers):

@@ -22,6 +22,7 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
+from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import Agreement, Drawn, Relay, Sealed, Vector
 from fedveil.protection.recovery_messages import (
     AgreedSurvivors,
@@ -33,6 +34,7 @@ from fedveil.protection.recovery_messages import (
     SignedSurvivors,
     Survivors,
 )
+from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -69,9 +71,11 @@ class NoProtection(ProtectionStage):
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: models down, sums in the open or sealed up."""
-        if method.channel.coded:
-            return (*plain_round(method), Sent(Agreement, _UP | _DOWN), Sent(Sealed, _UP))
-        return (*plain_round(method), Sent(Vector, _UP))
+        # in each pair the first is what institutions send, the second what parties in one process do
+        if not method.channel.coded:
+            return (*plain_round(method), Sent(Vector, _UP), Sent(OpenVector, _UP))
+        keys = (Sent(Agreement, _UP | _DOWN), Sent(SealingKey, _UP | _DOWN))
+        return (*plain_round(method), *keys, Sent(Sealed, _UP), Sent(SealedMessage, _UP))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ whose error is that noise.
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from fedveil.channel.codec import Channel as Codec
 from fedveil.channel.codec import gaussian_channel
+from fedveil.channel.errors import ChannelError
 from fedveil.channel.information import information_limit
 from fedveil.channel.lattices import lattice
 from fedveil.channel.laws import GaussianLaw
@@ -46,6 +48,9 @@ OF_LAYERS: Final = (
     "stream under a fresh key, and epsilon covers neither the rounding nor a broken cipher",
 )
 """What no epsilon over a layered quantiser covers."""
+
+_KEY_BYTES: Final = 32
+_SCALE: Final = struct.Struct("<d")
 
 
 class _Contributions(Stage):
@@ -441,10 +446,44 @@ class Coded:
     Attributes:
         key: 32 bytes, of this message alone; who holds it learns more than the decoded value.
         message: what the codec made.
+        scale: what its noise is measured in, where that is the sender's own (CEPAM by norm); None: a public number.
     """
 
     key: bytes
     message: bytes
+    scale: float | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return key, scale (float64, NaN for a public one) and message as one byte string, to be sealed."""
+        return self.key + _SCALE.pack(math.nan if self.scale is None else self.scale) + self.message
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Coded:
+        """Return the message of :meth:`to_bytes`.
+
+        Raises:
+            ChannelError: too short.
+        """
+        start = _KEY_BYTES + _SCALE.size
+        if len(data) < start:
+            raise ChannelError(f"a coded message has at least {start} bytes, this one {len(data)}")
+        (scale,) = _SCALE.unpack_from(data, _KEY_BYTES)
+        return cls(key=data[:_KEY_BYTES], message=data[start:], scale=None if math.isnan(scale) else scale)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sending:
+    """One message before it is received: numbers, or what a codec made of them.
+
+    Attributes:
+        cost: of the message.
+        values: the numbers, where the channel sends numbers.
+        coded: the message as it travels, where the channel makes bytes of it.
+    """
+
+    cost: MessageCost
+    values: Float64[np.ndarray, " d"] | None = None
+    coded: Coded | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -539,6 +578,42 @@ class LayeredShares(Channel):
             return gaussian_channel(std)
         return Codec(quantizer=LayeredQuantizer(law=GaussianLaw(std=std), lattice=lattice(self.lattice)))
 
+    def encode(
+        self,
+        total: Float64[np.ndarray, " d"],
+        *,
+        n_silos: int,
+        silo: int,
+        round_number: int,
+        source: BitSource,
+        measured: bool = True,
+    ) -> Sending:
+        """Return one silo's sum as one byte string.
+
+        Args:
+            total: the silo's sum of clipped contributions.
+            n_silos: |S|.
+            silo: index of the silo.
+            round_number: the round of the sum.
+            source: privacy randomness of this silo and round. It stands for the key agreement of silo and server:
+                the secret is drawn from it for each attempt at a round, so attempts never share a key.
+            measured: whether the cost says what the message could cost at least, which takes longer than to encode it.
+
+        Raises:
+            UpdateError: a parameter of the sum above 2^30 times the share's standard deviation.
+        """
+        secret = source.uint64(4).astype("<u8").tobytes()
+        key = update_key(secret, run="one process", client=silo, round_number=round_number)
+        sent = self.codec(n_silos).send(total, KeyedStreams(key))
+        law = GaussianLaw(std=self.shares.share_std(n_silos))
+        cost = MessageCost(
+            parameters=len(total),
+            bytes=len(sent.message),
+            limit=information_limit(total, law) if measured else None,
+            acceptance=sent.accepted / sent.drawn,
+        )
+        return Sending(cost=cost, coded=Coded(key=key, message=sent.message))
+
     def transmit(
         self,
         total: Float64[np.ndarray, " d"],
@@ -550,31 +625,13 @@ class LayeredShares(Channel):
     ) -> Transmission:
         """Send one silo's sum as one byte string, and decode it from the bytes as the server does.
 
-        Args:
-            total: the silo's sum of clipped contributions.
-            n_silos: |S|.
-            silo: index of the silo.
-            round_number: the round of the sum.
-            source: privacy randomness of this silo and round. It stands for the key agreement of silo and server:
-                the secret is drawn from it for each attempt at a round, so attempts never share a key.
-
-        Raises:
-            UpdateError: a parameter of the sum above 2^30 times the share's standard deviation.
+        Arguments and errors are those of :meth:`encode`.
         """
-        secret = source.uint64(4).astype("<u8").tobytes()
-        key = update_key(secret, run="one process", client=silo, round_number=round_number)
-        codec = self.codec(n_silos)
-        sent = codec.send(total, KeyedStreams(key))
-        coded = Coded(key=key, message=sent.message)
+        sending = self.encode(total, n_silos=n_silos, silo=silo, round_number=round_number, source=source)
+        coded = sending.coded
+        assert coded is not None
         received = self.receive(coded, n_silos=n_silos, length=len(total))
-        limit = information_limit(total, GaussianLaw(std=self.shares.share_std(n_silos)))
-        cost = MessageCost(
-            parameters=len(total),
-            bytes=len(sent.message),
-            limit=limit,
-            acceptance=sent.accepted / sent.drawn,
-        )
-        return Transmission(received=received, cost=cost, coded=coded)
+        return Transmission(received=received, cost=sending.cost, coded=coded)
 
     def receive(self, coded: Coded, *, n_silos: int, length: int) -> Float64[np.ndarray, " d"]:
         """Decode one silo's sum of ``length`` parameters, plus its share of the noise.

@@ -74,6 +74,14 @@ class KeyedSilo(Party):
         """Return the silo's first message: its signed public key."""
         return self._envelope(Announcement(key=self._peers.sign(self._moment)))
 
+    def check_moment(self, moment: Moment) -> None:
+        """Return if this is the round and attempt that has begun here.
+
+        Raises:
+            ProtocolError: it is another one.
+        """
+        check_same_moment(moment, self._moment, self.index)
+
     def _agree(self, directory: Directory) -> None:
         """Agree with every silo of the plan."""
         if len(directory.keys) != self._silos:
@@ -102,6 +110,19 @@ class CohortServer(Party):
         self._arrived: set[int] = set()
 
     @property
+    def enough(self) -> bool:
+        """Whether a step goes on without those that are missing: never."""
+        return False
+
+    def proceed(self) -> list[tuple[int, bytes]]:
+        """Refuse: every message of the cohort is awaited.
+
+        Raises:
+            ProtocolError: always.
+        """
+        raise ProtocolError(f"every silo of the cohort is needed; silos {list(self.missing)} are missing")
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Silos of the cohort whose message for the present step has not arrived."""
         return tuple(silo for silo in self._cohort if silo not in self._arrived)
@@ -118,3 +139,13 @@ class CohortServer(Party):
 
     def _to_cohort(self, message: Message) -> list[tuple[int, bytes]]:
         return self._to_each(self._cohort, message)
+
+
+def check_same_moment(moment: Moment, begun: Moment, silo: int) -> None:
+    """Return if a round and attempt is the one that the server's message has begun at a silo.
+
+    Raises:
+        ProtocolError: it is another one.
+    """
+    if moment != begun:
+        raise ProtocolError(f"round {moment.round}, attempt {moment.attempt} has not begun", silo=silo)

@@ -41,7 +41,7 @@ from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, MaskedVector, Message, RoundStart
-from fedveil.protection.parties import Party
+from fedveil.protection.parties import Party, check_same_moment
 from fedveil.protection.peers import Peers, Roster, check_cohort
 from fedveil.protection.recovery_messages import (
     AgreedSurvivors,
@@ -125,6 +125,13 @@ class RecoverableSilo(Party):
     def awaits_input(self) -> bool:
         """Whether :meth:`contribute` is due."""
         return self._step is _Step.VECTORS
+
+    def announce(self) -> None:
+        """Nothing is to be set up: every attempt has keys of its own."""
+
+    def check_moment(self, moment: Moment) -> None:
+        """Return if this is the round and attempt that has begun here; else raise a ProtocolError."""
+        check_same_moment(moment, self._moment, self.index)
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server; return the answers to it.

@@ -1,0 +1,352 @@
+"""What the clients of a simulated round contribute: drawn and trained for all at once, given one by one.
+
+The whole cohort is trained as one batch; each client's contribution is made when its turn in the protocol comes, so
+that what is large (single contributions, clients' updates) is in memory for one client or one block of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.engine.clients import ClientTraining
+from fedveil.engine.coordinator_side import draw_users
+from fedveil.engine.seat import Seat, trainer_of
+from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of, silo_message
+from fedveil.local.trainer import Progress, Sums
+from fedveil.methods.client_messages import ClientMessages
+from fedveil.methods.stages import LayeredShares, MessageCost
+from fedveil.privacy.sampling import Everyone
+from fedveil.protection.protocol import Drawn
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+
+_QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+_BLOCK_ELEMENTS: Final = 1 << 24  # updates of a block of clients, in numbers: 128 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a simulation may show of local training; computed from private data and covered by no guarantee.
+
+    Attributes:
+        participants: users who took part (silos where a contribution is a silo).
+        contributions: contributions that were trained.
+        nonfinite: contributions whose update was not finite and counted as zero.
+        norms: quantiles 0, .1, .25, .5, .75, .9, 1 of the finite updates' l2 norms before clipping.
+        clipped: the fraction of finite updates that the bound shortened.
+    """
+
+    participants: int
+    contributions: int
+    nonfinite: int
+    norms: tuple[float, ...] | None
+    clipped: float | None
+
+    @classmethod
+    def of(
+        cls, seat: Seat, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
+    ) -> Trained:
+        """Return what may be shown of members whose updates had these l2 norms."""
+        users = seat.cohort.groups.user[members.numpy()]
+        norms = lengths[torch.isfinite(lengths)].cpu()
+        clipped = seat.method.local_bound.clipped(norms)
+        return cls(
+            participants=len(np.unique(users)) if (users >= 0).all() else len(users),
+            contributions=len(users),
+            nonfinite=nonfinite,
+            norms=tuple(np.quantile(norms.numpy(), _QUANTILES).tolist()) if len(norms) else None,
+            clipped=float(clipped.double().mean()) if len(norms) else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What a round begins with.
+
+    Attributes:
+        seat: the method at work, as it is in this round.
+        model: (d,) the global model.
+        round_number: counts from 1.
+        experiment: of the experiment's seed.
+        privacy: for sampling and noise.
+        progress: called between chunks of local training.
+        measured: whether costs of messages say what these could cost at least, which takes long.
+    """
+
+    seat: Seat
+    model: Float32[Tensor, " d"]
+    round_number: int
+    experiment: ExperimentRandomness
+    privacy: PrivacyRandomness
+    progress: Progress | None = None
+    measured: bool = True
+
+    def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
+        """Draw who takes part in an attempt."""
+        return draw_users(self.seat.method, self.seat.n_users, self.privacy, self.round_number, attempt)
+
+
+class Workload(ABC):
+    """What the clients of one round contribute.
+
+    Attributes:
+        drawn: (|U|,) who takes part in the attempt; None for all.
+        costs: of every message of a channel that counts them.
+
+    Args:
+        turn: what the round begins with.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self.drawn: Drawn | None = None
+        self.costs: list[MessageCost] = []
+
+    @abstractmethod
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw who takes part in an attempt, and train what is trained at once; return who was drawn."""
+
+    def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
+        """Return which clients of a cohort contribute; public."""
+        return cohort
+
+    @abstractmethod
+    def give(self, sender: int) -> Any:
+        """Return what a client contributes to the attempt, as its protocol takes it."""
+
+    def total(self, result: Any) -> Float64[np.ndarray, " d"]:
+        """Return the sum that a protocol's result stands for, in the unit of the update."""
+        vector: np.ndarray = result
+        return vector
+
+    @abstractmethod
+    def trained(self) -> Trained:
+        """Return what may be shown of the training, once an attempt has come to its end."""
+
+
+class SiloSums(Workload):
+    """Every silo's sum after its channel, as numbers.
+
+    An attempt that failed may have released its sum, so the next one has users of its own: two noisy sums over one
+    sample would tell more of it than the two rounds they are charged as.
+
+    Args:
+        turn: what the round begins with.
+        units: what the protocol takes of a silo's message; None: the message itself.
+        vector: the inverse for sums.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        units: Callable[[Float64[np.ndarray, " d"]], Any] | None = None,
+        vector: Callable[[Any], Float64[np.ndarray, " d"]] | None = None,
+    ) -> None:
+        super().__init__(turn)
+        self._units, self._vector = units, vector
+        self._attempt = 0
+        self._members: Int64[Tensor, " m"] = torch.zeros(0, dtype=torch.int64)
+        self._sums: Sums | None = None
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw and train, at the first attempt and wherever users are drawn anew."""
+        turn, self._attempt = self.turn, attempt
+        if self._sums is None or not isinstance(turn.seat.method.sampler, Everyone):
+            self.drawn = turn.draw(attempt)
+            self._members = members_of(turn.seat.cohort.groups, self.drawn)
+            self._sums = local_sums(
+                turn.seat, turn.model, self._members, turn.round_number, turn.experiment, turn.progress
+            )
+        return self.drawn
+
+    def sum_of(self, silo: int) -> Float64[np.ndarray, " d"]:
+        """Return a silo's bounded, weighted sum, which carries no noise."""
+        assert self._sums is not None
+        total: np.ndarray = self._sums.total[silo].cpu().numpy()
+        return total
+
+    def give(self, sender: int) -> Any:
+        """Return a silo's sum with its share of the noise."""
+        turn = self.turn
+        message = silo_message(
+            turn.seat.method,
+            self.sum_of(sender),
+            n_silos=turn.seat.cohort.n_silos,
+            silo=sender,
+            round_number=turn.round_number,
+            privacy=turn.privacy,
+            attempt=self._attempt,
+        ).vector
+        return message if self._units is None else self._units(message)
+
+    def total(self, result: Any) -> Float64[np.ndarray, " d"]:
+        """Return the sum in the unit of the update."""
+        return super().total(result) if self._vector is None else self._vector(result)
+
+    def trained(self) -> Trained:
+        """Return what may be shown of the training."""
+        assert self._sums is not None
+        return Trained.of(self.turn.seat, self._members, self._sums.norms, self._sums.nonfinite)
+
+
+class CodedSums(SiloSums):
+    """Every silo's sum as bytes whose compression error is its share of the noise."""
+
+    def give(self, sender: int) -> bytes:
+        """Return a silo's message with its key."""
+        turn, channel = self.turn, self.turn.seat.method.channel
+        assert isinstance(channel, LayeredShares)
+        sending = channel.encode(
+            self.sum_of(sender),
+            n_silos=turn.seat.cohort.n_silos,
+            silo=sender,
+            round_number=turn.round_number,
+            source=turn.privacy.stream("channel", turn.round_number, sender),
+            measured=turn.measured,
+        )
+        assert sending.coded is not None
+        self.costs.append(sending.cost)
+        return sending.coded.to_bytes()
+
+
+class OwnMessages(Workload):
+    """Every drawn client's update as a message of its own; they are trained in blocks.
+
+    A drawn client without records has no contribution, and sends an update of zeros: its message tells nothing.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(turn)
+        groups = turn.seat.cohort.groups
+        self._training = ClientTraining(
+            trainer=trainer_of(turn.seat, turn.round_number),
+            cohort=turn.seat.cohort,
+            bound=turn.seat.method.bound,
+            model=turn.model,
+            round_number=turn.round_number,
+            experiment=turn.experiment,
+            progress=turn.progress,
+        )
+        self._member_of = np.full(turn.seat.n_users, -1)
+        self._member_of[groups.user] = np.arange(len(groups))
+        self._order: Int64[np.ndarray, " k"] = np.zeros(0, dtype=np.int64)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._next = 0
+        self._block: dict[int, Float64[np.ndarray, " d"]] = {}
+        self._members: list[Int64[Tensor, " m"]] = []
+        self._norms: list[Float64[Tensor, " m"]] = []
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw who sends; training waits until a client's turn."""
+        self._begin_again()
+        self.drawn = self.turn.draw(attempt)
+        assert self.drawn is not None
+        self._order = np.flatnonzero(self.drawn)
+        return self.drawn
+
+    def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the drawn clients."""
+        return tuple(self._order.tolist())
+
+    def give(self, sender: int) -> Any:
+        """Return a client's message: its numbers, or its bytes with their key."""
+        turn, channel = self.turn, self.turn.seat.method.channel
+        assert isinstance(channel, ClientMessages)
+        if sender not in self._block:
+            self._train_block()
+        sending = channel.encode(
+            self._block.pop(sender),
+            grid=turn.seat.method.bound.grid,
+            client=sender,
+            round_number=turn.round_number,
+            source=turn.privacy.stream("channel", turn.round_number, sender),
+            measured=turn.measured,
+        )
+        self.costs.append(sending.cost)
+        if not channel.coded:
+            return sending.values
+        assert sending.coded is not None
+        return sending.coded.to_bytes()
+
+    def trained(self) -> Trained:
+        """Return what may be shown of the training."""
+        none = torch.zeros(0)
+        members = torch.cat([none.long(), *self._members])
+        norms = torch.cat([none.double(), *self._norms])
+        return Trained.of(self.turn.seat, members, norms, int(norms.isnan().sum()))
+
+    def _train_block(self) -> None:
+        """Train the next clients whose turn it will be."""
+        turn, dimension = self.turn, len(self.turn.model)
+        block = self._order[self._next : self._next + max(1, _BLOCK_ELEMENTS // dimension)]
+        present = block[self._member_of[block] >= 0]
+        members = torch.from_numpy(self._member_of[present])
+        rows, norms = self._training.updates(members)
+        self._members.append(members)
+        self._norms.append(norms)
+        self._block = {client: np.zeros(dimension) for client in set(block.tolist()) - set(present.tolist())}
+        self._block |= dict(zip(present.tolist(), rows, strict=True))
+        self._next += len(block)
+        if turn.progress is not None:
+            turn.progress(self._next, len(self._order))
+
+
+class Contributions(Workload):
+    """Every silo's contributions by themselves, with weight 1, and its share of the noise; one silo's at a time.
+
+    Args:
+        turn: what the round begins with.
+        units: what the protocol takes of a silo's contributions, share of the noise and key of the remainders.
+        vector: the sum that the protocol's result stands for.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        units: Callable[[Float64[np.ndarray, "m d"], Float64[np.ndarray, " d"], bytes], Any],
+        vector: Callable[[Any], Float64[np.ndarray, " d"]],
+    ) -> None:
+        super().__init__(turn)
+        self._units, self._vector = units, vector
+        self._training: WeightedTraining | None = None
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw users; every silo trains all of its own, when its turn comes, and anew in another attempt."""
+        turn = self.turn
+        self._training = WeightedTraining(
+            turn.seat,
+            turn.model,
+            turn.round_number,
+            turn.experiment,
+            turn.privacy,
+            turn.progress,
+            attempt=attempt,
+        )
+        self.drawn = turn.draw(attempt)
+        return self.drawn
+
+    def give(self, sender: int) -> Any:
+        """Train a silo's users; return their contributions with the silo's share of the noise."""
+        training = self._training
+        assert training is not None
+        return self._units(training.contributions(sender), training.share(sender), training.dither(sender))
+
+    def total(self, result: Any) -> Float64[np.ndarray, " d"]:
+        """Return the weighted sum, in the unit of the update."""
+        return self._vector(result)
+
+    def trained(self) -> Trained:
+        """Return what may be shown of the training."""
+        assert self._training is not None
+        norms = self._training.norms
+        everyone = torch.arange(len(self.turn.seat.cohort.groups))
+        return Trained.of(self.turn.seat, everyone, norms, int(norms.isnan().sum()))

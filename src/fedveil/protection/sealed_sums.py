@@ -1,0 +1,190 @@
+"""Sums of messages that a codec made: each is sealed for the server, which opens, decodes and adds them up.
+
+Who has the key of a codec's message learns more than its decoded value (docs/theory/lrsuq.md), so key and message
+travel together under authenticated encryption. Client and server agree on a secret in every session, by X25519 keys;
+the seal of a message is of its moment and sender.
+
+    setup:  client's key -> server's key
+    round:  sealed message -> sum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from fedveil.crypto.aead import seal, unseal
+from fedveil.crypto.agreement import KEY_BYTES, AgreementKey, Moment, PairwiseSecret
+from fedveil.crypto.errors import CryptoError
+from fedveil.privacy.claims import Key, Tells
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.fields import REST, fixed, sent_as
+from fedveil.protection.messages import SERVER, Envelope, Inbox, Message, message
+from fedveil.protection.open_sums import OpenServer
+from fedveil.protection.protocol import (
+    ClientProtocol,
+    Outgoing,
+    Place,
+    ServerProtocol,
+    check_clients,
+)
+
+Vector = Float64[np.ndarray, " d"]
+
+SEAL_PURPOSE = "sealed sums: message"
+
+
+@message(51, "a key to seal with")
+class SealingKey(Message):
+    """One end's public key of the session."""
+
+    public: bytes = sent_as(fixed(KEY_BYTES), Tells.NOTHING)
+
+
+@message(52, "a sealed message of a codec")
+class SealedMessage(Message):
+    """What a codec made of a client's vector, with its key; sealed for the server."""
+
+    sealed: bytes = sent_as(REST, Tells.CONTENT, Key.SERVER, besides=Tells.LENGTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedSums:
+    """Everybody's message of a codec.
+
+    Attributes:
+        clients: how many clients there are.
+        length: d, coordinates of a decoded vector.
+        decode: returns the (d,) vector of the bytes that a client gives, or raises a ProtocolError.
+
+    Raises:
+        ProtocolError: too many clients.
+    """
+
+    clients: int
+    length: int
+    decode: Callable[[bytes], Vector]
+    result_at_server: bool = True
+
+    def __post_init__(self) -> None:
+        check_clients(self.clients)
+
+    def server(self, run: bytes) -> ServerProtocol[Vector]:
+        """Return a server that opens, decodes and adds up."""
+        return SealedServer(self, run)
+
+    def client(self, place: Place) -> ClientProtocol[bytes, Vector]:
+        """Return a client that seals."""
+        return SealedClient(place)
+
+
+class SealedServer(OpenServer):
+    """The server's end.
+
+    Args:
+        agreed: what the parties agree on.
+        run: 16 bytes that name the session.
+    """
+
+    def __init__(self, agreed: SealedSums, run: bytes) -> None:
+        super().__init__(agreed.length)
+        self._agreed, self._own = agreed, AgreementKey.generate()
+        self._setup = Moment(run=run, round=0, attempt=0)
+        self._moment = self._setup
+        self._inbox.open(self._setup)
+        self._shared: dict[int, PairwiseSecret] = {}
+
+    def receive(self, sender: int, data: bytes) -> Outgoing:
+        """Read a client's key, or its message; return the server's key where it is due.
+
+        Raises:
+            ProtocolError: as for a message in the open, or one that does not open or decode; names the client.
+        """
+        if self._moment != self._setup:
+            return super().receive(sender, data)
+        try:
+            envelope = Envelope.decode(data)
+            if envelope.sender != sender or not 0 <= sender < self._agreed.clients:
+                raise ProtocolError("sent a message as somebody else")
+            self._inbox.accept(envelope, SealingKey)
+            content = envelope.message
+            assert isinstance(content, SealingKey)
+            self._shared[sender] = self._own.agree(content.public)
+        except (ProtocolError, CryptoError) as error:
+            raise ProtocolError(getattr(error, "reason", str(error)), silo=sender) from error
+        key = SealingKey(public=self._own.public)
+        return [(sender, Envelope(moment=self._setup, sender=SERVER, recipient=sender, message=key).encode())]
+
+    def _read(self, sender: int, envelope: Envelope) -> Vector:
+        self._inbox.accept(envelope, SealedMessage)
+        content = envelope.message
+        assert isinstance(content, SealedMessage)
+        if sender not in self._shared:
+            raise ProtocolError("seals a message before the keys are known")
+        try:
+            key = self._shared[sender].derive(SEAL_PURPOSE, envelope.moment)
+            given = unseal(key, content.sealed, _associated(envelope.moment, sender))
+        except CryptoError as error:
+            raise ProtocolError(f"its message was refused: {error}") from error
+        return self._agreed.decode(given)
+
+
+class SealedClient:
+    """A client's end.
+
+    Args:
+        place: the client's in the session.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._number, self._own = place.number, AgreementKey.generate()
+        self._setup = Moment(run=place.run, round=0, attempt=0)
+        self._inbox = Inbox(place.number)
+        self._inbox.open(self._setup)
+        self._shared: PairwiseSecret | None = None
+
+    def announce(self) -> bytes | None:
+        """Return the message with this client's key."""
+        return self._message(self._setup, SealingKey(public=self._own.public))
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Read the server's key.
+
+        Raises:
+            ProtocolError: another message, or no usable key.
+        """
+        envelope = Envelope.decode(data)
+        self._inbox.accept(envelope, SealingKey)
+        content = envelope.message
+        assert isinstance(content, SealingKey)
+        try:
+            self._shared = self._own.agree(content.public)
+        except CryptoError as error:
+            raise ProtocolError(f"the server's key was refused: {error}") from error
+        return []
+
+    def contribute(self, moment: Moment, given: bytes) -> list[bytes]:
+        """Return what a codec made, sealed for the server.
+
+        Raises:
+            ProtocolError: the server's key is not known.
+        """
+        if self._shared is None:
+            raise ProtocolError("a message is due before the server's key is known", silo=self._number)
+        key = self._shared.derive(SEAL_PURPOSE, moment)
+        sealed = seal(key, given, _associated(moment, self._number))
+        return [self._message(moment, SealedMessage(sealed=sealed))]
+
+    def result(self) -> Vector:
+        """Refuse: the sum is the server's."""
+        raise ProtocolError("clients of sealed messages learn no sum", silo=self._number)
+
+    def _message(self, moment: Moment, content: Message) -> bytes:
+        return Envelope(moment=moment, sender=self._number, recipient=SERVER, message=content).encode()
+
+
+def _associated(moment: Moment, sender: int) -> bytes:
+    return moment.encode() + sender.to_bytes(2, "big")

@@ -1,0 +1,92 @@
+"""The parties of a protocol as tests that look inside them need them: the driver's own state machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedveil.protection.driver import Driver
+from fedveil.protection.partial_plan import PartialPlan
+from fedveil.protection.partial_sums import PartialGiven, PartialResult, PartialSums
+from fedveil.protection.protocol import Agreement
+from fedveil.protection.transcript import Transcript
+from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
+from fedveil.protection.weighting_plan import WeightingPlan
+
+
+class Inside:
+    """A driver whose ends can be reached: ``server`` and ``silos`` are the state machines under them."""
+
+    def __init__(self, agreement: Agreement[Any, Any], plan: Any) -> None:
+        self.transcript = Transcript()
+        self.driver = Driver(agreement, self.transcript)
+        self.server: Any = self.driver._server._server  # type: ignore[attr-defined]
+        self.silos: list[Any] = [client._silo for client in self.driver._clients]  # type: ignore[attr-defined]
+        self.plan = replace(plan, run=self.driver._run)
+
+    def deliver(self, messages: list[tuple[int, bytes]]) -> None:
+        """Deliver messages of the server, and whatever follows from them."""
+        for to, data in messages:
+            self.driver._carry(0xFFFF, to, data)
+
+
+class WeightingParties(Inside):
+    """The parties of a run under private weighting."""
+
+    def __init__(
+        self, plan: WeightingPlan, counts: np.ndarray, *, holder: Any, evaluator: Callable[..., Any]
+    ) -> None:
+        agreement = WeightedSums(plan=plan, counts=counts, holder=lambda _: holder, evaluator=evaluator)
+        super().__init__(agreement, plan)
+
+    def aggregate(
+        self,
+        round_number: int,
+        inputs: Iterable[tuple[np.ndarray, np.ndarray]],
+        *,
+        drawn: np.ndarray | None = None,
+        attempt: int = 0,
+        dither: Callable[[int], bytes | None] = lambda silo: None,
+    ) -> np.ndarray:
+        """Return the weighted sum of a round, in grid units."""
+        left = iter(inputs)
+
+        def give(silo: int) -> WeightedGiven:
+            contributions, noise = next(left)
+            return WeightedGiven(contributions=contributions, noise=noise, dither=dither(silo))
+
+        everybody = tuple(range(self.plan.silos))
+        return self.driver.play((round_number, attempt), everybody, drawn, give)[0]
+
+
+class PartialParties(Inside):
+    """The parties of a run under partial encryption."""
+
+    def __init__(self, plan: PartialPlan, workers: Executor | None = None) -> None:
+        super().__init__(PartialSums(plan, lambda owner: workers), plan)
+
+    def aggregate(
+        self,
+        round_number: int,
+        values: Mapping[int, np.ndarray],
+        split: Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]],
+        *,
+        vote_noise: Callable[[int], np.ndarray] | None = None,
+        attempt: int = 0,
+    ) -> PartialResult:
+        """Return what the silos have after a round, in grid units."""
+
+        def give(silo: int) -> PartialGiven:
+            return PartialGiven(
+                values=values[silo],
+                split=partial(split, silo),
+                votes=None if vote_noise is None else vote_noise(silo),
+            )
+
+        cohort = tuple(sorted(values))
+        return self.driver.play((round_number, attempt), cohort, None, give)[0]
