@@ -106,7 +106,7 @@ def test_sizes_between_powers_of_two_are_rounded_up_and_the_paper_down() -> None
 
 def integrated_delta(k: int, rate: float, sigma: float, eps: float) -> float:
     """One step's delta by the definition: the mixture integrated on a grid, in the worse direction."""
-    x = np.linspace(-12 * sigma, k + 12 * sigma, 20_001)
+    x = np.linspace(-12 * sigma, k + 12 * sigma, 80_001)
     step = x[1] - x[0]
     counts = np.arange(k + 1)
     base = norm.pdf(x, scale=sigma)
