@@ -14,12 +14,15 @@ from functools import cache
 import numpy as np
 import pytest
 
+from fedveil.engine.silo_side import silo_message
+from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import Federation
 from fedveil.methods.derive import claims_of, derive, moves_of
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.stages import Channel
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w
 from fedveil.privacy import SelfComposedEvent
 from fedveil.privacy.accounting import epsilon, make_accountant
@@ -43,6 +46,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import KINDS
 from fedveil.protection.open_sums import OpenSums, OpenVector
 from fedveil.protection.parts import PARTS
+from fedveil.randomness import PrivacyRandomness
 from tests.pins.compositions import compositions, public
 
 ROLES = [Role(value) for value in range(1, 8)]
@@ -262,3 +266,28 @@ def test_a_silo_is_guaranteed_what_others_hold_and_never_more_than_a_reader() ->
         assert isinstance(silo, GaussianEvent)
         assert silo.noise_multiplier <= elsewhere * (1 + 1e-12)
         assert silo.noise_multiplier == pytest.approx(min(elsewhere, 5.0))
+
+
+@dataclass(frozen=True)
+class Unheard(Channel):
+    """A channel that says nothing of itself."""
+
+
+def test_a_channel_that_says_nothing_guarantees_nothing_and_sends_nothing() -> None:
+    """It was claimed as Gaussian, while the raw sum left."""
+    plain = uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=5.0)
+    method = replace(plain, channel=Unheard())
+    guarantee = derive(method, Federation(n_silos=3, n_users=10))
+    for event in (guarantee.event, *(view.event for view in guarantee.views)):
+        assert isinstance(event, NoGuarantee)
+    with pytest.raises(
+        CompositionError, match="Unheard does not say how a silo's sum travels; nothing was sent"
+    ):
+        silo_message(
+            method,
+            np.ones(3),
+            n_silos=3,
+            silo=0,
+            round_number=1,
+            privacy=PrivacyRandomness.insecure(1),
+        )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedveil.engine.clients import ClientTraining
 from fedveil.engine.seat import Seat, trainer_of
+from fedveil.errors import CompositionError
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
@@ -23,6 +24,7 @@ from fedveil.methods.stages import (
     Transmission,
 )
 from fedveil.population.records import Groups
+from fedveil.privacy.claims import Tells
 from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
@@ -166,6 +168,9 @@ def silo_message(
         round_number: counts from 1.
         privacy: the silo's own randomness, for its share of the noise.
         attempt: how often this round was begun before; every attempt has noise of its own.
+
+    Raises:
+        CompositionError: a channel that neither makes a message nor says that sums travel as they are.
     """
     if isinstance(method.channel, GaussianShares):
         source = privacy.stream("noise", round_number, silo, *(("attempt", attempt) if attempt else ()))
@@ -176,7 +181,11 @@ def silo_message(
             total, n_silos=n_silos, silo=silo, round_number=round_number, source=source
         )
         return SiloMessage(vector=sent.received, sent=sent)
-    return SiloMessage(vector=total)
+    if method.channel.content is Tells.EXACT:
+        return SiloMessage(vector=total)
+    raise CompositionError(
+        f"{method.name}: {type(method.channel).__name__} does not say how a silo's sum travels; nothing was sent"
+    )
 
 
 def client_message(

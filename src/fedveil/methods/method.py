@@ -23,10 +23,10 @@ from fedveil.methods.protections import (
 )
 from fedveil.methods.stages import (
     CentralGaussian,
+    Channel,
     ClientContribution,
     Contribution,
     GaussianShares,
-    Identity,
     LayeredShares,
     RecordContribution,
     SiloUserContribution,
@@ -38,8 +38,6 @@ from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.protection.parts import Joined, Lost, Refused, Terms
 from fedveil.server.denoise import NO_DENOISER, DenoiserValue
 from fedveil.server.optimizers import ServerSgd
-
-Channel = Identity | GaussianShares | LayeredShares | CentralGaussian | ClientMessages
 
 
 @dataclass(frozen=True, kw_only=True)
