@@ -8,6 +8,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,11 +197,11 @@ def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
 ) -> None:
     play, played = run_module.play_round, []
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         played.append(arguments)
         if len(played) == 2:
             raise KeyboardInterrupt
-        return play(*arguments)
+        return play(*arguments, **options)
 
     monkeypatch.setattr(run_module, "play_round", interrupted)
     code, _, err = stops(
@@ -260,7 +261,9 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder.create(tmp_path, experiment())
-    for name, value in {"submit": 1, "watch": "silo north refuses: budget", "write_report": tmp_path}.items():
+    submitted = nullcontext(SimpleNamespace(before=0, lasts=lambda seconds: True))
+    stubs = {"Submission": submitted, "watch": "silo north refuses: budget", "write_report": tmp_path}
+    for name, value in stubs.items():
         monkeypatch.setattr(federation_commands, name, lambda *_, value=value: value)
     home: Any = SimpleNamespace(path=tmp_path)
     with pytest.raises(BudgetError, match="refused before the first round: silo north refuses: budget"):

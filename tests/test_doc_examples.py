@@ -306,10 +306,13 @@ def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:
 
 
 def test_the_pages_agree_on_where_the_superlink_keeps_its_state() -> None:
-    from fedveil.flower import processes
+    from fedveil.flower import link
 
-    assert "keeps its state in memory" in words(inspect.getdoc(processes.start_superlink) or "")
-    for page in ("docs/reference/commands.md", "docs/deployment.md"):
+    assert "state in memory" in words(inspect.getdoc(link.make_app) or "")
+    for page, where in (
+        ("docs/reference/commands.md", "kept in memory"),
+        ("docs/deployment.md", "state in memory"),
+    ):
         said = words((ROOT / page).read_text(encoding="utf-8"))
-        assert re.search(r"state in memory", said), page
+        assert where in said, page
         assert not re.search(r"state on the disk", said), page

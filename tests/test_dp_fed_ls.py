@@ -16,7 +16,7 @@ from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.round import play_round
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import CompositionError, ConfigError, PrivacyError
+from fedveil.errors import CompositionError, ConfigError, DataError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import Federation
 from fedveil.methods.derive import derive
@@ -215,7 +215,7 @@ def test_calibration_uses_the_samplers_own_adjacency() -> None:
 
 
 def test_users_in_several_silos_are_no_clients() -> None:
-    with pytest.raises(ConfigError, match="clients"):
+    with pytest.raises(DataError, match="clients"):
         prepare(experiment(data={"allocation": {"law": "zipf"}, "n_silos": 3}))
 
 

@@ -156,7 +156,7 @@ def test_every_session_has_a_secret_of_its_own_for_its_orders():
     """Who knows the secret reads coordinates off the ballots; the server must not be able to guess it."""
     secrets = [
         silo.order_secret
-        for session in (PartialSession(plan()), PartialSession(plan()))
+        for session in (PartialParties(plan()), PartialParties(plan()))
         for silo in session.silos
     ]
     assert secrets == [secrets[0]] * SILOS + [secrets[SILOS]] * SILOS

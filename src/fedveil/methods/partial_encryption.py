@@ -299,9 +299,9 @@ class PartialEncryption(ProtectionStage):
         )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:
-        """Return the epsilon that Remark 1 of the paper states for this noise, where there is noise."""
+        """Return the epsilon that Remark 1 of the paper states for this noise: infinite without any."""
         std = method.channel.message_std(method.channel.n_senders(public.n_silos))
-        if self.clip != "parts" or not public.silo_records or not isinstance(method.bound, Clip) or std == 0:
+        if self.clip != "parts" or not public.silo_records or not isinstance(method.bound, Clip):
             return ()
         sensitivity = 2 * method.bound.norm / max(public.silo_records)
 
