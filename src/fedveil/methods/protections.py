@@ -179,7 +179,8 @@ class PrivateWeighting(ProtectionStage):
             )
         else:
             weights = (*([Sent(Drawn, _DOWN)] if drawn else []), Sent(EncryptedWeights, _DOWN))
-        return (model, task, Sent(Relay, _UP | _DOWN), *setup, *weights, Sent(EncryptedSum, _UP))
+        summed = (Sent(EncryptedSum, _UP), Sent(RevealRequest, _DOWN), Sent(OwnMask, _UP))
+        return (model, task, Sent(Relay, _UP | _DOWN), *setup, *weights, *summed)
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return the cipher and the grid."""
