@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from fedveil.protection.parts import (
     Vector,
 )
 from fedveil.protection.wire import Writer
-from tests.federation_world import OPEN, TESTING, World, asked, clients, population
+from tests.federation_world import OPEN, TESTING, World, asked, clients, population, small_keys
 
 RUN = bytes(range(16))
 CASES = 20_000
@@ -563,6 +564,80 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     assert isinstance(answer, Refused)
     assert "2 of 3 silos" in answer.reason
     coordinator.close()
+    world.close()
+
+
+MASKED = {"name": "secure-aggregation"}
+HIDDEN = [
+    pytest.param({"protection": MASKED}, id="masked"),
+    pytest.param({"protection": MASKED | {"on_missing": "recover", "missing_silos": 1}}, id="recovering"),
+    pytest.param(
+        {"method": {"name": "uldp-avg-w"}, "protection": {"name": "private-weighting", "n_max": 30}}, id="blind"
+    ),
+    pytest.param(
+        {"protection": {"name": "partial-encryption", "ratio": 0.5}},
+        id="encrypted",
+        marks=pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
+    ),
+]
+ANY = TESTING.model_copy(
+    update={"protections": (MASKED["name"], "private-weighting", "partial-encryption"), "trust_silos": True}
+)
+
+
+@pytest.mark.parametrize("changes", HIDDEN)
+def test_all_silos_of_a_sum_play_the_same_round(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum of two silos' kept vectors of round 1 and a new one of the third's round 2 showed, less the sum of round 1,
+    what the third trained, under two shares of noise instead of all: half the variance that was charged.
+    """
+    small_keys(monkeypatch)
+    world = World(tmp_path, asked(**changes), population(), ANY)
+    first: dict[int, tuple[Part, ...]] = {}
+
+    def lie(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        numbers = [part.round for part in parts if isinstance(part, Task)]
+        if numbers == [1]:
+            first[silo] = tuple(part for part in parts if isinstance(part, Model | Task))
+        if numbers == [2] and silo < 2:
+            return (*(part for part in parts if not isinstance(part, Model | Task)), *first[silo])
+        return parts
+
+    world.lie = lie
+    world.play()
+    assert world.coordinator is not None
+    outcome = world.coordinator.outcome
+    assert outcome is not None
+    assert outcome.rounds == 1
+    assert "round 1, attempt 0 has not begun" in (outcome.stopped or "")
+    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    world.close()
+
+
+@pytest.mark.parametrize("changes", HIDDEN)
+def test_all_silos_of_a_sum_were_told_the_same_terms(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo charged its users for noise of which the others, who were told less, added less."""
+    small_keys(monkeypatch)
+    world = World(tmp_path, asked(**changes), population(), ANY)
+
+    def lie(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if silo == 0 and isinstance(parts[0], Terms):
+            other = parts[0].experiment.replace("noise_multiplier = 5.0", "noise_multiplier = 5.5")
+            assert other != parts[0].experiment
+            return replace(parts[0], experiment=other), *parts[1:]
+        return parts
+
+    world.lie = lie
+    world.play()
+    assert world.coordinator is not None
+    outcome = world.coordinator.outcome
+    assert outcome is not None
+    assert outcome.rounds == 0
+    assert "another run" in (outcome.stopped or "") or "public key was refused" in (outcome.stopped or "")
+    assert not any(read_entries(tmp_path / f"state-{silo}" / LEDGER) for silo in range(3))
     world.close()
 
 

@@ -276,14 +276,16 @@ class CoordinatorParty:
     def _begin_session(self) -> None:
         self._session += 1
         self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
-        self._hidden = hidden_sum(self._prepared, session_run(self._run, self._session))
+        terms = Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)
+        run = session_run(self._run, self._session, terms)
+        self._hidden = hidden_sum(self._prepared, run)
         self._absent.readmit()
         self._totals = None
         self._talks = {silo: Conversation(Grammar.of(self._prepared, silo)) for silo in self._present}
         self._number = -1
-        offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
+        offer: list[Part] = [terms]
         if self._prepared.method.channel.coded:
-            self._post = CodedPost(run=self._run, session=self._session)
+            self._post = CodedPost(run)
             offer.append(self._post.offer)
         self._ask(dict.fromkeys(self._present, offer), self._joined)
 
