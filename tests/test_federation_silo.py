@@ -567,12 +567,52 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     world.close()
 
 
+def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> None:
+    """Totals modulo 2^32 were below what a user has, so her weights over all silos were above 1: above her bound."""
+    held = population()
+    world = World(tmp_path, asked(method={"name": "uldp-avg-w"}), held)
+    truth = np.bincount(held.train.user, minlength=held.n_users)
+    largest = np.max(
+        [np.bincount(held.train.user[held.train.silo == silo], minlength=6) for silo in (0, 1)], axis=0
+    )
+    own = np.bincount(held.train.user[held.train.silo == 2], minlength=6)
+    wrapping = 2**32 - (truth - own - largest)  # with it the totals are what one silo has, modulo 2^32
+    coordinator = world.coordinate()
+    for silo, data in coordinator.letters():
+        party = world.silos[silo]
+        assert party is not None
+        reply = party.receive(data)
+        if silo == 2:
+            letter = Letter.open(
+                data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
+            )
+            reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(world.keys[2])
+        coordinator.receive(silo, reply)
+    assert coordinator.outcome is not None
+    assert "silo 2" in (coordinator.outcome.stopped or "")
+    assert "more records of a user" in (coordinator.outcome.stopped or "")
+    with pytest.raises(ProtocolError, match="not between 0 and"):
+        Totals(counts=np.array([3, 2**32])).encode()
+    world.close()
+
+
+def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
+    party = world.silos[0]
+    assert party is not None
+    letter = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),))
+    content = letter.seal(world.key)[:-64]
+    old = content[:3] + b"\x01" + content[4:]
+    with pytest.raises(ProtocolError, match="a letter of version 1, where version 2 is read; all parties need"):
+        party.receive(old + world.key.sign(b"fedveil/1/letter" + old))
+
+
 MASKED = {"name": "secure-aggregation"}
 HIDDEN = [
     pytest.param({"protection": MASKED}, id="masked"),
     pytest.param({"protection": MASKED | {"on_missing": "recover", "missing_silos": 1}}, id="recovering"),
     pytest.param(
-        {"method": {"name": "uldp-avg-w"}, "protection": {"name": "private-weighting", "n_max": 30}}, id="blind"
+        {"method": {"name": "uldp-avg-w"}, "protection": {"name": "private-weighting", "n_max": 30}},
+        id="blind",
     ),
     pytest.param(
         {"protection": {"name": "partial-encryption", "ratio": 0.5}},

@@ -62,6 +62,7 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
+    LARGEST_COUNT,
     Agreement,
     Counts,
     Drawn,
@@ -313,6 +314,9 @@ class CoordinatorParty:
                 if len(own) != users:
                     raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
             self._totals = np.sum(list(counts.values()), axis=0)
+            if (self._totals > LARGEST_COUNT).any():
+                most = max(counts, key=lambda silo: int(counts[silo].max()))
+                raise ProtocolError(f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most)
         if self._post is not None:
             for silo, parts in answers.items():
                 self._post.meet(silo, only(parts, Agreement, silo))
