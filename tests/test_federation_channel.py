@@ -12,6 +12,7 @@ import pytest
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.federation.coded_sums import CodedPost
 from fedveil.engine.federation.errors import OWN_RECORDS
+from fedveil.engine.federation.hidden_sums import session_run
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
 from fedveil.engine.federation.policy import Policy
@@ -80,8 +81,8 @@ def told(world: World, *parts: Part, session: int = 1, number: int = 0) -> tuple
 
 def joined(world: World, session: int = 1) -> CodedPost:
     """Begin a session with silo 0; the coordinator's end of its sealed post."""
-    post = CodedPost(run=RUN, session=session)
     terms = Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
+    post = CodedPost(session_run(RUN, session, terms))
     accepted, offer = told(world, terms, post.offer, session=session)
     assert isinstance(accepted, Joined)
     assert isinstance(offer, Agreement)
@@ -177,7 +178,7 @@ def test_others_read_nothing(tmp_path: Path) -> None:
     assert kept.coded == coded.key + coded.message
     assert coded.key not in part.sealed
     assert coded.message[:16] not in part.sealed
-    stranger = CodedPost(run=RUN, session=1)
+    stranger = CodedPost(post._run)
     stranger.meet(0, post.offer)
     for opener, number in ((stranger, 1), (post, 2)):
         with pytest.raises(ProtocolError, match="does not authenticate"):
@@ -228,7 +229,7 @@ def test_who_does_not_trust_the_coordinator_refuses(
         )
         world = World(tmp_path, experiment, held_by(who), policy)
         terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
-        offer = [CodedPost(run=RUN, session=1).offer] if "channel" in changes else []
+        offer = [CodedPost(RUN).offer] if "channel" in changes else []
         answer = told(world, terms, *offer)[0]
         assert isinstance(answer, Joined if trusts else Refused)
         if isinstance(answer, Refused):

@@ -97,6 +97,12 @@ def terms(world: World) -> Terms:
     return Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
 
 
+def offered(world: World) -> Terms:
+    """What the coordinator offers, whose numbers are resolved."""
+    assert world.coordinator is not None
+    return Terms(experiment=world.coordinator._shown().to_toml(), membership=world.membership.digest)
+
+
 def guessed(world: World, users: int) -> tuple[list[int], int]:
     """A silo's counts by bisection over totals that it takes or refuses, and how many letters that took."""
     told(world, terms(world))
@@ -231,7 +237,7 @@ class Exchange:
         if not isinstance(part, Relay):
             return part
         envelope = Envelope.decode(part.message)
-        session = session_run(self.letter.run, self.letter.session)
+        session = session_run(self.letter.run, self.letter.session, offered(self.world))
         moment = Moment(run=session, round=self.round, attempt=0)
         ends = (self.silo, SERVER) if up else (SERVER, self.silo)
         return Relay(message=replace(envelope, moment=moment, sender=ends[0], recipient=ends[1]).encode())

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from fedveil.protection.parts import (
     Vector,
 )
 from fedveil.protection.wire import Writer
-from tests.federation_world import OPEN, TESTING, World, asked, clients, population
+from tests.federation_world import OPEN, TESTING, World, asked, clients, population, small_keys
 
 RUN = bytes(range(16))
 CASES = 20_000
@@ -563,6 +564,120 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     assert isinstance(answer, Refused)
     assert "2 of 3 silos" in answer.reason
     coordinator.close()
+    world.close()
+
+
+def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> None:
+    """Totals modulo 2^32 were below what a user has, so her weights over all silos were above 1: above her bound."""
+    held = population()
+    world = World(tmp_path, asked(method={"name": "uldp-avg-w"}), held)
+    truth = np.bincount(held.train.user, minlength=held.n_users)
+    largest = np.max(
+        [np.bincount(held.train.user[held.train.silo == silo], minlength=6) for silo in (0, 1)], axis=0
+    )
+    own = np.bincount(held.train.user[held.train.silo == 2], minlength=6)
+    wrapping = 2**32 - (truth - own - largest)  # with it the totals are what one silo has, modulo 2^32
+    coordinator = world.coordinate()
+    for silo, data in coordinator.letters():
+        party = world.silos[silo]
+        assert party is not None
+        reply = party.receive(data)
+        if silo == 2:
+            letter = Letter.open(
+                data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
+            )
+            reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(world.keys[2])
+        coordinator.receive(silo, reply)
+    assert coordinator.outcome is not None
+    assert "silo 2" in (coordinator.outcome.stopped or "")
+    assert "more records of a user" in (coordinator.outcome.stopped or "")
+    with pytest.raises(ProtocolError, match="not between 0 and"):
+        Totals(counts=np.array([3, 2**32])).encode()
+    world.close()
+
+
+def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
+    party = world.silos[0]
+    assert party is not None
+    letter = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),))
+    content = letter.seal(world.key)[:-64]
+    old = content[:3] + b"\x01" + content[4:]
+    with pytest.raises(ProtocolError, match="a letter of version 1, where version 2 is read; all parties need"):
+        party.receive(old + world.key.sign(b"fedveil/1/letter" + old))
+
+
+MASKED = {"name": "secure-aggregation"}
+HIDDEN = [
+    pytest.param({"protection": MASKED}, id="masked"),
+    pytest.param({"protection": MASKED | {"on_missing": "recover", "missing_silos": 1}}, id="recovering"),
+    pytest.param(
+        {"method": {"name": "uldp-avg-w"}, "protection": {"name": "private-weighting", "n_max": 30}},
+        id="blind",
+    ),
+    pytest.param(
+        {"protection": {"name": "partial-encryption", "ratio": 0.5}},
+        id="encrypted",
+        marks=pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
+    ),
+]
+ANY = TESTING.model_copy(
+    update={"protections": (MASKED["name"], "private-weighting", "partial-encryption"), "trust_silos": True}
+)
+
+
+@pytest.mark.parametrize("changes", HIDDEN)
+def test_all_silos_of_a_sum_play_the_same_round(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum of two silos' kept vectors of round 1 and a new one of the third's round 2 showed, less the sum of round 1,
+    what the third trained, under two shares of noise instead of all: half the variance that was charged.
+    """
+    small_keys(monkeypatch)
+    world = World(tmp_path, asked(**changes), population(), ANY)
+    first: dict[int, tuple[Part, ...]] = {}
+
+    def lie(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        numbers = [part.round for part in parts if isinstance(part, Task)]
+        if numbers == [1]:
+            first[silo] = tuple(part for part in parts if isinstance(part, Model | Task))
+        if numbers == [2] and silo < 2:
+            return (*(part for part in parts if not isinstance(part, Model | Task)), *first[silo])
+        return parts
+
+    world.lie = lie
+    world.play()
+    assert world.coordinator is not None
+    outcome = world.coordinator.outcome
+    assert outcome is not None
+    assert outcome.rounds == 1
+    assert "round 1, attempt 0 has not begun" in (outcome.stopped or "")
+    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    world.close()
+
+
+@pytest.mark.parametrize("changes", HIDDEN)
+def test_all_silos_of_a_sum_were_told_the_same_terms(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo charged its users for noise of which the others, who were told less, added less."""
+    small_keys(monkeypatch)
+    world = World(tmp_path, asked(**changes), population(), ANY)
+
+    def lie(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if silo == 0 and isinstance(parts[0], Terms):
+            other = parts[0].experiment.replace("noise_multiplier = 5.0", "noise_multiplier = 5.5")
+            assert other != parts[0].experiment
+            return replace(parts[0], experiment=other), *parts[1:]
+        return parts
+
+    world.lie = lie
+    world.play()
+    assert world.coordinator is not None
+    outcome = world.coordinator.outcome
+    assert outcome is not None
+    assert outcome.rounds == 0
+    assert "another run" in (outcome.stopped or "") or "public key was refused" in (outcome.stopped or "")
+    assert not any(read_entries(tmp_path / f"state-{silo}" / LEDGER) for silo in range(3))
     world.close()
 
 

@@ -63,15 +63,24 @@ def _text(raw: bytes) -> str:
 
 
 def _array(layout: Layout[bytes], sent: str, kept: type[np.number[Any]]) -> Layout[np.ndarray]:
-    """Return the layout of an array with one type of numbers on the wire and one in memory."""
+    """Return the layout of an array with one type of numbers on the wire and one in memory.
+
+    Whole numbers that the wire's type does not hold are refused: sent modulo its range they would be others.
+    """
     size = np.dtype(sent).itemsize
+    whole = np.iinfo(sent) if np.issubdtype(np.dtype(sent), np.integer) else None
+
+    def to(values: np.ndarray) -> bytes:
+        if whole is not None and len(values) and not whole.min <= values.min() <= values.max() <= whole.max:
+            raise ProtocolError(f"an array has a number that is not between {whole.min} and {whole.max}")
+        return values.astype(sent).tobytes()
 
     def back(raw: bytes) -> np.ndarray:
         if len(raw) % size:
             raise ProtocolError(f"an array of {size}-byte numbers has {len(raw)} bytes")
         return np.frombuffer(raw, dtype=sent).astype(kept)
 
-    return layout.of(lambda values: values.astype(sent).tobytes(), back)
+    return layout.of(to, back)
 
 
 def _cause(number: int) -> Cause:
@@ -98,6 +107,8 @@ _SHOWN: Final = REST.of(str.encode, lambda raw: foreign(raw.decode(errors="repla
 """A text that is only ever shown: what is read of it can be."""
 
 _COUNTS: Final = _array(REST, "<u4", np.int64)
+LARGEST_COUNT: Final = 2**32 - 1
+"""Records of a user that counts and totals can tell of."""
 
 
 @_part(1)

@@ -18,7 +18,6 @@ from fedveil.channel.errors import ChannelError
 from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.agreement import AgreementKey, Moment, PairwiseSecret
 from fedveil.crypto.errors import CryptoError
-from fedveil.engine.federation.hidden_sums import session_run
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.method import Method
 from fedveil.methods.stages import Coded, LayeredShares
@@ -38,12 +37,11 @@ class CodedPost:
     """One party's end of the sealed post of a session: a new agreement key, and the secrets shared with others.
 
     Args:
-        run: 16 bytes, the federation's run.
-        session: the session of the run.
+        run: 16 bytes that name the session.
     """
 
-    def __init__(self, *, run: bytes, session: int) -> None:
-        self._run = session_run(run, session)
+    def __init__(self, run: bytes) -> None:
+        self._run = run
         self._own = AgreementKey.generate()
         self._shared: dict[int, PairwiseSecret] = {}
 

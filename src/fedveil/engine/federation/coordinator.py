@@ -62,6 +62,7 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
+    LARGEST_COUNT,
     Agreement,
     Counts,
     Drawn,
@@ -276,14 +277,16 @@ class CoordinatorParty:
     def _begin_session(self) -> None:
         self._session += 1
         self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
-        self._hidden = hidden_sum(self._prepared, session_run(self._run, self._session))
+        terms = Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)
+        run = session_run(self._run, self._session, terms)
+        self._hidden = hidden_sum(self._prepared, run)
         self._absent.readmit()
         self._totals = None
         self._talks = {silo: Conversation(Grammar.of(self._prepared, silo)) for silo in self._present}
         self._number = -1
-        offer: list[Part] = [Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)]
+        offer: list[Part] = [terms]
         if self._prepared.method.channel.coded:
-            self._post = CodedPost(run=self._run, session=self._session)
+            self._post = CodedPost(run)
             offer.append(self._post.offer)
         self._ask(dict.fromkeys(self._present, offer), self._joined)
 
@@ -311,6 +314,9 @@ class CoordinatorParty:
                 if len(own) != users:
                     raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
             self._totals = np.sum(list(counts.values()), axis=0)
+            if (self._totals > LARGEST_COUNT).any():
+                most = max(counts, key=lambda silo: int(counts[silo].max()))
+                raise ProtocolError(f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most)
         if self._post is not None:
             for silo, parts in answers.items():
                 self._post.meet(silo, only(parts, Agreement, silo))

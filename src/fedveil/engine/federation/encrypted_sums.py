@@ -226,6 +226,7 @@ class EncryptedShare(HiddenShare):
             order_secret=orders,
             workers=self._agreed.workers(owner=self),
         )
+        super().__init__(self._silo, place.run)
         self._keep_answer, self._publish = keep, publish
         self._answered: Answered | None = None
         self._before = self._initial

@@ -13,16 +13,17 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.crypto.agreement import RUN_BYTES, Moment
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.federation.own_round import Asked, OwnRound
 from fedveil.engine.federation.store import Answered
-from fedveil.protection.parts import Part
+from fedveil.protection.parts import Part, Terms
 from fedveil.protection.peers import Roster
 
 Outgoing = list[tuple[int, bytes]]
@@ -98,8 +99,34 @@ class HiddenSum(ABC):
         """Return the sum of the round, once no message is awaited any longer."""
 
 
+class Player(Protocol):
+    """A silo's state machine of a protocol."""
+
+    def check_moment(self, moment: Moment) -> None:
+        """Return if this is the round and attempt that has begun here; else raise a ProtocolError."""
+
+
 class HiddenShare(ABC):
-    """A silo's side of a protection, for one session."""
+    """A silo's side of a protection, for one session.
+
+    Args:
+        player: the silo in the protocol.
+        run: 16 bytes that name the session.
+    """
+
+    def __init__(self, player: Player, run: bytes) -> None:
+        self._player, self._run = player, run
+
+    def check_round(self, round_number: int) -> None:
+        """Return if a round is the one that the protocol has begun, once in the session.
+
+        All silos of a sum have then put the same round into it. If each could be told another one, the kept sums of
+        some beside a new one of another would show, against the round before, that one's own with little noise.
+
+        Raises:
+            ProtocolError: it is another one.
+        """
+        self._player.check_moment(Moment(run=self._run, round=round_number, attempt=0))
 
     @property
     def repeats(self) -> bool:
@@ -166,6 +193,11 @@ def check_next(last: Answered | None, round_number: int) -> None:
         raise RefusalError("replay", f"round {round_number} does not follow round {done}, the last answered")
 
 
-def session_run(run: bytes, session: int) -> bytes:
-    """Return the 16 bytes that name one session of a run in a protocol."""
-    return hashlib.sha256(b"fedveil/1/session" + run + session.to_bytes(4, "big")).digest()[:RUN_BYTES]
+def session_run(run: bytes, session: int, terms: Terms) -> bytes:
+    """Return the 16 bytes that name one session of a run in a protocol, on the terms that it was begun with.
+
+    Silos that were told other terms name another session: no key of one is taken by another, and no masks cancel.
+    """
+    agreed = hashlib.sha256(terms.encode()).digest()
+    named = b"fedveil/2/session" + run + session.to_bytes(4, "big") + agreed
+    return hashlib.sha256(named).digest()[:RUN_BYTES]

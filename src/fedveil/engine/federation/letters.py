@@ -91,7 +91,7 @@ class Letter:
             largest: bytes beyond which it is refused unread.
 
         Raises:
-            ProtocolError: too long, no letter of this version, of somebody else, to somebody else, a signature that
+            ProtocolError: too long, no letter or one of another version, of somebody else, to somebody else, a signature that
                 is not the sender's, or a part that is damaged or of an unknown kind.
         """
         silo = None if sender == SERVER else sender
@@ -101,8 +101,13 @@ class Letter:
             raise ProtocolError(f"a letter has at least {_HEADER.size + SIGNATURE_BYTES} bytes", silo=silo)
         content, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
         magic, version, run, session, number, said, to, count = _HEADER.unpack_from(content)
-        if magic != _MAGIC or version != _VERSION:
-            raise ProtocolError(f"not a letter of version {_VERSION}", silo=silo)
+        if magic != _MAGIC:
+            raise ProtocolError("not a letter", silo=silo)
+        if version != _VERSION:
+            raise ProtocolError(
+                f"a letter of version {version}, where version {_VERSION} is read; all parties need the same release",
+                silo=silo,
+            )
         if said != sender or to != recipient:
             raise ProtocolError("a letter names another sender or recipient than its carrier", silo=silo)
         try:

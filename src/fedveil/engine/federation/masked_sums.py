@@ -95,6 +95,7 @@ class MaskedShare(HiddenShare):
         self._silo = AggregationSilo(
             self._plan, index=place.number, identity=place.identity, roster=place.roster
         )
+        super().__init__(self._silo, place.run)
 
     def announce(self) -> bytes:
         """Return the first message: the silo's signed key."""

@@ -121,6 +121,7 @@ class RecoveredShare(HiddenShare):
         self._silo = RecoverableSilo(
             plan, threshold=agreed.threshold, index=place.number, identity=place.identity, roster=place.roster
         )
+        super().__init__(self._silo, place.run)
 
     @property
     def repeats(self) -> bool:

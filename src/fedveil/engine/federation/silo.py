@@ -220,6 +220,8 @@ class SiloParty:
         if task is None or (hidden is not None and not hidden.awaits_input):
             return []
         session.task = None
+        if hidden is not None:
+            hidden.check_round(task.round)
         answered = self._sum(session, task)
         session.told = Told()
         if session.post is not None:
@@ -250,13 +252,13 @@ class SiloParty:
         self._reopen_ledger()
         self._check_budget(letter.run, experiment.rounds, prepared.guarantee, event)
         place = Place(
-            run=session_run(letter.run, letter.session),
+            run=session_run(letter.run, letter.session, terms),
             number=self._number,
             identity=self._identity,
             roster=self._membership.roster,
         )
         hidden = hidden_share(prepared, place, self._disk(letter.run))
-        post = CodedPost(run=letter.run, session=letter.session) if prepared.method.channel.coded else None
+        post = CodedPost(place.run) if prepared.method.channel.coded else None
         if post is not None:
             post.meet(self._number, only(letter.parts, Agreement, SERVER))
         answers: list[Part] = [Joined()]

@@ -226,6 +226,7 @@ class BlindShare(HiddenShare):
             counts=counts,
             evaluator=agreed.evaluator,
         )
+        super().__init__(self._silo, place.run)
         public = replace(agreed.plan, run=bytes(RUN_BYTES))
         bound = f"{public!r} {agreed.grid!r} ".encode() + counts.astype("<i8").tobytes()
         self._binding = hashlib.sha256(bound).digest()
