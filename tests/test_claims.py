@@ -19,6 +19,7 @@ from fedveil.methods.claims import Federation
 from fedveil.methods.derive import claims_of, derive, moves_of
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
+from fedveil.methods.paraaegis import varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w
 from fedveil.privacy import SelfComposedEvent
@@ -297,3 +298,18 @@ def test_a_silo_is_guaranteed_what_others_hold_although_they_change_the_weight_o
     assert isinstance(silo, GaussianEvent)
     assert silo.noise_multiplier <= left
     assert silo.noise_multiplier == pytest.approx(left, rel=0.05)
+
+
+@pytest.mark.parametrize("noise", [1.0, 1.3, 1.9, 3.9, 7.9])
+def test_the_grid_loss_of_noise_that_falls_covers_every_round(noise: float) -> None:
+    """The grid is agreed for the noise of a round: 1.9 and 7.9 lie finer on theirs than the rounds that follow."""
+    method = varying_dp(
+        local=LOCAL, n_users=6, largest_silo=1, clip=1.0, noise_multiplier=noise, noise_decay=0.9
+    )
+    facts, rounds = Federation(n_silos=6, n_users=6), 40
+    each = [
+        derive(replace(method.at_round(number), noise_decay=1.0), facts).grid_loss
+        for number in range(1, rounds + 1)
+    ]
+    stated = derive(method, facts).grid_loss_after(rounds, 1)
+    assert sum(each) <= stated <= 8 * sum(each)
