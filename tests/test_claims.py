@@ -21,6 +21,7 @@ from fedveil.methods.claims import Federation
 from fedveil.methods.derive import claims_of, derive, moves_of
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
+from fedveil.methods.paraaegis import varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.stages import Channel
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w
@@ -291,3 +292,53 @@ def test_a_channel_that_says_nothing_guarantees_nothing_and_sends_nothing() -> N
             round_number=1,
             privacy=PrivacyRandomness.insecure(1),
         )
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("colluding", [0, 2])
+def test_a_silo_is_guaranteed_what_others_hold_although_they_change_the_weight_of_what_it_holds_itself(
+    colluding: int, rate: float
+) -> None:
+    """Weights n_su / N_u: records elsewhere take weight from those here, so the sum moves by up to 2 C, not C.
+
+    Sampling does not amplify that: with or without records elsewhere, a user who is drawn is in the sum.
+    """
+    n, noise, most = 5, 5.0, 100
+    method = uldp_avg_w(
+        local=LOCAL, clip=1.0, noise_multiplier=noise, user_sampling_rate=rate, colluding_silos=colluding
+    )
+    method = replace(method, protection=PrivateWeighting(largest_count=most))
+    silo = derive(method, Federation(n_silos=n, n_users=10, dimension=10)).against(Role.SILO)
+    together = max(1, colluding)
+    rng = np.random.default_rng(7)
+    moved = 0.0
+    for trial in range(500):
+        counts = rng.integers(0, most // n + 1, n)
+        counts[:together] = trial % 2  # what the pooled silos hold of the user stays
+        updates = rng.standard_normal((n, 3))
+        updates[together:] = -updates[0]  # the worst case: those elsewhere point the other way
+        updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+        with_her, here = counts / max(1, counts.sum()), counts.copy()
+        here[together:] = 0
+        without = here / max(1, here.sum())
+        moved = max(moved, float(np.linalg.norm((with_her - without) @ updates)))
+    assert moved > 1.9
+    left = noise / math.sqrt(n - colluding) * math.sqrt(n - together) / moved
+    assert isinstance(silo, GaussianEvent)
+    assert silo.noise_multiplier <= left
+    assert silo.noise_multiplier == pytest.approx(left, rel=0.05)
+
+
+@pytest.mark.parametrize("noise", [1.0, 1.3, 1.9, 3.9, 7.9])
+def test_the_grid_loss_of_noise_that_falls_covers_every_round(noise: float) -> None:
+    """The grid is agreed for the noise of a round: 1.9 and 7.9 lie finer on theirs than the rounds that follow."""
+    method = varying_dp(
+        local=LOCAL, n_users=6, largest_silo=1, clip=1.0, noise_multiplier=noise, noise_decay=0.9
+    )
+    facts, rounds = Federation(n_silos=6, n_users=6), 40
+    each = [
+        derive(replace(method.at_round(number), noise_decay=1.0), facts).grid_loss
+        for number in range(1, rounds + 1)
+    ]
+    stated = derive(method, facts).grid_loss_after(rounds, 1)
+    assert sum(each) <= stated <= 8 * sum(each)

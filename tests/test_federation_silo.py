@@ -586,7 +586,9 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
             letter = Letter.open(
                 data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
             )
-            reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(world.keys[2])
+            reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(
+                world.keys[2]
+            )
         coordinator.receive(silo, reply)
     assert coordinator.outcome is not None
     assert "silo 2" in (coordinator.outcome.stopped or "")
@@ -602,7 +604,9 @@ def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
     letter = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),))
     content = letter.seal(world.key)[:-64]
     old = content[:3] + b"\x01" + content[4:]
-    with pytest.raises(ProtocolError, match="a letter of version 1, where version 2 is read; all parties need"):
+    with pytest.raises(
+        ProtocolError, match="a letter of version 1, where version 2 is read; all parties need"
+    ):
         party.receive(old + world.key.sign(b"fedveil/1/letter" + old))
 
 

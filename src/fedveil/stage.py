@@ -20,9 +20,9 @@ class Moves:
         total: of the sum over all senders; infinite where contributions are not bounded.
         messages: of all senders' messages together, one by one.
         even: whether every sender carries the same share of it at most, so that the rest moves by less without one.
+        reweighs: whether what a unit holds at one sender changes the weight of what it holds at the others.
         reach: how far a message moves when it goes from anywhere to anywhere in its ball, counted once where
-            accountants
-            double what is replaced.
+            accountants double what is replaced.
         ballots: how many ballots one unit can change, given the model.
         n_senders: how many messages a round has.
         noise: standard deviation of the noise of one message; 0 for none, or where it is not Gaussian.
@@ -42,6 +42,7 @@ class Moves:
     bound: Bound
     group: int = 1
     records: tuple[int, ...] | None = None
+    reweighs: bool = False
 
     @property
     def norm(self) -> float:
@@ -53,10 +54,11 @@ class Moves:
 
         In multiples of one message's noise, for senders who know of their own noise: ``unknown`` shares are left.
         What is guaranteed to a unit is what it holds elsewhere, a share 1 - known / n of the whole where every sender
-        carries the same. It is never less than the whole over all ``of_all`` shares: who knows more is not promised
-        more.
+        carries the same. Where weights depend on what a unit holds everywhere, it may stay with the known senders and
+        weigh more there without the rest: the sum moves from one end of its ball to the other, by twice the whole. It
+        is never less than the whole over all ``of_all`` shares: who knows more is not promised more.
         """
-        share = 1 - known / self.n_senders if self.even else 1.0
+        share = 1 - known / self.n_senders if self.even else 2.0 if self.reweighs else 1.0
         return self.total * max(share / math.sqrt(unknown), 1 / math.sqrt(of_all))
 
 

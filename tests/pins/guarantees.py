@@ -15,6 +15,7 @@ from typing import Any
 
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.stages import Weights
 from fedveil.privacy.claims import Role
 from tests.pins.compositions import compositions, public
 
@@ -39,6 +40,11 @@ class Intended:
 
 SENDERS = frozenset({"silo", "server with silo"})
 INTENDED = {
+    "records elsewhere take weight from those here": Intended(
+        why="weights n_su / N_u move by what a user holds elsewhere: the sum moves by 2 C against a silo, unamplified",
+        lines=frozenset({"silo"}),
+        methods=lambda method: method.weights is Weights.BY_RECORDS and method.protection.weighs,
+    ),
     "counts are shown": Intended(
         why="weights by records in the open send counts up and totals down, which no noise covers",
         lines=SENDERS | {"server"},

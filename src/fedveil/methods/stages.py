@@ -79,6 +79,7 @@ class _Contributions(Stage):
             total=total,
             messages=messages,
             even=self.spread_evenly(method.weights),
+            reweighs=method.weights is Weights.BY_RECORDS,
             reach=self.largest_message(norm, n, public.n_users, method.weights)
             * (1 if method.sampler.replaces else 2)
             if bounded
@@ -368,8 +369,8 @@ class GaussianShares(Channel):
         return (
             Claim(covering(Tells.SUM), self._nominal(moves)),
             Claim(covering(Tells.SUM, Tells.MESSAGE), GaussianEvent(noise_multiplier=single)),
-            Claim(covering(Tells.SUM, Tells.OWN), pooled),
-            Claim(covering(Tells.SUM, Tells.OWN, Tells.MESSAGE), singly),
+            Claim(covering(Tells.SUM, Tells.OWN), pooled, amplified=not moves.reweighs),
+            Claim(covering(Tells.SUM, Tells.OWN, Tells.MESSAGE), singly, amplified=not moves.reweighs),
         )
 
     def _nominal(self, moves: Moves) -> GaussianEvent:

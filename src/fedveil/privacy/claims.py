@@ -131,11 +131,14 @@ class Claim:
         covers: what may be known.
         event: of one round.
         but: what is known besides and no epsilon covers, in words.
+        amplified: whether neighbours differ by a unit that is there or is not, which is what sampling amplifies; a
+            unit that stays and sends something else is not there in either case when it is not drawn.
     """
 
     covers: frozenset[Tells]
     event: Event
     but: tuple[str, ...] = ()
+    amplified: bool = True
 
 
 def covering(*known: Tells) -> frozenset[Tells]:

@@ -265,6 +265,8 @@ def over_sample(
 ) -> tuple[Claim, ...]:
     """Return claims over a sample: amplified for whoever does not learn who was drawn, as they are for whoever does.
 
+    Nor is a claim amplified that says it is not (:attr:`~fedveil.privacy.claims.Claim.amplified`).
+
     Args:
         claims: over everybody.
         unknowing: amplifies an event for whoever knows of no draw.
@@ -272,9 +274,8 @@ def over_sample(
     """
     found = []
     for claim in claims:
-        amplified = isinstance(
-            claim.event, GaussianEvent | LaplaceEvent
-        )  # of others no accountant has a bound
+        # of other events no accountant has a bound
+        amplified = claim.amplified and isinstance(claim.event, GaussianEvent | LaplaceEvent)
         own = claim.covers | {Tells.OWN_DRAW}
         found += [
             replace(claim, event=unknowing(claim.event) if amplified else claim.event),
