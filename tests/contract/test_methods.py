@@ -207,6 +207,7 @@ def test_a_user_can_move_a_clipped_silo_by_twice_the_bound() -> None:
     alone = totals(method, records.select(np.flatnonzero(user == 0)))
     moved = np.linalg.norm(totals(method, records) - alone)
     assert moved > 1.5 * CLIP * SILOS
+    assert moved <= sensitivity(method, Federation(n_silos=SILOS, n_users=USERS))
 
 
 @pytest.mark.parametrize("weights", [Weights.UNIFORM, Weights.BY_RECORDS])

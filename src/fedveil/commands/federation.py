@@ -6,7 +6,7 @@ import shlex
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,16 +19,33 @@ from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founding import found
 from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.party import Party
 from fedveil.flower.silo import ServedSilo
 from fedveil.flower.submission import END, Submission, read_experiment, watch
 from fedveil.report.page import write_report
+
+if TYPE_CHECKING:  # it needs the extra, which not every command does
+    from fedveil.flower.party import Party
 
 federation = typer.Typer(
     help="Found a federation between institutions, check a silo, run an experiment.",
     no_args_is_help=True,
     add_completion=False,
 )
+
+
+def _party(folder: CoordinatorFolder) -> Party:
+    """Return the coordinator of a folder; what carries letters is imported when it serves.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        from fedveil.flower.party import Party
+    except ModuleNotFoundError as missing:
+        raise ConfigError(
+            f"a federation needs {missing.name}, which is not installed: pip install 'fedveil[federation]'"
+        ) from None
+    return Party(folder)
 
 
 @federation.command("init")
@@ -76,7 +93,7 @@ def demo_command(
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.founded.coordinator)
     _end_by_terminate()
-    served: list[Party | ServedSilo] = [Party(home)]
+    served: list[Party | ServedSilo] = [_party(home)]
     try:
         served += [ServedSilo(SiloFolder(path)) for path in made.founded.silos]
         _run(home, RunFolder.create(home / "runs", read_experiment(made.experiment, home)), as_json=False)
@@ -141,7 +158,7 @@ def coordinator_command(
     """Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host."""
     folder = CoordinatorFolder(home)
     _end_by_terminate()
-    party = Party(folder)
+    party = _party(folder)
     try:
         OUT.print(f"listening on {folder.settings.host}:{folder.settings.port}; Ctrl-C ends it")
         code = party.link.wait()
