@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 
 import dp_accounting
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import PrivacyError
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import (
     ComposedEvent,
     ConcentratedEvent,
@@ -16,10 +18,13 @@ from fedveil.privacy.events import (
     GaussianEvent,
     LaplaceEvent,
     MixtureOfGaussiansEvent,
+    NoGuarantee,
     PoissonSampledEvent,
     SelfComposedEvent,
     atoms,
     compose,
+    costliest,
+    covers,
     event_from_json,
 )
 
@@ -138,3 +143,41 @@ def test_mixture_refuses_what_is_no_distribution(
 def test_reading_refuses_what_is_no_event(data: object, message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
         event_from_json(data)
+
+
+def _kinds(multiplier: float) -> list[Event]:
+    gaussian, laplace = GaussianEvent(noise_multiplier=multiplier), LaplaceEvent(noise_multiplier=multiplier)
+    sampled = [
+        PoissonSampledEvent(rate=rate, event=one) for rate in (0.1, 0.5) for one in (gaussian, laplace)
+    ]
+    return [gaussian, laplace, ConcentratedEvent(noise_multiplier=multiplier), *sampled]
+
+
+EVENTS = [*_kinds(0.7), *_kinds(2.0), ComposedEvent(events=()), NoGuarantee(reason="none")]
+
+
+def test_an_event_that_covers_another_costs_as_much_by_every_accountant_that_knows_both() -> None:
+    """And the costliest of two covers both: alone, or as their composition where neither covers the other."""
+    compared = 0
+    for one in EVENTS:
+        assert covers(one, one)
+        for other in EVENTS:
+            most = costliest([one, other])
+            if not covers(one, other) and not covers(other, one):
+                assert most == ComposedEvent(events=(one, other))
+            for name in ("pld", "rdp"):
+                accountant = make_accountant(name)
+                if not (accountant.supports(one) and accountant.supports(other)):
+                    continue
+                costs = [_twenty(name, event) for event in (one, other, most)]
+                if covers(one, other):
+                    assert costs[0] >= costs[1] * (1 - 1e-9)
+                assert costs[2] >= max(costs[:2]) * (1 - 1e-9)
+                compared += 1
+    assert compared > 150
+
+
+@cache
+def _twenty(accountant: str, event: Event) -> float:
+    """What a release costs twenty times, at delta 1e-5."""
+    return make_accountant(accountant).epsilon(SelfComposedEvent(event=event, count=20), 1e-5)

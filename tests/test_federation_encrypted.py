@@ -28,6 +28,8 @@ from fedveil.engine.federation.travel import check_travels
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
 from fedveil.population.records import Population
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection import partial_encryption, partial_server
 from fedveil.protection.ballots import largest
@@ -361,6 +363,24 @@ def test_a_silo_is_told_to_trust_the_others(
     assert world.coordinator.outcome is not None
     reason = stopped(world.coordinator)
     assert expected in reason if expected else not reason
+    world.close()
+
+
+@pytest.mark.parametrize("trusts", [False, True])
+def test_a_silo_charges_what_other_silos_learn_where_the_coordinator_sees_nothing(
+    trusts: bool, tmp_path: Path
+) -> None:
+    """Everything is encrypted: the coordinator's line is 0, and every silo decrypts the noisy sum of every round."""
+    experiment = secretly(asked(rounds=2, method={"name": "serial"}, **THREE))
+    open_to_all = OPEN | {"protections": ("none", "partial-encryption"), "methods": ("serial",)}
+    world = World(tmp_path, experiment, clients(), Policy(**open_to_all, trust_silos=trusts))
+    world.play()
+    assert world.coordinator is not None
+    assert not stopped(world.coordinator)
+    prepared = prepare(experiment, Held(clients()))
+    assert prepared.guarantee.against(Role.SERVER) == ComposedEvent(events=())
+    counted = prepared.guarantee.against(Role.SERVER if trusts else Role.SILO)
+    assert [one.event for one in read_entries(tmp_path / "state-0" / LEDGER)] == [counted] * 2
     world.close()
 
 

@@ -15,6 +15,8 @@ from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import Federation
 from fedveil.methods.derive import derive
 from fedveil.methods.uldp import uldp_group
+from fedveil.population.flags import keep_at_most
+from fedveil.population.records import Records
 from fedveil.privacy.accounting import PldAccountant, RdpAccountant
 from fedveil.privacy.events import (
     ComposedEvent,
@@ -250,3 +252,19 @@ def test_what_cannot_be_is_refused() -> None:
     many = tuple((0.1 + s / 100, 3) for s in range(20))
     with pytest.raises(PrivacyError, match="more than 500 splits"):
         search_splits(group_size=9, noise_multiplier=1.0, silos=many, delta=DELTA, accountant=RdpAccountant())
+
+
+def test_a_silo_sees_by_what_it_keeps_that_a_user_has_records_elsewhere_and_the_statement_says_so() -> None:
+    """Two records here and k = 2: both stay, or one, if there is another elsewhere. No noise covers that."""
+
+    def kept_here(silos: list[int]) -> int:
+        silo = np.array(silos, dtype=np.int32)
+        features, targets = np.zeros((len(silos), 1), np.float32), np.zeros(len(silos), np.int64)
+        table = Records(features=features, targets=targets, silo=silo, user=np.zeros_like(silo))
+        return int((silo[keep_at_most(table, 2)] == 0).sum())
+
+    assert (kept_here([0, 0]), kept_here([0, 0, 1])) == (2, 1)
+    local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=5)
+    method = uldp_group(local=local, clip=1.0, noise_multiplier=5.0, group_size=2)
+    guarantee = derive(method, Federation(n_silos=2, n_users=3, silo_records=(10, 10)))
+    assert any("a silo learns of it by which of its own stay" in one for one in guarantee.uncovered)

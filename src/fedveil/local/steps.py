@@ -200,10 +200,14 @@ class LocalDpSgd(Source):
         )
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
-        """Return that record counts decide the rates."""
+        """Return that record counts decide the rates, and which records of a user stay."""
         if self.noise_multiplier == 0:
             return ()
-        return ("the number of records each silo keeps sets its batch rate and counts as public",)
+        return (
+            "the number of records each silo keeps sets its batch rate and counts as public",
+            "which of a user's records stay depends on how many she has in every silo: whoever chooses them learns that, "
+            "and a silo learns of it by which of its own stay; no epsilon covers it",
+        )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the figure of Theorem 2 of ULDP-FL, as its program computes it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -315,6 +315,40 @@ def compose(events: Counter[Event]) -> Event:
     """Return the composition of counted releases, the inverse of :func:`atoms`."""
     parts = tuple(e if count == 1 else SelfComposedEvent(event=e, count=count) for e, count in events.items())
     return parts[0] if len(parts) == 1 else ComposedEvent(events=parts)
+
+
+def covers(event: Event, other: Event) -> bool:
+    """Return whether an event is known to cost at least what another does, for every delta and in every composition.
+
+    >>> covers(GaussianEvent(noise_multiplier=1.0), GaussianEvent(noise_multiplier=2.0))
+    True
+    """
+    match event, other:
+        case (NoGuarantee(), _) | (_, ComposedEvent(events=())):
+            return True
+        case (
+            (GaussianEvent(noise_multiplier=one), GaussianEvent(noise_multiplier=another))
+            | (LaplaceEvent(noise_multiplier=one), LaplaceEvent(noise_multiplier=another))
+            | (
+                ConcentratedEvent(noise_multiplier=one),
+                ConcentratedEvent(noise_multiplier=another) | GaussianEvent(noise_multiplier=another),
+            )
+        ):
+            return one <= another
+        case PoissonSampledEvent(), PoissonSampledEvent():
+            return event.rate >= other.rate and covers(event.event, other.event)
+        case _, PoissonSampledEvent():
+            return covers(event, other.event)
+    return event == other
+
+
+def costliest(events: Iterable[Event]) -> Event:
+    """Return an event that costs at least what each of some does: one of them, or the composition of those left."""
+    left: list[Event] = []
+    for event in events:
+        if not any(covers(kept, event) for kept in left):
+            left = [kept for kept in left if not covers(event, kept)] + [event]
+    return left[0] if len(left) == 1 else ComposedEvent(events=tuple(left))
 
 
 def event_from_json(data: object) -> Event:

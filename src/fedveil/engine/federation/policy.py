@@ -18,7 +18,7 @@ from fedveil.methods.method import Method
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.bounds import Clip, ClipL1
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Event, NoGuarantee, atoms
+from fedveil.privacy.events import Event, NoGuarantee, atoms, costliest
 from fedveil.privacy.ledger import Budget
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -36,8 +36,8 @@ class Policy(BaseModel):
         models: models that may be trained; a ``package.module:factory`` is code, and is loaded only if it is here.
         losses: losses that may be minimised; the same holds.
         protections: what must hide the silo's message from the coordinator; any one of them.
-        trust_silos: take part where nothing is guaranteed against another silo (partial encryption whose encrypted part
-            has no noise; weights by records in the open).
+        trust_silos: do not count what another silo learns, and take part where nothing is guaranteed against it
+            (partial encryption whose encrypted part has no noise; weights by records in the open).
         trust_coordinator: count what readers of the models learn, instead of what the coordinator sees.
         disclose_counts: tell the coordinator how many records each user has, where weights need it, and all silos the
             totals; it takes trust in both as well.
@@ -124,10 +124,12 @@ class Policy(BaseModel):
             )
 
     def event(self, guarantee: Guarantee) -> Event:
-        """Return what one round is charged as in the silo's own ledger.
+        """Return what one round is charged as in the silo's own ledger: what it costs against each who is not trusted.
+
+        A coordinator may see less than the silos do, and nothing at all where everything is encrypted.
 
         Raises:
-            RefusalError: the method guarantees nothing against the party that counts.
+            RefusalError: the method guarantees nothing against a party that counts.
         """
         counted = Role.READER if self.trust_coordinator else Role.SERVER
         against = {
@@ -144,4 +146,6 @@ class Policy(BaseModel):
                     "policy",
                     f"nothing is guaranteed against {against[role]}: {reasons[0]}; allow it by {key[role]}",
                 )
-        return guarantee.against(counted)
+        if self.without_guarantee:
+            return guarantee.against(counted)
+        return costliest(guarantee.against(role) for role in asked)
