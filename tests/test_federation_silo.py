@@ -19,6 +19,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.engine.federation.own_round import OwnRound
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.silo import LEDGER
@@ -248,6 +249,32 @@ def test_a_refusal_ends_its_session(world: World) -> None:
     assert cause(told(world, terms(world))) == "replay"
     told(world, terms(world), session=2)
     assert isinstance(told(world, *task(world), session=2, number=1)[0], Vector)
+
+
+def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unanswered, the letter came again, another session after it, and every time the round was charged anew."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("record 17 of the table")
+
+    monkeypatch.setattr(OwnRound, "message", fail)
+    told(world, terms(world))
+    answer = told(world, *task(world), number=1)
+    assert cause(answer) == "request"
+    assert isinstance(answer[0], Refused)
+    assert "17" not in answer[0].reason
+    assert told(world, *task(world), number=1) == answer
+    assert isinstance(told(world, *task(world), number=2)[0], Lost)
+    assert len(read_entries(tmp_path / "state-0" / LEDGER)) == 1
+    world.close()
+    world.silos[:] = [world.silo(number) for number in range(3)]
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert "silo0 refuses" in (world.coordinator.outcome.stopped or "")
+    assert len(read_entries(tmp_path / "state-0" / LEDGER)) == 2
 
 
 def test_a_stored_sum_is_sent_under_its_own_terms_alone(world: World) -> None:
@@ -586,7 +613,9 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
             letter = Letter.open(
                 data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
             )
-            reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(world.keys[2])
+            reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(
+                world.keys[2]
+            )
         coordinator.receive(silo, reply)
     assert coordinator.outcome is not None
     assert "silo 2" in (coordinator.outcome.stopped or "")
@@ -602,7 +631,9 @@ def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
     letter = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),))
     content = letter.seal(world.key)[:-64]
     old = content[:3] + b"\x01" + content[4:]
-    with pytest.raises(ProtocolError, match="a letter of version 1, where version 2 is read; all parties need"):
+    with pytest.raises(
+        ProtocolError, match="a letter of version 1, where version 2 is read; all parties need"
+    ):
         party.receive(old + world.key.sign(b"fedveil/1/letter" + old))
 
 

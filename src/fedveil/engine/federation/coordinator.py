@@ -316,7 +316,9 @@ class CoordinatorParty:
             self._totals = np.sum(list(counts.values()), axis=0)
             if (self._totals > LARGEST_COUNT).any():
                 most = max(counts, key=lambda silo: int(counts[silo].max()))
-                raise ProtocolError(f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most)
+                raise ProtocolError(
+                    f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most
+                )
         if self._post is not None:
             for silo, parts in answers.items():
                 self._post.meet(silo, only(parts, Agreement, silo))

@@ -91,8 +91,8 @@ class Letter:
             largest: bytes beyond which it is refused unread.
 
         Raises:
-            ProtocolError: too long, no letter or one of another version, of somebody else, to somebody else, a signature that
-                is not the sender's, or a part that is damaged or of an unknown kind.
+            ProtocolError: too long, no letter, one of another version, of somebody else, to somebody else, a signature
+                that is not the sender's, or a part that is damaged or of an unknown kind.
         """
         silo = None if sender == SERVER else sender
         if len(data) > largest:
