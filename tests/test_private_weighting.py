@@ -664,7 +664,7 @@ def test_no_own_mask_serves_twice():
     session = session_of(plan, np.full((3, 6), 2))
     rows, zero, seeds = np.full((6, 5), 7), np.zeros(5, dtype=np.int64), []
     for attempt in (0, 1):
-        session._post.to_silos(session.server.begin(Moment(run=plan.run, round=1, attempt=attempt)))
+        session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=attempt)))
         for silo in session.silos:
             silo.contribute(rows, zero)
             seeds.append(silo._own_mask)
