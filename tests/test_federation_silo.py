@@ -438,8 +438,20 @@ def test_a_silo_cannot_speak_for_another(tmp_path: Path) -> None:
     world.close()
 
 
-@pytest.mark.parametrize("values", [np.array([1.0, np.nan, 0, 0]), np.zeros(3), np.array([np.inf, 0, 0, 0])])
-def test_a_vector_that_is_none_ends_the_run_with_the_model(values: np.ndarray, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (np.array([1.0, np.nan, 0, 0]), "finite numbers"),
+        (np.zeros(3), "finite numbers"),
+        (np.array([np.inf, 0, 0, 0]), "finite numbers"),
+        (np.full(4, 1e300), "the next model has a NaN or an infinity"),
+        (np.full(4, 1e308), "the aggregate has a NaN or an infinity"),
+    ],
+)
+def test_a_vector_that_is_none_ends_the_run_with_the_model(
+    values: np.ndarray, reason: str, tmp_path: Path
+) -> None:
+    """Numbers that are finite alone made a model that is not, and a folder that nobody could open again."""
     world = World(tmp_path, asked(), population())
     coordinator = world.coordinate()
     for number, data in coordinator.letters():
@@ -452,8 +464,10 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(values: np.ndarray, t
         )
         coordinator.receive(number, letter.answer(Vector(values=values)).seal(world.keys[number]))
     assert coordinator.outcome is not None
-    assert "finite numbers" in (coordinator.outcome.stopped or "")
+    assert reason in (coordinator.outcome.stopped or "")
     assert coordinator.outcome.rounds == 0
+    coordinator.close()
+    world.coordinate().close()
     world.close()
 
 
