@@ -409,3 +409,30 @@ def test_a_model_from_elsewhere_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(CompositionError, match="gives no model"):
         check_travels(replace(prepared, experiment=asked_for))
+
+
+def test_a_model_of_another_size_is_refused_before_it_is_charged(tmp_path: Path) -> None:
+    """A coordinator that goes on with another model in the same run had the round charged, and no answer made."""
+    policy = WILLING.model_copy(update={"models": ("linear", "mlp"), "trust_silos": True})
+    experiment = asked(protection=ENCRYPTED | {"ratio": 0.5})
+    world = World(tmp_path, experiment, population(), policy)
+    coordinator = world.coordinate()
+    while coordinator._checkpoint.round < 1:
+        for number, data in coordinator.letters():
+            party = world.silos[number]
+            assert party is not None
+            coordinator.receive(number, party.receive(data))
+    coordinator.close()
+    paid = len(read_entries(tmp_path / "state-0" / LEDGER))
+    world.experiment = asked(protection=ENCRYPTED | {"ratio": 0.5}, model={"name": "mlp"})
+    changed = prepare(world.experiment, Held(world.share(0))).task.dimension
+    again = world.coordinate()
+    for _ in range(8):
+        for number, data in again.letters():
+            party = world.silos[number]
+            assert party is not None
+            again.receive(number, party.receive(data))
+    assert again.outcome is not None
+    assert f"a model of 4 parameters, not {changed}" in (again.outcome.stopped or "")
+    assert len(read_entries(tmp_path / "state-0" / LEDGER)) == paid
+    world.close()

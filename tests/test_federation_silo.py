@@ -19,6 +19,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.federation.letters import Letter
 from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.engine.federation.own_round import OwnRound
 from fedveil.engine.federation.policy import Policy
 from fedveil.engine.federation.share import Held
 from fedveil.engine.federation.silo import LEDGER
@@ -250,6 +251,32 @@ def test_a_refusal_ends_its_session(world: World) -> None:
     assert isinstance(told(world, *task(world), session=2, number=1)[0], Vector)
 
 
+def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unanswered, the letter came again, another session after it, and every time the round was charged anew."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("record 17 of the table")
+
+    monkeypatch.setattr(OwnRound, "message", fail)
+    told(world, terms(world))
+    answer = told(world, *task(world), number=1)
+    assert cause(answer) == "request"
+    assert isinstance(answer[0], Refused)
+    assert "17" not in answer[0].reason
+    assert told(world, *task(world), number=1) == answer
+    assert isinstance(told(world, *task(world), number=2)[0], Lost)
+    assert len(read_entries(tmp_path / "state-0" / LEDGER)) == 1
+    world.close()
+    world.silos[:] = [world.silo(number) for number in range(3)]
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert "silo0 refuses" in (world.coordinator.outcome.stopped or "")
+    assert len(read_entries(tmp_path / "state-0" / LEDGER)) == 2
+
+
 def test_a_stored_sum_is_sent_under_its_own_terms_alone(world: World) -> None:
     """A sum that was charged as one under masks is not sent in the open, nor one of other weights, for free."""
     told(world, terms(world))
@@ -411,8 +438,20 @@ def test_a_silo_cannot_speak_for_another(tmp_path: Path) -> None:
     world.close()
 
 
-@pytest.mark.parametrize("values", [np.array([1.0, np.nan, 0, 0]), np.zeros(3), np.array([np.inf, 0, 0, 0])])
-def test_a_vector_that_is_none_ends_the_run_with_the_model(values: np.ndarray, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (np.array([1.0, np.nan, 0, 0]), "finite numbers"),
+        (np.zeros(3), "finite numbers"),
+        (np.array([np.inf, 0, 0, 0]), "finite numbers"),
+        (np.full(4, 1e300), "the next model has a NaN or an infinity"),
+        (np.full(4, 1e308), "the aggregate has a NaN or an infinity"),
+    ],
+)
+def test_a_vector_that_is_none_ends_the_run_with_the_model(
+    values: np.ndarray, reason: str, tmp_path: Path
+) -> None:
+    """Numbers that are finite alone made a model that is not, and a folder that nobody could open again."""
     world = World(tmp_path, asked(), population())
     coordinator = world.coordinate()
     for number, data in coordinator.letters():
@@ -425,8 +464,10 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(values: np.ndarray, t
         )
         coordinator.receive(number, letter.answer(Vector(values=values)).seal(world.keys[number]))
     assert coordinator.outcome is not None
-    assert "finite numbers" in (coordinator.outcome.stopped or "")
+    assert reason in (coordinator.outcome.stopped or "")
     assert coordinator.outcome.rounds == 0
+    coordinator.close()
+    world.coordinate().close()
     world.close()
 
 

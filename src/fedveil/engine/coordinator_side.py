@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
+from fedveil.errors import ModelError
 from fedveil.methods.method import Method
 from fedveil.methods.stages import (
     CentralGaussian,
@@ -52,6 +53,9 @@ def coordinate(
         round_number: counts from 1.
         privacy: the server's own randomness, for the noise of a trusted server.
         summed: how many silos the sum is over, if some are missing; the mean is over those that are there.
+
+    Raises:
+        ModelError: a sum or a next model that is not finite; there is nothing to release.
     """
     present = n_silos if summed is None else summed
     if isinstance(method.channel, CentralGaussian):
@@ -63,4 +67,10 @@ def coordinate(
         divisor = float(max(1, drawn))
     noise_std = (method.noise_std(n_silos, present) or 0.0) / divisor
     mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, shapes)
-    return method.server.step(model, mean)
+    after = method.server.step(model, mean)
+    if not bool(after.isfinite().all()):
+        raise ModelError(
+            "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "
+            "lower method.learning_rate"
+        )
+    return after

@@ -55,7 +55,7 @@ from fedveil.engine.run import (
 )
 from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared, privacy_randomness
-from fedveil.errors import RunFolderError
+from fedveil.errors import ModelError, RunFolderError
 from fedveil.files import parse_json, read_content, reading
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.privacy.ledger import Ledger
@@ -246,7 +246,7 @@ class CoordinatorParty:
             return
         try:
             exchange.then(dict(sorted(exchange.answers.items())))
-        except ProtocolError as error:
+        except (ProtocolError, ModelError) as error:
             self.stop(str(error))
 
     def _leave(self, silos: tuple[int, ...]) -> bool:

@@ -258,6 +258,11 @@ class EncryptedShare(HiddenShare):
         after = Kept.decode(last.coded).after
         if after is None:
             raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
+        if len(after) != len(self._initial):
+            raise RefusalError(
+                "replay",
+                f"round {last.round} ended with a model of {len(after)} parameters, not {len(self._initial)}",
+            )
         self._before = after
 
     def new_answer(self, own: OwnRound, task: Asked, request: bytes) -> Answered:

@@ -29,7 +29,7 @@ class RefusalError(FedveilError):
         super().__init__(f"{'' if silo is None else f'silo {silo} '}refuses ({cause}): {reason}")
 
 
-def told(error: FedveilError) -> tuple[Cause, str]:
+def told(error: Exception) -> tuple[Cause, str]:
     """Return what a silo tells the coordinator of an error: words about the request, and none about its own files.
 
     Where an error may depend on private data, a path or another run, the reason is one constant text; an error of a

@@ -171,7 +171,7 @@ class SiloParty:
             )
         try:
             return self._answer(letter, digest)
-        except FedveilError as error:
+        except Exception as error:
             return self._seal(letter, _refused(error))
 
     def _answer(self, letter: Letter, digest: bytes) -> bytes:
@@ -195,7 +195,9 @@ class SiloParty:
                 answers += self._read(session, part)
             session.talk.answer(answers)
             session.over = False
-        except FedveilError as error:
+        except (
+            Exception
+        ) as error:  # whatever it is: unanswered, the round would be asked for and charged again
             answers = [_refused(error)]
         return session.reply_with(letter.number, digest, self._seal(letter, *answers))
 
@@ -435,8 +437,8 @@ def _own(experiment: Experiment) -> Experiment:
     )
 
 
-def _refused(error: FedveilError) -> Refused:
+def _refused(error: Exception) -> Refused:
     """Return what is told of an error, and leave the whole of it in the silo's own log."""
     cause, reason = told(error)
-    _log.warning("refused (%s): %s", cause, error)
+    _log.warning("refused (%s): %s", cause, error, exc_info=not isinstance(error, FedveilError))
     return Refused(cause=cause, reason=foreign(reason))
