@@ -13,14 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedveil.engine.experiment import parse
 from fedveil.engine.setup import Populations, Prepared, prepare, seat_with
 from fedveil.errors import ModelError
-from fedveil.local.alone import alone_in_a_batch
-from fedveil.local.choice import choose_trainer
+from fedveil.local.alone import _same, alone_in_a_batch
+from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer, RecordSums
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.shapes import unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.span import SpanTrainer
+from fedveil.local.span_plan import Plan
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
@@ -110,6 +111,23 @@ def test_one_that_overflows_changes_no_bit_of_those_in_her_block() -> None:
     assert torch.equal(without, total[others])
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "cox"])
+@pytest.mark.parametrize(
+    "local", [{"batch_size": 4}, {"batch_size": 10, "projection": 1.0}, {"batch_size": 50}]
+)
+def test_the_largest_in_a_stack_changes_no_bit_of_those_beside_her(loss: str, local: dict[str, Any]) -> None:
+    """She decides the width of the stack, and how many tiles its products are added up over."""
+    outputs = 1 if loss == "cox" else 3
+    task, sizes = of("linear", (80,), loss, outputs), [20, 49, 100, 48, 33, 11, 51, 12]
+    cohort = cohort_of(sizes, (80,))
+    if loss == "cox":
+        times = torch.rand(len(cohort.targets), 2, generator=torch.Generator().manual_seed(0))
+        cohort = replace(cohort, targets=torch.stack([(times[:, 0] > 0.5).float(), times[:, 1]], 1))
+    assert_nobody_moves_others(
+        SpanTrainer(task=task, local=LocalSgd(**WILD, **local)), task, cohort, [2, 6, 0]
+    )
+
+
 @pytest.mark.slow
 def test_convolutions_do_not_depend_on_others() -> None:
     """31 and 32 records a step are where the loop takes over; one user's presence used to decide for all."""
@@ -178,6 +196,86 @@ def test_kernels_that_round_by_their_batch_are_found_and_refused() -> None:
     assert isinstance(choose_trainer(task, local, cohort=cohort), LoopTrainer)
     with pytest.raises(ModelError, match="beside it"):
         choose_trainer(task, local, name="vmap", cohort=cohort, bound=Clip(norm=1.0))
+
+
+def test_nan_hides_no_difference() -> None:
+    nan, one = torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0 + 2**-23])
+    assert _same(nan, nan.clone())
+    assert not _same(nan, one)
+    assert not _same(nan, torch.tensor([1.0, torch.nan]))
+
+
+class RoundingProducts(TorchDispatchMode):
+    """Batched products that are rounded by how many there are."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("bmm", "baddbmm"):
+            result.mul_(1 + 1e-6 * len(result))
+        return result
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_products_that_round_by_their_number_keep_span_away(batch_size: int | None) -> None:
+    task, cohort = task_of("linear", (80,)), cohort_of([3, 2], (80,))
+    local, clip = LocalSgd(learning_rate=0.1, epochs=3, batch_size=batch_size), Clip(norm=1.0)
+    assert isinstance(choose_trainer(task, local, cohort=cohort, bound=clip), SpanTrainer)
+    with RoundingProducts():
+        assert not isinstance(choose_trainer(task, local, cohort=cohort, bound=clip), SpanTrainer)
+        with pytest.raises(ModelError, match="beside it"):
+            choose_trainer(task, local, name="span", cohort=cohort, bound=clip)
+
+
+def test_a_model_that_vmap_cannot_batch_is_refused_by_it() -> None:
+    task, cohort = Task(model=Branching(), loss=load_loss("cross_entropy")), cohort_of([3, 2])
+    local = LocalSgd(learning_rate=0.1, epochs=1)
+    for bound in (None, Clip(norm=1.0)):
+        with pytest.raises(ModelError, match="cannot batch"):
+            choose_trainer(task, local, name="vmap", cohort=cohort, bound=bound)
+    with pytest.raises(ModelError, match="single records"):
+        records_together(task, cohort)
+
+
+class Branching(torch.nn.Module):
+    """Control flow that depends on the records, which vmap cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 3)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(features)
+        return outputs if bool(outputs.sum() > 0) else -outputs
+
+
+def test_gradients_of_records_are_computed_one_at_a_time_where_kernels_round_by_their_batch() -> None:
+    task, cohort = Task(model=Mixing(), loss=load_loss("cross_entropy")), cohort_of([6])
+    assert records_together(task_of("mlp"), cohort)
+    assert not records_together(task, cohort)
+    exact = RecordSums(task, Clip(norm=1.0), cohort, 0)
+    records, none = torch.from_numpy(cohort.groups.members(0)), torch.zeros(6, dtype=torch.int64)
+    model = task.initial()
+    total = exact.gradient_sum(model, records, none)
+    parts = [exact.gradient_sum(model, record, none[:1]) for record in torch.split(records, 1)]
+    assert torch.equal(torch.stack(parts).sum(0), total)
+
+
+def test_the_sums_of_span_need_no_order_of_silos() -> None:
+    """A silo whose contributions lie apart in the table has one total, and all of them are in it."""
+    task, cohort = task_of("linear"), cohort_of([3, 2, 4, 5])
+    apart = replace(cohort, rows=np.array([1, 0, 1, 0]), n_silos=2)
+    local, members = LocalSgd(learning_rate=0.1, epochs=2), torch.tensor([3, 0, 1, 2])
+    ones = torch.ones(4, dtype=torch.float64)
+    place = (Unbounded(), ExperimentRandomness(0), ("round", 1))
+    span, loop = (
+        trainer(task=task, local=local).sums(task.initial(), apart, members, ones, *place)
+        for trainer in (SpanTrainer, LoopTrainer)
+    )
+    torch.testing.assert_close(span.total, loop.total, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(span.norms, loop.norms, rtol=1e-4, atol=1e-6)
+    order = {"bias": True, "batch_size": None, "separable": True, "memory": 0}
+    with pytest.raises(ValueError, match="sorted by their silo"):
+        list(Plan.of(apart, np.arange(4), **order).silo_ranges())
 
 
 METHODS = {
@@ -269,9 +367,15 @@ def by_pair(ready: Prepared) -> dict[tuple[int, int], torch.Tensor]:
     return dict(zip(pairs, sums.total, strict=True))
 
 
-@pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize("model", ["linear", "mlp"])
-@pytest.mark.parametrize("method", sorted(METHODS))
+def _asked() -> Iterator[Any]:
+    """Every method, model and batch size; the networks in mini-batches take longest."""
+    for method in sorted(METHODS):
+        for model, batch_size in (("linear", None), ("linear", 4), ("mlp", None), ("mlp", 4)):
+            long = model == "mlp" and batch_size == 4 and method != "uldp-avg"
+            yield pytest.param(method, model, batch_size, marks=[pytest.mark.slow] if long else [])
+
+
+@pytest.mark.parametrize(("method", "model", "batch_size"), list(_asked()))
 def test_through_prepare_a_user_changes_nobody_elses_contribution(
     method: str, model: str, batch_size: int | None
 ) -> None:

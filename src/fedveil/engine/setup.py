@@ -18,7 +18,7 @@ from fedveil.engine.seat import Seat
 from fedveil.engine.sections import ChannelSection, DataSection
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
-from fedveil.local.choice import choose_trainer
+from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
@@ -425,7 +425,11 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
                 f"trainer.processes: {method.name} draws noise in every local step and runs in one process"
             )
         return DpSgdTrainer(
-            task=task, local=method.local, noise=grid_gaussian, privacy=privacy_randomness(experiment)
+            task=task,
+            local=method.local,
+            noise=grid_gaussian,
+            privacy=privacy_randomness(experiment),
+            together=records_together(task, cohort),
         )
     return choose_trainer(
         task,

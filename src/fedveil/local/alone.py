@@ -1,24 +1,33 @@
 """Whether this machine's kernels compute a contribution alike wherever she lies in a batch, and beside whom.
 
 The shapes of :mod:`fedveil.local.shapes` leave a kernel no reason to round one contribution by another; that it has
-none cannot be proved from here, for a model of one's own least of all. So before any training the gradients of made-up
-records are computed at several places of batches of two lengths, beside other made-up records, and compared bit for
-bit. Nothing of this looks at private data: the answer, and the trainer that follows from it, is public.
+none cannot be proved from here, for a model of one's own least of all. So before any training made-up records are
+trained, or their gradients computed, beside other made-up ones and without some of them, and compared bit for bit.
+Nothing of this looks at private data: the answer, and the trainer that follows from it, is public.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedveil.local.shapes import undivided, unit
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, Trainer
 from fedveil.local.vectorized import BatchedGradients, Tensors
+from fedveil.population.records import Affine, Records
+from fedveil.privacy.bounds import Unbounded
+from fedveil.randomness import ExperimentRandomness
 
-_WIDTHS: Final = (1, 4)  # records a step that are tried; their units are 32 and 8 slots
+WIDTHS: Final = (1, 4, 16)
+"""Records a step that are tried whatever the batch size; their units are 32, 8 and 2 slots."""
+
+_SIZES: Final = (1, 2, 5, 5, 5, 9, 17, 33, 49, 65)
+_MANY: Final = (257, 300)  # records of contributions with more of them than features, where features are few
 
 
 def vmappable(task: Task, cohort: Cohort) -> bool:
@@ -34,10 +43,16 @@ def vmappable(task: Task, cohort: Cohort) -> bool:
     return True
 
 
-def alone_in_a_batch(task: Task, cohort: Cohort) -> bool:
-    """Return whether no made-up contribution's gradient depends on its place, its neighbours or their number."""
+def alone_in_a_batch(task: Task, cohort: Cohort, widths: Iterable[int] = WIDTHS) -> bool:
+    """Return whether no made-up contribution's gradient depends on its place, its neighbours or their number.
+
+    Args:
+        task: a task that vmap can batch.
+        cohort: tells the shapes of a record.
+        widths: how many records each contribution has.
+    """
     with undivided():
-        for width in _WIDTHS:
+        for width in widths:
             slots = unit(width)
             few, many = (_MadeUp(task, cohort, width, count) for count in (slots, 2 * slots))
             places = {0: 0, slots // 2: 1, slots - 1: 2 * slots - 1}
@@ -51,8 +66,52 @@ def alone_in_a_batch(task: Task, cohort: Cohort) -> bool:
     return True
 
 
+def trains_alone(trainer: Trainer, start: Tensor, cohort: Cohort, batch_size: int | None) -> bool:
+    """Return whether a trainer gives made-up contributions the same updates when some of them are gone.
+
+    Args:
+        trainer: of a few epochs, or of as many as the trial may take.
+        start: the model.
+        cohort: tells the shapes of a record.
+        batch_size: more contributions than its unit have one record more.
+    """
+    sizes = [*_SIZES, *(_MANY if cohort.features[0].numel() < _MANY[0] else ())]
+    few = len(sizes)
+    sizes += [] if batch_size is None else [batch_size + 1] * (unit(batch_size) + 1)
+    user = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+    made_up = _made_up_cohort(cohort, user)
+
+    def updates(gone: set[int]) -> tuple[Tensor, Tensor]:
+        left = torch.tensor([member for member in range(len(sizes)) if member not in gone])
+        weights = torch.ones(len(left), dtype=torch.float64)
+        place = (Unbounded(), ExperimentRandomness(0), ("trial",))
+        sums = trainer.sums(start, made_up.apart(left), left, weights, *place)
+        return sums.total, left
+
+    everybody, _ = updates(set())
+    for gone in ({0, 3, few - 1}, {2, 7, *range(few, len(sizes))}):
+        without, left = updates(gone)
+        if not _same(without, everybody[left.to(everybody.device)]):
+            return False
+    return True
+
+
+def _made_up_cohort(cohort: Cohort, user: np.ndarray) -> Cohort:
+    """Return records of these users, in one silo, of the shape of the cohort's and with nothing else of them."""
+    shape, kind = cohort.features.shape[1:], cohort.targets
+    targets = torch.zeros(len(user), *kind.shape[1:], dtype=kind.dtype)
+    records = Records(
+        features=np.random.default_rng(0).normal(size=(len(user), *shape)).astype(np.float32),
+        targets=(targets + 1 if kind.is_floating_point() else targets).numpy(),
+        silo=np.zeros_like(user),
+        user=user,
+    )
+    return Cohort.of(records, groups=records.by_silo_user(), n_silos=1, scale=Affine(), device=cohort.device)
+
+
 def _same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one, other) or bool((one.isnan() == other.isnan()).all() and one.isnan().any())
+    """Return whether two tensors hold the same numbers, where NaN equals NaN and nothing else."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 class _MadeUp:

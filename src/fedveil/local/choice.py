@@ -7,10 +7,13 @@ did would change everybody's training when one user joins or leaves.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from torch import nn
 
 from fedveil.errors import ConfigError, ModelError
-from fedveil.local.alone import alone_in_a_batch, vmappable
+from fedveil.local.alone import WIDTHS, alone_in_a_batch, trains_alone, vmappable
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer
 from fedveil.local.span_plan import linear_layer
@@ -43,36 +46,84 @@ def choose_trainer(
         cohort: lets the model be tried on made-up records of the cohort's shape, which finds every model that vmap
             cannot batch and kernels that round one contribution by others; without it only the recurrent layers of
             PyTorch are known to be such.
-        bound: keeps ``auto`` from span where it is l1; where it bounds, vmap must leave contributions alone.
+        bound: keeps ``auto`` from span where it is l1; where it bounds, vmap and span must leave contributions alone.
 
     Raises:
         ConfigError: a name that does not exist.
-        ModelError: ``span`` for a model that is not linear, or for projected steps with momentum; ``vmap`` under a
-            bound on a machine whose kernels let a contribution depend on those beside it.
+        ModelError: ``span`` for a model that is not linear, or for projected steps with momentum; ``vmap`` for a model
+            that it cannot batch; either under a bound on a machine whose kernels let a contribution depend on those
+            beside it.
     """
     if name == "auto":
         name, cohort = _fastest(task, local, cohort, bound), None
+    bounds = bound is not None and not isinstance(bound, Unbounded)
     if name == "span":
+        if (
+            cohort is not None
+            and bounds
+            and linear_layer(task.model)
+            and not _span_alone(task, local, cohort)
+        ):
+            raise ModelError(_NOT_ALONE.format("span"))
         return SpanTrainer(task=task, local=local)
     if name == "vmap":
-        bounds = bound is not None and not isinstance(bound, Unbounded)
-        if cohort is not None and bounds and vmappable(task, cohort) and not alone_in_a_batch(task, cohort):
-            raise ModelError(
-                "trainer.name = 'vmap': on this machine the gradient of one contribution depends on those computed "
-                "beside it, so bounding each bounds nothing; use 'loop' (or 'auto')"
-            )
+        if cohort is not None and not vmappable(task, cohort):
+            raise ModelError("trainer.name = 'vmap': vmap cannot batch this model; use 'loop' (or 'auto')")
+        if cohort is not None and bounds and not _vmap_alone(task, local, cohort):
+            raise ModelError(_NOT_ALONE.format("vmap"))
         return VmapTrainer(task=task, local=local, memory=memory, compile=compile)
     if name == "loop":
         return LoopTrainer(task=task, local=local)
     raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
 
 
+def records_together(task: Task, cohort: Cohort) -> bool:
+    """Return whether gradients of single records may be computed side by side; else DP-SGD computes one at a time.
+
+    Raises:
+        ModelError: vmap cannot batch the model, so that there are no gradients of single records.
+    """
+    if not vmappable(task, cohort):
+        raise ModelError("DP-SGD clips gradients of single records, which vmap cannot compute for this model")
+    return alone_in_a_batch(task, cohort, (1,))
+
+
+_NOT_ALONE: Final = (
+    "trainer.name = {!r}: on this machine the update of one contribution depends on those computed beside it, so "
+    "bounding each bounds nothing; use 'loop' (or 'auto')"
+)
+_WIDEST: Final = 64  # records a step that are tried at most
+_EPOCHS: Final = 2  # that are tried
+
+
 def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound | None) -> str:
-    linear = linear_layer(task.model) is not None
-    if linear and spannable(as_sgd(local)) and not isinstance(bound, ClipL1):
+    if (
+        _linear(task)
+        and spannable(as_sgd(local))
+        and not isinstance(bound, ClipL1)
+        and (cohort is None or _span_alone(task, local, cohort))
+    ):
         return "span"
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return "loop"
     if cohort is None:
         return "vmap"
-    return "vmap" if vmappable(task, cohort) and alone_in_a_batch(task, cohort) else "loop"
+    return "vmap" if vmappable(task, cohort) and _vmap_alone(task, local, cohort) else "loop"
+
+
+def _linear(task: Task) -> bool:
+    return linear_layer(task.model) is not None
+
+
+def _span_alone(task: Task, local: LocalStep, cohort: Cohort) -> bool:
+    sgd = as_sgd(local)
+    if not spannable(sgd):
+        return True  # the trainer refuses such steps itself
+    trainer = SpanTrainer(task=task, local=replace(sgd, epochs=min(sgd.epochs, _EPOCHS)))
+    batch_size = sgd.batch_size if sgd.batch_size is not None and sgd.batch_size <= _WIDEST else None
+    return trains_alone(trainer, task.initial(), cohort, batch_size)
+
+
+def _vmap_alone(task: Task, local: LocalStep, cohort: Cohort) -> bool:
+    own = min(as_sgd(local).batch_size or 1, _WIDEST)
+    return alone_in_a_batch(task, cohort, sorted({*WIDTHS, own}))

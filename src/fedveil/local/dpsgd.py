@@ -60,6 +60,8 @@ class DpSgdTrainer:
         noise: samples the noise law; called with standard deviation ``noise_multiplier * C``.
         privacy: where batches, dropout masks and noise come from.
         memory: bytes that the per-record gradients of a chunk may take.
+        together: whether records are computed side by side (:func:`fedveil.local.choice.records_together`), or one at
+            a time.
 
     Raises:
         CompositionError: a loss whose terms depend on several records (Cox): one record then has no gradient
@@ -71,6 +73,7 @@ class DpSgdTrainer:
     noise: NoiseSampler
     privacy: PrivacyRandomness
     memory: int = 48 << 20
+    together: bool = True
 
     def __post_init__(self) -> None:
         if not self.task.loss.separable:
@@ -102,7 +105,7 @@ class DpSgdTrainer:
         start, weights = start.to(cohort.device), weights.to(cohort.device)
         silos = cohort.silos(members)
         plans = [self.local.plan(size) for size in cohort.sizes(members).tolist()]
-        records = RecordSums(self.task, bound, cohort, self.memory)
+        records = RecordSums(self.task, bound, cohort, self.memory if self.together else 0)
         total = torch.zeros(cohort.n_silos, self.task.dimension, dtype=torch.float64, device=cohort.device)
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
         done, to_do = 0, sum(plan.steps for plan in plans)

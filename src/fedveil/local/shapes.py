@@ -31,22 +31,21 @@ LANES: Final = 32
 _TRAINING = threading.RLock()
 
 
-def ladder(records: Int64[np.ndarray, " m"], finest: int) -> Int64[np.ndarray, " m"]:
+def ladder(records: Int64[np.ndarray, " m"], finest: int, an_octave: int) -> Int64[np.ndarray, " m"]:
     """Return how many records each contribution is padded to: a function of her own number alone.
-
-    Four numbers an octave, so at most a quarter of a large one is padding.
 
     Args:
         records: (m,) at least 1 each.
         finest: a power of two of which every padded number is a multiple (1 stays 1, if ``finest`` is at most 2).
+        an_octave: 1 or 4 numbers an octave: half or a quarter of a large one is padding, at most.
 
-    >>> ladder(np.array([1, 2, 3, 5, 9, 13, 33]), 2).tolist()
+    >>> ladder(np.array([1, 2, 3, 5, 9, 13, 33]), 2, 4).tolist()
     [1, 2, 4, 6, 10, 14, 40]
-    >>> ladder(np.array([1, 5, 9, 13, 33]), 4).tolist()
-    [4, 8, 12, 16, 40]
+    >>> ladder(np.array([1, 5, 9, 13, 33]), 4, 1).tolist()
+    [4, 8, 16, 16, 64]
     """
     octave = np.floor(np.log2(np.maximum(records - 0.5, 1))).astype(np.int64)
-    step = np.maximum(finest, 2**octave // 4)
+    step = np.maximum(finest, 2**octave // an_octave)
     padded = -(-records // step) * step
     return np.where((records == 1) & (finest <= 2), 1, padded).astype(np.int64)
 

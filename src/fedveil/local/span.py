@@ -35,7 +35,7 @@ from fedveil.local.silo_sums import SiloSums
 from fedveil.local.span_packing import Layout, single_blocks
 from fedveil.local.span_plan import Plan, linear_layer, split_linear
 from fedveil.local.span_primal import train_primal
-from fedveil.local.span_steps import Trained, product, spannable, train_batches, train_full_batch
+from fedveil.local.span_steps import Stack, Trained, spannable, tiled_product, train_batches, train_full_batch
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
 from fedveil.local.task import Task
@@ -106,7 +106,8 @@ class SpanTrainer:
         progress: Progress | None,
     ) -> Sums:
         start, weights = start.to(cohort.device), weights.to(cohort.device)
-        ascending = members.cpu().argsort(stable=True)
+        chosen_rows = cohort.sum_rows[members.cpu().numpy()]
+        ascending = torch.from_numpy(np.lexsort((members.cpu().numpy(), chosen_rows)))
         ordered = members.cpu()[ascending]
         seeds = contribution_seeds(cohort.groups, ordered, randomness, path)
         plan = self._plan(cohort, ordered.numpy())
@@ -174,7 +175,9 @@ class _Training:
         for layout in plan.blocks:
             spoilt = self._train_blocks(layout, plan.grams(layout))
             for alone in self._alone(spoilt):
-                self._train_blocks(alone, plan.rows.grams(torch.from_numpy(alone.records), plan.owner))
+                self._train_blocks(
+                    alone, plan.rows.grams(torch.from_numpy(alone.records), plan.owner, alone.tile)
+                )
             yield layout.members
         for layout in plan.stacks:
             self._train_stack(layout, plan.grams(layout))
@@ -216,8 +219,7 @@ class _Training:
             grams.float(),
             logits,
             self._targets[records],
-            sizes,
-            seeds,
+            Stack(sizes=sizes, seeds=seeds, step=layout.step, tile=layout.tile),
             float(self._start.double().norm()),
         )
         self._store(layout, trained, grams)
@@ -226,7 +228,7 @@ class _Training:
         """Keep the coefficients of each record and its part in the length of the update."""
         records = torch.from_numpy(layout.records).to(grams.device)
         exact = trained.coefficients.double()
-        square = _over_outputs(exact * product(exact, grams))
+        square = _over_outputs(exact * tiled_product(exact, grams, layout.tile))
         if self._sgd.weight_decay:
             square += 2 * trained.shrink.unsqueeze(-1) * _over_outputs(exact * self._logits[records].mT)
         self._coefficients[records] = trained.coefficients.mT

@@ -66,28 +66,35 @@ class Rows:
         return outputs
 
     def grams(
-        self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"]
+        self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"], tile: int
     ) -> Float64[Tensor, "rows width width"]:
         """Return the float64 inner products of records in one row and one contribution, else 0.
 
         Args:
-            records: numbers of records, ``len(index)`` for none.
+            records: numbers of records, ``len(index)`` for none; rows with records in a tile come before those without.
             owner: the contribution of each record, -1 for none.
+            tile: divides the width; the products are of so many records by so many, whatever the width.
         """
+        rows, width = records.shape
+        grams = torch.zeros(rows, width, width, dtype=torch.float64, device=self.cohort.device)
         index = torch.from_numpy(np.append(self.index, self.index[:1]))
-        width = self.cohort.features[0].numel()
-        step = max(2, _GRAM_BYTES // (8 * records.shape[1] * width))
-        grams = []
-        for first in range(0, len(records), step):
+        step = max(2, _GRAM_BYTES // (8 * width * self.cohort.features[0].numel()))
+        held = [int((records[:, first] < len(self.index)).sum()) for first in range(0, width, tile)]
+        for first in range(0, rows, step):
             chunk = records[first : first + step]
-            features = self.cohort.batch(index[chunk])[0].flatten(2).double()
+            tiles = max(1, sum(count > first for count in held))
+            features = self.cohort.batch(index[chunk[:, : tiles * tile]])[0].flatten(2).double()
             pair = features if len(chunk) > 1 else features.expand(2, -1, -1)  # one alone has another kernel
-            inner = torch.bmm(pair, pair.mT)[: len(chunk)]
-            inner = inner.add_(1.0) if self.bias else inner
-            owners = owner[chunk].to(inner.device)
-            together = (owners.unsqueeze(-1) == owners.unsqueeze(-2)) & (owners >= 0).unsqueeze(-1)
-            grams.append(torch.where(together, inner, 0.0))
-        return torch.cat(grams)
+            owners = owner[chunk].to(features.device)
+            for one in range(0, tiles * tile, tile):
+                for other in range(0, tiles * tile, tile):
+                    rows_of, columns_of = slice(one, one + tile), slice(other, other + tile)
+                    inner = torch.bmm(pair[:, rows_of], pair[:, columns_of].mT)[: len(chunk)]
+                    inner = inner.add_(1.0) if self.bias else inner
+                    mine, hers = owners[:, rows_of, None], owners[:, None, columns_of]
+                    together = (mine == hers) & (mine >= 0)
+                    grams[first : first + step, rows_of, columns_of] = torch.where(together, inner, 0.0)
+        return grams
 
     def weighted_sum(
         self, coefficients: Float64[Tensor, "r k"], first: int, last: int, drop_nonfinite: bool

@@ -2,10 +2,11 @@
 
 Two layouts. *Blocks*: contributions of one size share square blocks of a common width, as many as fit,
 because many small matrix products cost more than a few padded ones. *Stacks*: one contribution per row,
-padded to a power of two, for mini-batches and for losses that couple records.
+padded to the largest, for mini-batches and for losses that couple records.
 
-A width follows from a contribution's own number of records, and rows come in multiples that kernels do not tell apart
-(:mod:`fedveil.local.shapes`): rows of padding fill them up.
+The width of a block, and how many records of a stack a step reads, follow from a contribution's own number of records,
+and rows come in multiples that kernels do not tell apart (:mod:`fedveil.local.shapes`): rows of padding fill them up.
+The width of a stack follows from its largest, and no product runs over it: each runs over tiles.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from jaxtyping import Int64
 from fedveil.local.shapes import unit, whole
 
 _WIDTH: Final = 32  # smallest block: below it the overhead of a product outweighs its padding
+_TILE: Final = 48  # most contributions' records, in one product
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,12 +31,19 @@ class Layout:
         seat: (g,) the row of each contribution; rows beyond them are padding.
         offset: (g,) its first column.
         records: (rows, width) which record lies where; the number of records where there is none.
+        step: how many records of a row a step reads: all of a block's.
     """
 
     members: Int64[np.ndarray, "g"]
     seat: Int64[np.ndarray, "g"]
     offset: Int64[np.ndarray, "g"]
     records: Int64[np.ndarray, "rows width"]
+    step: int
+
+    @property
+    def tile(self) -> int:
+        """The length of the products over a row: the row of a block, and a part of a stack's."""
+        return min(int(self.records.shape[1]), tile_of(self.step))
 
 
 def block_layouts(
@@ -75,7 +84,7 @@ def block_layouts(
                 chosen[low:high],
                 block[low:high] - first,
                 offset[low:high],
-                (int(width), 1),
+                (int(width), int(width)),
                 sizes,
                 starts,
                 padding,
@@ -92,7 +101,11 @@ def single_blocks(
     """Yield blocks of the widths of :func:`block_layouts` that hold one contribution each; arguments as there."""
     widths = _widths(sizes[members])
     for width in np.unique(widths).tolist():
-        yield from _in_rows(members[widths == width], width, 1, (sizes, starts, padding), most)
+        of_width, per_layout = members[widths == width], max(1, most // width**2)
+        for first in range(0, len(of_width), per_layout):
+            chosen = of_width[first : first + per_layout]
+            rows = np.arange(len(chosen))
+            yield _filled(chosen, rows, np.zeros_like(rows), (width, width), sizes, starts, padding)
 
 
 def stack_layouts(
@@ -103,37 +116,48 @@ def stack_layouts(
     most: int,
     batch_size: int | None,
 ) -> Iterator[Layout]:
-    """Yield stacks of contributions of one width, largest first, at most ``most`` matrix entries each.
+    """Yield stacks of contributions, largest first, at most ``most`` matrix entries each where one allows it.
 
-    Arguments as in :func:`block_layouts`, and the batch size of the steps, for whose every width the rows suffice.
+    Arguments as in :func:`block_layouts`, and the batch size of the steps. Contributions whose steps read equally
+    many records may share a stack: its width decides no product, because products run over tiles
+    (:func:`fedveil.local.span_steps.train_batches`). A stack is closed before a contribution of less than half its
+    width when it has enough entries to keep the processor busy, so at most three quarters of a large one are padding.
     """
-    widths = stack_widths(sizes[members])
-    for width in np.unique(widths)[::-1].tolist():
-        chosen = members[widths == width]
-        batch = min(batch_size or width, width)
-        multiple = max(unit(batch), unit(width % batch or batch))
-        chosen = chosen[np.argsort(-sizes[chosen], kind="stable")]
-        yield from _in_rows(chosen, width, multiple, (sizes, starts, padding), most)
+    reads = step_widths(sizes[members], batch_size)
+    for step in np.unique(reads)[::-1].tolist():
+        left = members[reads == step]
+        left = left[np.argsort(-sizes[left], kind="stable")]
+        tile, multiple = tile_of(step), unit(step)
+        while len(left):
+            largest = int(sizes[left[0]])
+            width = -(-max(-(-largest // step) * step, tile) // tile) * tile
+            halves = int(np.searchsorted(-sizes[left], -(largest // 2), side="left"))
+            count = min(max(1, most // width**2), max(halves, _BUSY // largest**2, 1))
+            count = -(-count // multiple) * multiple
+            chosen, left = left[:count], left[count:]
+            rows = np.arange(len(chosen))
+            yield _filled(chosen, rows, np.zeros_like(rows), (width, step), sizes, starts, padding)
 
 
-def stack_widths(sizes: Int64[np.ndarray, "m"]) -> Int64[np.ndarray, "m"]:
-    """Return the row width of each size in a stack: a power of two, from 16."""
-    return cast(np.ndarray, 2 ** np.ceil(np.log2(np.maximum(sizes, 16))).astype(np.int64))
+_BUSY: Final = 1 << 18
 
 
-def _in_rows(
-    members: Int64[np.ndarray, "m"],
-    width: int,
-    multiple: int,
-    where: tuple[np.ndarray, np.ndarray, int],
-    most: int,
-) -> Iterator[Layout]:
-    """Yield layouts with a contribution per row, their rows a multiple of ``multiple``."""
-    per_layout = max(1, most // width**2 // multiple) * multiple
-    for first in range(0, len(members), per_layout):
-        chosen = members[first : first + per_layout]
-        rows = np.arange(len(chosen))
-        yield _filled(chosen, rows, np.zeros_like(rows), (width, multiple), *where)
+def step_widths(sizes: Int64[np.ndarray, "m"], batch_size: int | None) -> Int64[np.ndarray, "m"]:
+    """Return how many records a step of each contribution in a stack reads, padding included.
+
+    The batch size, or less where her records are fewer: a power of two, from 16.
+    """
+    powers = 2 ** np.ceil(np.log2(np.maximum(sizes, 16))).astype(np.int64)
+    return cast(np.ndarray, powers if batch_size is None else np.minimum(powers, batch_size))
+
+
+def tile_of(step: int) -> int:
+    """Return the length of the products of steps that read this many records: 48, or a power of two above it.
+
+    >>> tile_of(4), tile_of(50)
+    (48, 64)
+    """
+    return _TILE if step <= _TILE else 1 << (step - 1).bit_length()
 
 
 def _widths(sizes: Int64[np.ndarray, "m"]) -> Int64[np.ndarray, "m"]:
@@ -152,13 +176,12 @@ def _filled(
     starts: Int64[np.ndarray, "all"],
     padding: int,
 ) -> Layout:
-    """Lay contributions at their seats; ``shape`` is the width and what the rows are a multiple of, beside its unit."""
-    width, multiple = shape
-    rows = whole(int(seat[-1]) + 1, width)
-    records = np.full((-(-rows // multiple) * multiple, width), padding)
+    """Lay contributions at their seats; ``shape`` is the width of a row and how many records of it a step reads."""
+    width, step = shape
+    records = np.full((whole(int(seat[-1]) + 1, step), width), padding)
     size = sizes[members]
     within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
     records[np.repeat(seat, size), np.repeat(offset, size) + within] = (
         np.repeat(starts[members], size) + within
     )
-    return Layout(members=members, seat=seat, offset=offset, records=records)
+    return Layout(members=members, seat=seat, offset=offset, records=records, step=step)

@@ -40,11 +40,11 @@ def split_linear(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """The contributions that take part, numbered 0 .. m-1 in the order of the cohort.
+    """The contributions that take part, numbered 0 .. m-1 by their row of the sums, then in the order of the cohort.
 
     Args:
         cohort: the table.
-        members: (m,) their indices in the cohort's groups, ascending.
+        members: (m,) their indices in the cohort's groups.
         sizes: (m,) how many records each has.
         rows: the r records of the contributions that are trained in the span.
         owner: (r + 1,) the contribution of each, -1 for the padding record.
@@ -80,7 +80,7 @@ class Plan:
 
         Args:
             cohort: the table.
-            members: indices into its groups, ascending.
+            members: indices into its groups; those of one row of the sums are adjacent.
             bias: whether the model has a bias.
             batch_size: of the local steps.
             separable: whether the loss couples no records.
@@ -129,15 +129,21 @@ class Plan:
         """Return the Gram matrices of a layout, kept from the last round where the memory allows."""
         if id(layout) in self._kept:
             return self._kept[id(layout)]
-        grams = self.rows.grams(torch.from_numpy(layout.records), self.owner)
+        grams = self.rows.grams(torch.from_numpy(layout.records), self.owner, layout.tile)
         if sum(kept.nbytes for kept in self._kept.values()) + grams.nbytes <= self.memory:
             self._kept[id(layout)] = grams
         return grams
 
     def silo_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (row of the sums, first record, last record) for each run of records of one silo."""
+        """Yield (row of the sums, first record, last record) for each silo with records.
+
+        Raises:
+            ValueError: the members of a silo are not adjacent, so that a silo would have several totals to round.
+        """
         silos = self.cohort.sum_rows[self.members][self.owner[:-1].cpu().numpy()]
         cuts = np.flatnonzero(np.diff(silos)) + 1
+        if len(np.unique(silos)) < len(cuts) + (len(silos) > 0):
+            raise ValueError("the members of a plan are not sorted by their silo")
         for first, last in zip(np.append(0, cuts), np.append(cuts, len(silos)), strict=True):
             if last > first:
                 yield int(silos[first]), int(first), int(last)

@@ -27,7 +27,7 @@ def train_primal(
 ) -> Iterator[tuple[Int64[Tensor, "g"], Float32[Tensor, "g d"]]]:
     """Yield contributions of a plan that are not trained in the span, and their updates."""
     sizes = plan.sizes[plan.primal]
-    widths = ladder(sizes, 4)
+    widths = ladder(sizes, 4, 4)
     if sgd.batch_size is not None:
         widths = np.where(sizes > sgd.batch_size, sgd.batch_size, widths)
     for width in np.unique(widths).tolist():

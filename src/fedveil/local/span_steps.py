@@ -73,10 +73,10 @@ def train_full_batch(
     coefficients = torch.zeros_like(logits)
     velocity = torch.zeros_like(logits) if sgd.momentum else None
     scale, drift = 1.0, 0.0
-    outputs = logits
+    outputs, started = logits, paired(logits)
     for epoch in range(sgd.epochs):
         if epoch:
-            outputs = product(coefficients, grams, logits, scale)
+            outputs = product(coefficients, grams, started, scale)
         slopes = loss.slopes(outputs, targets, present).mul_(weight)
         _descend(sgd, coefficients, velocity, slopes, None)
         drift = sgd.momentum * drift + sgd.weight_decay * scale
@@ -88,21 +88,60 @@ def train_full_batch(
 def product(
     coefficients: Float[Tensor, "g k n"],
     grams: Float[Tensor, "g n n"],
-    logits: Float[Tensor, "g k n"] | None = None,
+    logits: Float[Tensor, "g k2 n"] | None = None,
     scale: float = 1.0,
 ) -> Float[Tensor, "g k n"]:
-    """Return A K, or c Z0 + A K, of blocks that several contributions share.
+    """Return A K, or c Z0 + A K, of blocks that several contributions share; ``logits`` are :func:`paired`.
 
     One output is computed as two: the product of a row and a matrix has a kernel of its own, which adds up in an order
     that depends on where in the block a contribution lies.
     """
-    outputs = coefficients.shape[1]
-    if outputs == 1:
-        coefficients = coefficients.expand(-1, 2, -1)
-        logits = None if logits is None else logits.expand(-1, 2, -1)
+    outputs, coefficients = coefficients.shape[1], paired(coefficients)
     if logits is None:
-        return torch.bmm(coefficients, grams)[:, :outputs].contiguous()
-    return torch.baddbmm(logits, coefficients, grams, beta=scale)[:, :outputs].contiguous()
+        computed = torch.bmm(coefficients, grams)
+    else:
+        computed = torch.baddbmm(logits, coefficients, grams, beta=scale)
+    return computed[:, :outputs].contiguous()
+
+
+def paired(values: Float[Tensor, "g k n"]) -> Float[Tensor, "g k2 n"]:
+    """Return the values of one output twice, those of more outputs as they are."""
+    return torch.cat([values, values], 1) if values.shape[1] == 1 else values
+
+
+def tiled_product(
+    coefficients: Float[Tensor, "g k n"], grams: Float[Tensor, "g n n"], tile: int
+) -> Float[Tensor, "g k n"]:
+    """Return A K, added up over tiles first to last: what follows in a row for others' sake adds exact zeros."""
+    outputs = torch.zeros_like(coefficients)
+    starts = range(0, coefficients.shape[2], tile)
+    for first in starts:
+        taken = coefficients[:, :, first : first + tile].contiguous()
+        for other in starts:
+            columns = slice(other, other + tile)
+            outputs[:, :, columns].add_(product(taken, grams[:, first : first + tile, columns].contiguous()))
+    return outputs
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stack:
+    """Contributions that are trained side by side, one a row.
+
+    Args:
+        sizes: n of each contribution, descending; 0 for rows of padding.
+        seeds: of each contribution's batches.
+        step: how many records a step reads, padding included.
+        tile: length of the products; divides the width of the rows.
+    """
+
+    sizes: Int64[Tensor, "g"]
+    seeds: Int64[Tensor, "g"]
+    step: int
+    tile: int
+
+    def rows(self, first: int) -> int:
+        """Return how many rows a product takes whose contributions have a record at position ``first``."""
+        return whole(int((self.sizes > first).sum()), self.step)
 
 
 def train_batches(
@@ -111,14 +150,14 @@ def train_batches(
     grams: Float32[Tensor, "g n n"],
     logits: Float32[Tensor, "g k n"],
     targets: Shaped[Tensor, "g n *target"],
-    sizes: Int64[Tensor, "g"],
-    seeds: Int64[Tensor, "g"],
+    stack: Stack,
     start_norm: float,
 ) -> Trained:
     """Train contributions side by side, padded to the largest, in the batches every trainer takes.
 
     A step reads only the rows of K that belong to its batches. With sizes descending, contributions that
-    still have a batch left are a prefix.
+    still have a batch left are a prefix, and so are those with records in a tile. A product is added up over tiles, so
+    that its shapes, and the order in which it adds, do not depend on the largest.
 
     Args:
         loss: any loss.
@@ -126,26 +165,27 @@ def train_batches(
         grams: K, zero for padding.
         logits: Z0, zero for padding.
         targets: any valid target for padding.
-        sizes: n of each contribution, descending; 0 for rows of padding.
-        seeds: of each contribution's batches.
+        stack: the contributions.
         start_norm: ||W0||; only a projection with weight decay reads it.
     """
     count, outputs, longest = logits.shape
-    device = logits.device
-    batch_size = min(sgd.batch_size or longest, longest)
+    device, sizes, tile = logits.device, stack.sizes, stack.tile
     present = torch.arange(longest, device=device) < sizes.to(device).unsqueeze(-1)
     steps = [
-        _Step.of(int((sizes > first).sum()), slice(first, first + batch_size), present)
-        for first in range(0, int(sizes[0]), batch_size)
+        _Step.of(int((sizes > first).sum()), slice(first, first + stack.step), present)
+        for first in range(0, int(sizes[0]), stack.step)
     ]
     coefficients = torch.zeros_like(logits)
     velocity = torch.zeros_like(logits) if sgd.momentum else None
     scale = torch.ones(count, 1, 1, dtype=torch.float64, device=device)
     drift = torch.zeros_like(scale)
     ball = None if sgd.projection is None else Ball(sgd, count, start_norm, device)
-    gram_rows = grams.flatten(0, 1)
+    tiles = [
+        (first, stack.rows(first), grams[: stack.rows(first), :, first : first + tile].flatten(0, 1))
+        for first in range(0, int(sizes[0]), tile)
+    ]
     row_of_first = torch.arange(count, device=device).unsqueeze(-1) * longest
-    for order in _orders(sgd, seeds, sizes, longest, device):
+    for order in _orders(sgd, stack.seeds, sizes, longest, device):
         rows = row_of_first + order
         places = order.unsqueeze(1).expand(-1, outputs, -1)
         epoch_logits = logits.gather(-1, places)
@@ -156,13 +196,12 @@ def train_batches(
             if sgd.weight_decay:
                 batch_logits = batch_logits * scale[:taken].float()
             batch_rows = rows[:taken, batch]
-            batch_grams = gram_rows.index_select(0, batch_rows.flatten()).view(*batch_rows.shape, longest)
-            learned = torch.bmm(coefficients[:taken], batch_grams.mT)
+            learned = _learned(coefficients, tiles, batch_rows)
             batch_logits = batch_logits + learned
             slopes = loss.slopes(batch_logits, epoch_targets[:taken, batch], step.present)
             slopes = slopes.mul_(step.rates)
             if ball is not None:
-                among = batch_grams.gather(-1, order[:taken, None, batch].expand(-1, batch_rows.shape[1], -1))
+                among = grams.flatten().take(batch_rows.unsqueeze(-1) * longest + order[:taken, None, batch])
                 ball.step(slopes, learned, among, epoch_logits[:taken, :, batch], active)
             moving = None if velocity is None else velocity[:active]
             _descend(sgd, coefficients[:active], moving, slopes[:active], places[:active, :, batch])
@@ -172,6 +211,36 @@ def train_batches(
             if ball is not None:
                 ball.project_(coefficients[:active], scale[:active])
     return Trained(coefficients=coefficients, shrink=scale[:, 0, 0] - 1)
+
+
+def _learned(
+    coefficients: Float32[Tensor, "g k n"],
+    tiles: list[tuple[int, int, Float32[Tensor, "_ tile"]]],
+    batch: Int64[Tensor, "rows b"],
+) -> Float32[Tensor, "rows k b"]:
+    """Return A K at the records of a batch, added up over tiles: (first record, rows that reach it, rows of K)."""
+    (_, _, grams), *further = tiles
+    learned = torch.bmm(_read(coefficients, 0, len(batch), grams), _among(grams, batch).mT)
+    for first, reaching, grams in further:
+        if reaching < len(batch):
+            batch = batch[:reaching]
+        part = torch.bmm(_read(coefficients, first, len(batch), grams), _among(grams, batch).mT)
+        learned[: len(batch)].add_(part)
+    return learned
+
+
+def _read(
+    coefficients: Float32[Tensor, "g k n"], first: int, rows: int, grams: Float32[Tensor, "_ tile"]
+) -> Float32[Tensor, "rows k tile"]:
+    """Return the coefficients of a tile, laid out alike whatever the width of the stack."""
+    return coefficients[:rows, :, first : first + grams.shape[1]].contiguous()
+
+
+def _among(
+    grams: Float32[Tensor, "_ tile"], batch: Int64[Tensor, "rows b"]
+) -> Float32[Tensor, "rows b tile"]:
+    """Return the rows of a tile of K that a batch reads."""
+    return grams.index_select(0, batch.flatten()).view(*batch.shape, grams.shape[1])
 
 
 def _orders(

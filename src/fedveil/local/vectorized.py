@@ -164,12 +164,12 @@ class VmapTrainer:
     ) -> Int64[np.ndarray, " m"]:
         """Return the records a step of each contribution, padding included: of her own number of records alone.
 
-        Slots are dear where a model has many parameters, records where it has many activations.
+        Slots and steps are dear where a model has many parameters, and records where it has many activations.
         """
-        finest = 4 if self.task.dimension > 2 * per_record else 2
-        widths = ladder(np.maximum(sizes, 1), finest)
+        finest, an_octave = (4, 1) if self.task.dimension > 2 * per_record else (2, 4)
+        widths = ladder(np.maximum(sizes, 1), finest, an_octave)
         if sgd.batch_size is not None:
-            widths = np.where(sizes > sgd.batch_size, sgd.batch_size, widths)
+            widths = np.minimum(widths, sgd.batch_size)
         return np.where(sizes > 0, widths, 0)
 
 
