@@ -205,8 +205,8 @@ class LocalDpSgd(Source):
             return ()
         return (
             "the number of records each silo keeps sets its batch rate and counts as public",
-            "which of a user's records stay depends on how many she has in every silo: whoever chooses them learns that, "
-            "and a silo learns of it by which of its own stay; no epsilon covers it",
+            "which of a user's records stay depends on how many she has in every silo: whoever chooses them learns "
+            "that, and a silo learns of it by which of its own stay; no epsilon covers it",
         )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:
