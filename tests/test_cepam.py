@@ -26,6 +26,7 @@ from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
+from fedveil.methods.channels import CentralGaussian
 from fedveil.methods.claims import Federation
 from fedveil.methods.client_messages import (
     ClientMessages,
@@ -38,7 +39,6 @@ from fedveil.methods.client_messages import (
 )
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed_ls
-from fedveil.methods.stages import CentralGaussian
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, SampledWithoutReplacementEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients

@@ -7,12 +7,9 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
+from fedveil.methods.channels import CentralGaussian
+from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.method import Method
-from fedveil.methods.stages import (
-    CentralGaussian,
-    ClientContribution,
-    SiloUserContribution,
-)
 from fedveil.randomness import PrivacyRandomness
 
 

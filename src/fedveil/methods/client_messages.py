@@ -33,17 +33,9 @@ from fedveil.channel.quantizers import LayeredQuantizer
 from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
 from fedveil.methods.cepam_profile import one_round
-from fedveil.methods.stages import (
-    KEY_REASON,
-    OF_LAYERS,
-    CentralGaussian,
-    Channel,
-    Coded,
-    MessageCost,
-    Sending,
-    Transmission,
-    grid_law,
-)
+from fedveil.methods.channels import CentralGaussian, Channel, grid_law
+from fedveil.methods.layered_shares import KEY_REASON, OF_LAYERS
+from fedveil.methods.sending import Coded, MessageCost, Sending, Transmission
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for

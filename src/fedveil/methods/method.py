@@ -12,7 +12,15 @@ from typing import Literal
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.methods.channels import CentralGaussian, GaussianShares, Identity
 from fedveil.methods.client_messages import ClientMessages
+from fedveil.methods.contributions import (
+    ClientContribution,
+    Contribution,
+    RecordContribution,
+    SiloUserContribution,
+)
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.protections import (
     NO_PROTECTION,
     NoProtection,
@@ -21,17 +29,7 @@ from fedveil.methods.protections import (
     Protection,
     SecureAggregation,
 )
-from fedveil.methods.stages import (
-    CentralGaussian,
-    ClientContribution,
-    Contribution,
-    GaussianShares,
-    Identity,
-    LayeredShares,
-    RecordContribution,
-    SiloUserContribution,
-    Weights,
-)
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients

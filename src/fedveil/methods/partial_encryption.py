@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal
 
 from fedveil.errors import CompositionError
+from fedveil.methods.channels import grid_law
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
-from fedveil.methods.stages import grid_law
 from fedveil.privacy.bounds import Bound, Clip
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
 from fedveil.privacy.closed_form import remark_1_noise

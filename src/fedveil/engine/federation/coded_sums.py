@@ -20,8 +20,9 @@ from fedveil.crypto.agreement import AgreementKey, Moment, PairwiseSecret
 from fedveil.crypto.errors import CryptoError
 from fedveil.engine.federation.hidden_sums import session_run
 from fedveil.methods.client_messages import ClientMessages
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.stages import Coded, LayeredShares
+from fedveil.methods.sending import Coded
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.parts import Agreement, Part, Sealed, Vector, only
 

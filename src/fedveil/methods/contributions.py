@@ -1,0 +1,164 @@
+"""Contributions: what is trained and bounded, and how far one unit moves what its senders send."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from fedveil.errors import CompositionError
+from fedveil.methods.weights import Weights
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.bounds import Unbounded
+from fedveil.privacy.events import GaussianEvent, SelfComposedEvent
+from fedveil.stage import Moves, Published, Stage
+
+
+class _Contributions(Stage):
+    """What is trained and bounded, and how far one unit moves what its senders send; l2, in the unit of the update.
+
+    Attributes:
+        unit: who is protected as a whole.
+        drawn_alone: whether a sender stands for one unit, and so is told its own draw alone.
+    """
+
+    unit: ClassVar[Literal["user", "client"]] = "user"
+    drawn_alone: ClassVar[bool] = False
+
+    def moves(self, method: Any, public: Any) -> Moves:
+        """Return how far one unit moves the sum, and all messages one by one.
+
+        Args:
+            method: the composition.
+            public: the federation's public facts.
+        """
+        n, bounded = self.n_senders(method, public), not isinstance(method.bound, Unbounded)
+        norm = method.bound.norm if bounded else math.inf
+        total, messages = self.lengths(norm, n, method.weights)
+        return Moves(
+            unit=self.unit,
+            total=total,
+            messages=messages,
+            even=self.spread_evenly(method.weights),
+            reach=self.largest_message(norm, n, public.n_users, method.weights)
+            * (1 if method.sampler.replaces else 2)
+            if bounded
+            else 0.0,
+            ballots=self.ballots(n),
+            n_senders=n,
+            noise=method.channel.message_std(n),
+            bound=method.bound,
+            group=self.group,
+            records=public.silo_records,
+        )
+
+    @property
+    def group(self) -> int:
+        """How many contributions are one unit's, where that is limited."""
+        return 1
+
+    def n_senders(self, method: Any, public: Any) -> int:
+        """Return how many messages a round has."""
+        found: int = method.channel.n_senders(public.n_silos)
+        return found
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return the l2 moves of the sum, and of all messages together."""
+        return norm, norm
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return whether no sender carries more of one unit than another may."""
+        return False
+
+    def largest_message(self, norm: float, n: int, n_users: int, weights: Weights) -> float:
+        """Return the largest l2 norm of a message before its noise."""
+        return norm
+
+    def ballots(self, n: int) -> int:
+        """Return how many senders' ballots one unit can change."""
+        return n
+
+
+@dataclass(frozen=True)
+class SiloContribution(_Contributions):
+    """A silo's whole table is one contribution: adding or removing a user changes it, but it never goes away.
+
+    Every silo's update may move from anywhere to anywhere in the ball of radius C: the sum moves by 2 C |S|. (Theorem
+    1 of ULDP-FL counts C |S|, as if a silo's update were absent without the user.)
+    """
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return (2 C |S|, 2 C sqrt(|S|))."""
+        return 2.0 * norm * n, 2.0 * norm * math.sqrt(n)
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return True: every silo's update may move by 2 C and no further."""
+        return True
+
+    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the figure of Theorem 1 of ULDP-FL."""
+        multiplier = method.channel.nominal()
+        if multiplier == 0:
+            return ()
+
+        def theorem_1(rounds: int, delta: float) -> float:
+            event = SelfComposedEvent(event=GaussianEvent(noise_multiplier=multiplier), count=rounds)
+            return make_accountant("rdp").epsilon(event, delta)
+
+        gap = "it counts C|S| as the sensitivity, but a silo's clipped update can move by 2C"
+        return (Published(name="Theorem 1 of ULDP-FL", gap=gap, epsilon=theorem_1),)
+
+
+@dataclass(frozen=True)
+class SiloUserContribution(_Contributions):
+    """Each (silo, user) pair is one contribution: adding or removing a user adds or removes it.
+
+    The weights of a user sum to at most 1 over the silos, so the sum moves by at most C.
+    """
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
+        return norm, norm / math.sqrt(n) if weights is Weights.UNIFORM else norm
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return whether every silo has the same weight."""
+        return weights is Weights.UNIFORM
+
+    def largest_message(self, norm: float, n: int, n_users: int, weights: Weights) -> float:
+        """Return |U| w C: all users may be in one silo."""
+        return n_users * (1 / n if weights is Weights.UNIFORM else 1.0) * norm
+
+
+@dataclass(frozen=True)
+class ClientContribution(_Contributions):
+    """Each client, a silo that holds one user, is one contribution: cross-device learning.
+
+    Clients are many, so their updates go into one sum; what a silo would send alone is not kept. One clipped update
+    comes or goes: C. (Replacing it moves the sum by 2 C, which accountants count.)
+    """
+
+    unit: ClassVar[Literal["user", "client"]] = "client"
+    drawn_alone: ClassVar[bool] = True
+
+    def ballots(self, n: int) -> int:
+        """Return 1: a client's own."""
+        return 1
+
+
+@dataclass(frozen=True)
+class RecordContribution(_Contributions):
+    """Each record is one contribution inside DP-SGD; a user keeps at most ``per_user`` records over all silos."""
+
+    per_user: int
+
+    def __post_init__(self) -> None:
+        if self.per_user < 1:
+            raise CompositionError(f"group size k = {self.per_user}: a user keeps at least 1 record")
+
+    @property
+    def group(self) -> int:
+        """How many records are one user's."""
+        return self.per_user
+
+
+Contribution = SiloContribution | SiloUserContribution | ClientContribution | RecordContribution
