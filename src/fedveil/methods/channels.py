@@ -6,8 +6,9 @@ Additive noise ties the exact noise laws of ``privacy`` to the grid on which con
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import Float64
@@ -27,7 +28,69 @@ class Channel(Source):
     Attributes:
         content: what a message tells whoever reads it.
         coded: whether a message is bytes that travel sealed, with a key of their own, and not numbers.
+        order: p of the norm l_p in which the noise is measured.
+        by_server: whether the server adds the noise, so that it is trusted with the sum.
+        by_clients: whether every client sends a message of its own, with noise of its own.
+        whole: whether messages are whole numbers of one grid, in a range known beforehand and with their share of one
+            noise: masks fit on them, and their sum is of use.
     """
+
+    order: ClassVar[int] = 2
+    by_server: ClassVar[bool] = False
+    by_clients: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse noise that falls where that is not accounted for, and a bound in another norm than the noise's."""
+        yield from self.refuses_decay(method)
+        if method.bound.bounded and method.bound.order != self.order:
+            yield (
+                "an l1 bound is what Laplace noise on a client's message needs; the noise here is Gaussian, which "
+                "needs an l2 bound (Clip)"
+            )
+
+    def refuses_decay(self, method: Any) -> Iterable[str]:
+        """Refuse falling noise where it is not accounted for, or where a grid was agreed on for the first round's."""
+        if method.noise_decay == 1:
+            return
+        if not (0 < method.noise_decay < 1 and self.falls and not method.sampler.samples):
+            yield (
+                f"noise_decay = {method.noise_decay:g}: noise that falls by a factor between 0 and 1 a round is "
+                "Gaussian noise on the messages of everybody"
+            )
+        if method.protection.agrees:
+            yield (
+                f"its noise falls, and under {type(method.protection).__name__} the grid of the messages is agreed "
+                "before the run; take noise_decay = 1, or no protection"
+            )
+
+    @property
+    def falls(self) -> bool:
+        """Whether noise that falls from round to round is accounted for; not unless the channel says so."""
+        return False
+
+    def fallen(self, factor: float) -> Channel:
+        """Return the channel with its noise times a factor, where it :attr:`falls`."""
+        raise NotImplementedError
+
+    @property
+    def addable(self) -> bool:
+        """Whether messages are numbers with Gaussian noise of a known size, or without: sums need no decoder."""
+        return not self.coded
+
+    @property
+    def noise_known(self) -> bool:
+        """Whether the size of the noise of the sum is a public number."""
+        return False
+
+    def noise_std(self, n: int, summed: int) -> float | None:
+        """Return the standard deviation of the noise on a sum, per coordinate; None where it is not known.
+
+        Args:
+            n: how many senders there are.
+            summed: how many of them the sum is over.
+        """
+        return None
 
     @property
     def content(self) -> Tells:
@@ -42,6 +105,11 @@ class Channel(Source):
     @property
     def colluding(self) -> int:
         """How many senders may pool what they know without weakening the noise against them."""
+        return 0
+
+    @property
+    def missing(self) -> int:
+        """How many senders may be missing from a sum, with their noise, without weakening it."""
         return 0
 
     def n_senders(self, n_silos: int) -> int:
@@ -65,6 +133,15 @@ class Identity(Channel):
     def content(self) -> Tells:
         """What a message tells."""
         return Tells.EXACT
+
+    @property
+    def noise_known(self) -> bool:
+        """True: there is none."""
+        return True
+
+    def noise_std(self, n: int, summed: int) -> float:
+        """Return 0."""
+        return 0.0
 
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
         """Claim nothing."""
@@ -95,6 +172,8 @@ class GaussianShares(Channel):
         missing_silos: how many silos may be missing from a sum, with their shares, without weakening it.
     """
 
+    whole: ClassVar[bool] = True
+
     @property
     def content(self) -> Tells:
         """What a message tells."""
@@ -110,6 +189,36 @@ class GaussianShares(Channel):
             raise CompositionError(
                 f"noise_multiplier = {self.noise_multiplier}: a finite number >= 0 is needed"
             )
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse noise on unbounded contributions, and clients, unless their shares are summed under masks."""
+        yield from refuses_unbounded(method)
+        if method.sampler.samples or not method.protection.masks:
+            yield from refuses_clients(method)
+        yield from super().refuses(method)
+
+    @property
+    def falls(self) -> bool:
+        """True: Gaussian noise."""
+        return True
+
+    def fallen(self, factor: float) -> GaussianShares:
+        """Return the channel with its noise times a factor."""
+        return replace(self, noise_multiplier=self.noise_multiplier * factor)
+
+    @property
+    def noise_known(self) -> bool:
+        """True."""
+        return True
+
+    def noise_std(self, n: int, summed: int) -> float:
+        """Return the noise of so many shares."""
+        return self.share_std(n) * math.sqrt(summed)
+
+    @property
+    def missing(self) -> int:
+        """How many silos."""
+        return self.missing_silos
 
     def share_std(self, n_silos: int) -> float:
         """Return the standard deviation of one silo's share per coordinate."""
@@ -220,6 +329,8 @@ class CentralGaussian(Channel):
         scale: what the noise is measured in, same unit as the update: the bound of one contribution.
     """
 
+    by_server: ClassVar[bool] = True
+
     @property
     def content(self) -> Tells:
         """What a message tells."""
@@ -233,6 +344,20 @@ class CentralGaussian(Channel):
             raise CompositionError(
                 f"noise_multiplier = {self.noise_multiplier}: a finite number >= 0 is needed"
             )
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse noise on unbounded contributions."""
+        yield from refuses_unbounded(method)
+        yield from super().refuses(method)
+
+    @property
+    def noise_known(self) -> bool:
+        """True."""
+        return True
+
+    def noise_std(self, n: int, summed: int) -> float:
+        """Return the noise that the server adds."""
+        return self.std
 
     @property
     def std(self) -> float:
@@ -285,6 +410,21 @@ class CentralGaussian(Channel):
             return total
         noisy: np.ndarray = total + grid_gaussian(len(total), self.std, grid, source)
         return noisy
+
+
+def refuses_unbounded(method: Any) -> Iterable[str]:
+    """Return why a channel's noise guarantees nothing, where contributions are not bounded."""
+    if not method.bound.bounded:
+        yield "noise on unbounded contributions guarantees nothing; give the method a clip bound"
+
+
+def refuses_clients(method: Any) -> Iterable[str]:
+    """Return why shares of one noise are not the clients'."""
+    if method.contribution.per == "client":
+        yield (
+            "clients have no silo to add a share of the noise; use CentralGaussian, ClientMessages with noise of their "
+            "own, or, if all of them take part, shares under secure aggregation"
+        )
 
 
 def grid_gaussian(dimension: int, std: float, grid: float, source: BitSource) -> Float64[np.ndarray, " d"]:

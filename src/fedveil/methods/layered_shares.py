@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from fedveil.channel.laws import GaussianLaw
 from fedveil.channel.quantizers import LayeredQuantizer
 from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
-from fedveil.methods.channels import Channel, GaussianShares
+from fedveil.methods.channels import Channel, GaussianShares, refuses_clients, refuses_unbounded
 from fedveil.methods.sending import Coded, MessageCost, Sending, Transmission
 from fedveil.privacy.claims import Claim, Tells, unprotected
 from fedveil.randomness import BitSource
@@ -66,6 +67,21 @@ class LayeredShares(Channel):
                 "the channel's compression error is its noise: noise_multiplier = 0 leaves it nothing to compress "
                 "with; give a noise_multiplier above 0, or send the sums as they are"
             )
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse noise on unbounded contributions, and clients."""
+        yield from refuses_unbounded(method)
+        yield from refuses_clients(method)
+        yield from super().refuses(method)
+
+    @property
+    def noise_known(self) -> bool:
+        """True."""
+        return True
+
+    def noise_std(self, n: int, summed: int) -> float:
+        """Return the noise of so many shares."""
+        return self.shares.noise_std(n, summed)
 
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
         """Claim what the shares claim, and nothing against whoever holds the key of a message.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +27,22 @@ class Weights(Enum):
     ONE = "1"
     UNIFORM = "1/|S|"
     BY_RECORDS = "n_su/N_u"
+
+    @property
+    def by_records(self) -> bool:
+        """Whether a weight depends on how many records its user has elsewhere."""
+        return self is Weights.BY_RECORDS
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse pairs whose weights do not sum to at most 1, and weights of pairs for anything else."""
+        pairs = method.contribution.per == "pair"
+        if pairs and self is Weights.ONE:
+            yield (
+                "with weight 1 a user's influence grows with the number of silos she appears in; weights of a user "
+                "must sum to at most 1 over the silos (uniform or by records)"
+            )
+        if not pairs and self is not Weights.ONE:
+            yield f"weights {self.value} are those of (silo, user) pairs"
 
     def sends(self) -> tuple[Sent, ...]:
         """Return the messages by which silos learn the weights in the open: counts go up, totals come back."""
