@@ -26,6 +26,7 @@ from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
+from fedveil.methods.channels import CentralGaussian
 from fedveil.methods.claims import Federation
 from fedveil.methods.client_messages import (
     ClientMessages,
@@ -38,7 +39,6 @@ from fedveil.methods.client_messages import (
 )
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed_ls
-from fedveil.methods.stages import CentralGaussian
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, SampledWithoutReplacementEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
@@ -88,7 +88,7 @@ def test_gaussian_messages_have_their_law_and_so_has_their_sum(form: Form) -> No
     """The error of each client is N(0, (z C)^2), that of the sum N(0, K (z C)^2); 4% more or less is rejected."""
     d, grid = 300_000, Clip(norm=CLIP).grid
     one, rows = channel("gaussian", form), updates(300_000, grid)
-    noise, total_std = errors(one, rows, grid), one.noise_std
+    noise, total_std = errors(one, rows, grid), one.noise_std(CLIENTS, CLIENTS)
     std = Z * CLIP
     assert total_std == pytest.approx(std * math.sqrt(CLIENTS))
     for error in noise:
@@ -110,7 +110,7 @@ def test_laplace_messages_have_their_law(form: Form) -> None:
     pooled = noise.ravel()
     for wrong in (0.96, 1.04):
         assert stats.kstest(pooled, "laplace", args=(0, wrong * Z * CLIP)).pvalue < 1e-6
-    assert one.noise_std == pytest.approx(Z * CLIP * math.sqrt(2 * CLIENTS))
+    assert one.noise_std(CLIENTS, CLIENTS) == pytest.approx(Z * CLIP * math.sqrt(2 * CLIENTS))
 
 
 def test_dither_adds_its_uniform_error_to_the_noise() -> None:
@@ -118,7 +118,7 @@ def test_dither_adds_its_uniform_error_to_the_noise() -> None:
     one, rows = channel("gaussian", Dithered(step=step)), updates(200_000, grid)
     pooled = errors(one, rows, grid).ravel()
     std = Z * CLIP * math.sqrt(1 + step**2 / 12)
-    assert one.noise_std == pytest.approx(std * math.sqrt(CLIENTS))
+    assert one.noise_std(CLIENTS, CLIENTS) == pytest.approx(std * math.sqrt(CLIENTS))
     assert abs(np.mean(pooled**2) / std**2 - 1) < 6 * math.sqrt(2 / pooled.size)
 
 
@@ -130,7 +130,7 @@ def test_noise_of_an_updates_own_norm_is_measured_in_it() -> None:
     assert not noise[0].any()
     for row, error in zip(rows[1:], noise[1:], strict=True):
         assert stats.kstest(error, "norm", args=(0, Z * np.linalg.norm(row))).pvalue > 1e-6
-    assert one.noise_std is None
+    assert one.noise_std(CLIENTS, CLIENTS) is None
 
 
 def test_clients_messages_through_the_channel_carry_the_noise_of_a_trusted_server() -> None:
@@ -140,7 +140,7 @@ def test_clients_messages_through_the_channel_carry_the_noise_of_a_trusted_serve
     one = through_messages(central, sampler, 9, None)
     grid = Clip(norm=CLIP).grid
     noise = errors(one, updates(300_000, grid), grid).sum(0)
-    assert one.noise_std == pytest.approx(central.std)
+    assert one.noise_std(CLIENTS, CLIENTS) == pytest.approx(central.std)
     assert stats.kstest(noise, "norm", args=(0, central.std)).pvalue > 1e-6
     for wrong in (0.96, 1.04):
         assert stats.kstest(noise, "norm", args=(0, wrong * central.std)).pvalue < 1e-6

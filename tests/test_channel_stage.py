@@ -17,12 +17,13 @@ from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.channels import GaussianShares
 from fedveil.methods.claims import Federation
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
-from fedveil.methods.stages import GaussianShares, LayeredShares
 from fedveil.methods.uldp import uldp_avg_w, uldp_group
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role

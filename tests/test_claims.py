@@ -17,13 +17,13 @@ import pytest
 from fedveil.engine.silo_side import silo_message
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.channels import Channel
 from fedveil.methods.claims import Federation
 from fedveil.methods.derive import claims_of, derive, moves_of
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
-from fedveil.methods.stages import Channel
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w
 from fedveil.privacy import SelfComposedEvent
 from fedveil.privacy.accounting import epsilon, make_accountant
@@ -48,6 +48,7 @@ from fedveil.protection.messages import KINDS
 from fedveil.protection.open_sums import OpenSums, OpenVector
 from fedveil.protection.parts import PARTS
 from fedveil.randomness import PrivacyRandomness
+from fedveil.stage import Moves
 from tests.pins.compositions import compositions, public
 
 ROLES = [Role(value) for value in range(1, 8)]
@@ -270,13 +271,26 @@ def test_a_silo_is_guaranteed_what_others_hold_and_never_more_than_a_reader() ->
 
 
 @dataclass(frozen=True)
-class Unheard(Channel):
+class Unclaimed(Channel):
     """A channel that says nothing of itself."""
 
 
-def test_a_channel_that_says_nothing_guarantees_nothing_and_sends_nothing() -> None:
+@dataclass(frozen=True)
+class Unheard(Channel):
+    """A channel that claims nothing, and does not say what it sends."""
+
+    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        """Claim nothing."""
+        return ()
+
+
+def test_a_channel_without_claims_is_refused_and_one_that_claims_nothing_guarantees_and_sends_nothing() -> (
+    None
+):
     """It was claimed as Gaussian, while the raw sum left."""
     plain = uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=5.0)
+    with pytest.raises(CompositionError, match="Unclaimed, given as channel, does not define claims"):
+        replace(plain, channel=Unclaimed())
     method = replace(plain, channel=Unheard())
     guarantee = derive(method, Federation(n_silos=3, n_users=10))
     for event in (guarantee.event, *(view.event for view in guarantee.views)):

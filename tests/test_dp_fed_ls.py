@@ -18,10 +18,10 @@ from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, DataError, PrivacyError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.channels import GaussianShares
 from fedveil.methods.claims import Federation
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
-from fedveil.methods.stages import GaussianShares
 from fedveil.methods.uldp import uldp_group
 from fedveil.privacy.events import (
     Adjacency,

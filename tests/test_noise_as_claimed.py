@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from fedveil.methods.channels import CentralGaussian, GaussianShares
 from fedveil.methods.client_messages import ClientMessages, Numbers
-from fedveil.methods.stages import CentralGaussian, GaussianShares
 from fedveil.randomness import BitSource, PrivacyRandomness
 
 GRID = 2.0**-20

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from fedveil.errors import CompositionError
+from fedveil.methods.channels import Identity
 from fedveil.methods.claims import Federation, Guarantee
 from fedveil.methods.derive import derive
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.protections import NoProtection, SecureAggregation
-from fedveil.methods.stages import Identity, LayeredShares
 from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import GaussianEvent, NoGuarantee

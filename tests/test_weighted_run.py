@@ -21,7 +21,7 @@ from fedveil.engine.weighting import WeightingRange
 from fedveil.engine.workers import split_trainer
 from fedveil.engine.workload import Turn
 from fedveil.errors import CompositionError, ConfigError, FedveilError
-from fedveil.methods.stages import GaussianShares
+from fedveil.methods.channels import GaussianShares
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Tells
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeVar
 
-from fedveil.privacy.bounds import Bound, Unbounded
+from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim
 
 
@@ -47,7 +47,7 @@ class Moves:
     @property
     def norm(self) -> float:
         """The bound of one contribution; 0 where there is none."""
-        return 0.0 if isinstance(self.bound, Unbounded) else self.bound.norm
+        return self.bound.norm if self.bound.bounded else 0.0
 
     def pooled(self, unknown: int, known: int, of_all: int) -> float:
         """Return how far a unit moves the sum over all senders but ``known`` of them, over the noise left there.
@@ -77,8 +77,28 @@ class Published:
     epsilon: Callable[[int, float], float]
 
 
+_Answer = TypeVar("_Answer", bound=Callable[..., Any])
+_DUTY: Final = "__duty__"
+
+
+def duty(default: _Answer) -> _Answer:
+    """Mark a default that is no answer: a method refuses a stage whose class does not define this itself."""
+    setattr(default, _DUTY, True)
+    return default
+
+
+def answers(stage: Any, name: str) -> bool:
+    """Return whether the class of a stage defines a method of this name, and not by a default that is no answer."""
+    found = getattr(type(stage), name, None)
+    return callable(found) and not getattr(found, _DUTY, False)
+
+
 class Stage:
     """A stage of a method: a frozen value that answers for itself, with what most stages have to say: nothing."""
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Return the reasons why the stage has no place in a method; it asks other stages for facts, not types."""
+        return ()
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return what the stage does for privacy in a round, in words, with its parameters."""
@@ -96,6 +116,7 @@ class Stage:
 class Source(Stage):
     """A stage that may draw noise, and claims events for it; what claims nothing guarantees nothing."""
 
+    @duty
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
         """Return what one round does to one unit, for each thing that may be known."""
         return ()

@@ -31,20 +31,16 @@ from fedveil.methods.cepam import (
     fl_laplace_sdq,
     fl_sdq,
 )
+from fedveil.methods.channels import GaussianShares, grid_law
 from fedveil.methods.claims import Federation
+from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
-from fedveil.methods.stages import (
-    ClientContribution,
-    GaussianShares,
-    SiloUserContribution,
-    Weights,
-    grid_law,
-)
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd
+from fedveil.methods.weights import Weights
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded

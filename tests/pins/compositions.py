@@ -8,13 +8,15 @@ from functools import cache
 
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.channels import CentralGaussian, GaussianShares
 from fedveil.methods.claims import Federation
 from fedveil.methods.client_messages import through_messages
+from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.dp_fed_ls import client_sampler
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import partly_encrypted
 from fedveil.methods.protections import PartialEncryption, PrivateWeighting, SecureAggregation
-from fedveil.methods.stages import CentralGaussian, ClientContribution, GaussianShares, LayeredShares
 from fedveil.privacy.sampling import PoissonUsers
 from tests.contract.test_methods import METHOD_CASES
 

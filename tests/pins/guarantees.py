@@ -15,7 +15,7 @@ from typing import Any
 
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.methods.stages import Weights
+from fedveil.methods.weights import Weights
 from fedveil.privacy.claims import Role
 from tests.pins.compositions import compositions, public
 

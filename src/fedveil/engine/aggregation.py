@@ -16,9 +16,11 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.workload import SiloSums, Turn
+from fedveil.methods.channels import GaussianShares
+from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
-from fedveil.methods.stages import GaussianShares, SiloUserContribution, Weights
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.recoverable_aggregation import check_threshold

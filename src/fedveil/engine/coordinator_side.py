@@ -8,12 +8,9 @@ from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import ModelError
+from fedveil.methods.channels import CentralGaussian
+from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.method import Method
-from fedveil.methods.stages import (
-    CentralGaussian,
-    ClientContribution,
-    SiloUserContribution,
-)
 from fedveil.randomness import PrivacyRandomness
 
 

@@ -24,9 +24,10 @@ from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.aggregation import NOISE_REACH
 from fedveil.engine.workload import SiloSums, Turn
+from fedveil.methods.channels import grid_gaussian, grid_law
+from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PartialEncryption
-from fedveil.methods.stages import ClientContribution, grid_gaussian, grid_law
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protection.errors import ProtocolError

@@ -16,7 +16,8 @@ from fedveil.engine.seat import Seat
 from fedveil.engine.workload import CodedSums, OwnMessages, SiloSums, Turn, Workload
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.stages import Coded, LayeredShares
+from fedveil.methods.layered_shares import LayeredShares
+from fedveil.methods.sending import Coded
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.open_sums import OpenSums

@@ -16,11 +16,12 @@ import numpy as np
 from fedveil.engine.folder import Row, finite
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.channels import CentralGaussian
 from fedveil.methods.claims import Federation
+from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
-from fedveil.methods.stages import CentralGaussian, ClientContribution
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.privacy.accounting import Accountant, make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds

@@ -243,7 +243,7 @@ def row_of(
         "round": number,
         "test": test,
         "epsilon": finite(prepared.epsilon_after(spent)) if prepared.secure else None,
-        "clip": getattr(prepared.method.bound, "norm", None),
+        "clip": prepared.method.bound.norm if prepared.method.bound.bounded else None,
         **shown,
     }
 

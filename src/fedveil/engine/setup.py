@@ -31,9 +31,12 @@ from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods import METHODS
+from fedveil.methods.channels import CentralGaussian, GaussianShares, grid_gaussian
 from fedveil.methods.claims import Federation, Guarantee
 from fedveil.methods.client_messages import through_messages
+from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloUserContribution
 from fedveil.methods.derive import derive
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import partly_encrypted
 from fedveil.methods.protections import (
@@ -42,15 +45,6 @@ from fedveil.methods.protections import (
     PrivateWeighting,
     Protection,
     SecureAggregation,
-)
-from fedveil.methods.stages import (
-    CentralGaussian,
-    ClientContribution,
-    GaussianShares,
-    LayeredShares,
-    RecordContribution,
-    SiloUserContribution,
-    grid_gaussian,
 )
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load

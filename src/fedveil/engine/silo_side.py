@@ -16,13 +16,11 @@ from fedveil.engine.clients import ClientTraining
 from fedveil.engine.seat import Seat, trainer_of
 from fedveil.errors import CompositionError
 from fedveil.local.trainer import Progress, Sums
+from fedveil.methods.channels import GaussianShares
 from fedveil.methods.client_messages import ClientMessages
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.stages import (
-    GaussianShares,
-    LayeredShares,
-    Transmission,
-)
+from fedveil.methods.sending import Transmission
 from fedveil.population.records import Groups
 from fedveil.privacy.claims import Tells
 from fedveil.protection.weighting_silo import SEED_BYTES

@@ -6,7 +6,7 @@ from fedveil.engine.folder import finite
 from fedveil.engine.setup import Prepared
 from fedveil.engine.shown import uncovered
 from fedveil.methods.client_messages import ClientMessages, Layered
-from fedveil.methods.stages import LayeredShares
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.methods.stages import MessageCost
+from fedveil.methods.sending import MessageCost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.aggregation import NOISE_REACH
 from fedveil.engine.workload import Contributions, Turn
+from fedveil.methods.channels import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PrivateWeighting
-from fedveil.methods.stages import GaussianShares
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Clip
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout

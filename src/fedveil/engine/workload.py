@@ -22,7 +22,8 @@ from fedveil.engine.seat import Seat, trainer_of
 from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of, silo_message
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.stages import LayeredShares, MessageCost
+from fedveil.methods.layered_shares import LayeredShares
+from fedveil.methods.sending import MessageCost
 from fedveil.privacy.sampling import Everyone
 from fedveil.protection.protocol import Drawn
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness

@@ -29,8 +29,9 @@ from fedveil.methods.client_messages import (
     Numbers,
     Scale,
 )
+from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.method import Method
-from fedveil.methods.stages import ClientContribution, Weights
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import ServerSgd

@@ -17,7 +17,8 @@ records may come or go, and the noise of the sum stays what it is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
@@ -33,21 +34,13 @@ from fedveil.channel.quantizers import LayeredQuantizer
 from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
 from fedveil.methods.cepam_profile import one_round
-from fedveil.methods.stages import (
-    KEY_REASON,
-    OF_LAYERS,
-    CentralGaussian,
-    Channel,
-    Coded,
-    MessageCost,
-    Sending,
-    Transmission,
-    grid_law,
-)
+from fedveil.methods.channels import CentralGaussian, Channel, grid_law
+from fedveil.methods.layered_shares import KEY_REASON, OF_LAYERS
+from fedveil.methods.sending import Coded, MessageCost, Sending, Transmission
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
-from fedveil.privacy.sampling import AnySampler, PoissonUsers, UniformClients
+from fedveil.privacy.sampling import AnySampler
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Published
 
@@ -120,6 +113,8 @@ class ClientMessages(Channel):
         form: how an update is coded.
     """
 
+    by_clients: ClassVar[bool] = True
+
     senders: int
     noise: NoiseName | None
     noise_multiplier: float
@@ -140,6 +135,37 @@ class ClientMessages(Channel):
                     "give a noise_multiplier above 0, or send the updates as numbers"
                 )
             self._layered(1.0, self.form)
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse messages from anyone but a fixed number of clients, and noise measured in another bound."""
+        yield from self.refuses_decay(method)
+        if method.contribution.per != "client":
+            yield "only clients send messages of their own (ClientContribution); silos send sums"
+        if not method.sampler.fixed_size:
+            yield (
+                "clients who send messages share one noise, so their number must be fixed, but Poisson sampling draws "
+                "a random one; sample uniformly without replacement"
+            )
+        if method.sampler.size not in (None, self.senders):
+            yield f"{method.sampler.size} clients are drawn, but the noise is that of {self.senders}"
+        order, wanted = (1, "ClipL1") if self.noise == "laplace" else (2, "Clip")
+        bound = method.bound
+        measured = (bound.order, bound.norm) == (order, self.bound) if bound.bounded else self.bound is None
+        if not measured:
+            yield (
+                f"the messages' noise is measured in {self.bound or 'the norm of each update'}, the bound is {bound}: "
+                f"{self.noise or 'no'} noise needs {wanted} with that norm, or Unbounded where updates are measured in "
+                "their own norm"
+            )
+
+    @property
+    def falls(self) -> bool:
+        """Whether the noise is Gaussian."""
+        return self.noise == "gaussian"
+
+    def fallen(self, factor: float) -> ClientMessages:
+        """Return the channel with its noise times a factor."""
+        return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     @property
     def content(self) -> Tells:
@@ -247,10 +273,17 @@ class ClientMessages(Channel):
         return isinstance(self.form, Numbers) and (known or not self.noisy)
 
     @property
-    def noise_std(self) -> float | None:
-        """Standard deviation of the sum's error per coordinate, the quantiser's included; None if it is private."""
+    def noise_known(self) -> bool:
+        """Whether there is a bound that noise and quantiser are measured in, or neither of them."""
+        return self.bound is not None or not (self.noisy or isinstance(self.form, Dithered))
+
+    def noise_std(self, n: int, summed: int) -> float | None:
+        """Return the standard deviation of the sum's error per coordinate, the quantiser's included.
+
+        It is None where it is private. All :attr:`senders` send, so ``n`` and ``summed`` say nothing.
+        """
         if self.bound is None:
-            return None if self.noisy or isinstance(self.form, Dithered) else 0.0
+            return 0.0 if self.noise_known else None
         scale = self.noise_multiplier * self.bound
         variance = 2 * scale**2 if self.noise == "laplace" else scale**2
         if isinstance(self.form, Dithered):
@@ -404,13 +437,13 @@ def through_messages(
     Raises:
         CompositionError: clients are sampled independently, so that m is random.
     """
-    if isinstance(sampler, PoissonUsers):
+    if not sampler.fixed_size:
         raise CompositionError(
             "the clients' messages share one noise, so their number must be fixed and public, but Poisson sampling "
             "draws a random and private number: a share of the expected number would give the sum a noise that "
             "tells how many took part; use client_sampling = 'uniform'"
         )
-    senders = sampler.sample if isinstance(sampler, UniformClients) else n_users
+    senders = n_users if sampler.size is None else sampler.size
     return ClientMessages(
         senders=senders,
         noise="gaussian",

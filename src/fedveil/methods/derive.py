@@ -20,7 +20,6 @@ from __future__ import annotations
 from fedveil.methods.claims import Federation, Guarantee, View
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Claim, Role, Tells, against, knowledge
-from fedveil.server.denoise import NoDenoiser
 from fedveil.stage import Moves, Source
 
 
@@ -43,7 +42,7 @@ def derive(method: Method, public: Federation) -> Guarantee:
             *source.mechanisms(moves),
             *method.sampler.mechanisms(moves.unit),
             *method.protection.mechanisms(moves),
-            *_smoothing(method),
+            *method.denoiser.told(),
         ),
         views=tuple(
             View(role=role, party=_party(role, method, moves), sees=_sees(role, known), event=claim.event)
@@ -114,11 +113,3 @@ def _sees(role: Role, known: frozenset[Tells]) -> str:
     seen = "; ".join(what.value for what in Tells if what in known)
     elsewhere = "; guaranteed to what a unit holds elsewhere" if role & Role.SILO else ""
     return f"{seen or 'nothing'}{elsewhere}"
-
-
-def _smoothing(method: Method) -> tuple[str, ...]:
-    if isinstance(method.denoiser, NoDenoiser):
-        return ()
-    return (
-        f"the server denoises the noisy mean ({method.denoiser.description}): post-processing, free of charge",
-    )

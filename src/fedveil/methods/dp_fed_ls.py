@@ -20,8 +20,10 @@ from dataclasses import replace
 from typing import Literal
 
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.channels import CentralGaussian
+from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.method import Method
-from fedveil.methods.stages import CentralGaussian, ClientContribution, Weights
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.server.denoise import Laplacian

@@ -6,8 +6,10 @@ McMahan et al., AISTATS 2017; the server's learning rate after Yang et al., ICLR
 from __future__ import annotations
 
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.channels import Identity
+from fedveil.methods.contributions import SiloContribution
 from fedveil.methods.method import Method
-from fedveil.methods.stages import Identity, SiloContribution, Weights
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import ServerSgd

@@ -1,43 +1,30 @@
 """A method is a value: the stages of one round, from who takes part to what the server does with the sum.
 
-What cannot combine is refused when the value is built, with the reason. What the composition guarantees is derived from
+What cannot combine is refused when the value is built, with the reason, by the stage that knows it: a method asks each
+of its stages in turn. What the composition guarantees is derived from
 it by :func:`fedveil.methods.derive.derive`, never stated beside it.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
-from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.protections import (
-    NO_PROTECTION,
-    NoProtection,
-    PartialEncryption,
-    PrivateWeighting,
-    Protection,
-    SecureAggregation,
-)
-from fedveil.methods.stages import (
-    CentralGaussian,
-    Channel,
-    ClientContribution,
-    Contribution,
-    GaussianShares,
-    LayeredShares,
-    RecordContribution,
-    SiloUserContribution,
-    Weights,
-)
-from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
+from fedveil.methods.channels import Channel
+from fedveil.methods.contributions import Contribution
+from fedveil.methods.protection_stage import ProtectionStage
+from fedveil.methods.protections import NO_PROTECTION
+from fedveil.methods.weights import Weights
+from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
-from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
+from fedveil.privacy.sampling import AnySampler
 from fedveil.protection.parts import Joined, Lost, Refused, Terms
-from fedveil.server.denoise import NO_DENOISER, DenoiserValue
-from fedveil.server.optimizers import ServerSgd
+from fedveil.server.denoise import NO_DENOISER, Denoiser
+from fedveil.server.optimizers import Optimizer
+from fedveil.stage import answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +54,14 @@ class Method:
 
     name: str
     contribution: Contribution
-    sampler: Everyone | PoissonUsers | UniformClients
+    sampler: AnySampler
     local: LocalSgd | LocalGradient | LocalDpSgd
     bound: Bound
     weights: Weights
     channel: Channel
-    server: ServerSgd
-    protection: Protection = NO_PROTECTION
-    denoiser: DenoiserValue = NO_DENOISER
+    server: Optimizer
+    protection: ProtectionStage = NO_PROTECTION
+    denoiser: Denoiser = NO_DENOISER
     denominator: Literal["expected", "actual"] = "expected"
     noise_decay: float = 1.0
     calibrated_to: Literal["readers", "server"] = "readers"
@@ -106,7 +93,7 @@ class Method:
 
     def uncovered(self, method: Method) -> tuple[str, ...]:
         """Return what of the composition itself depends on private data although no event accounts for it."""
-        if self.denominator == "expected" or not isinstance(self.sampler, PoissonUsers):
+        if self.denominator == "expected" or self.sampler.fixed_size:
             return ()
         return (
             "the sum is divided by the number of clients drawn in the round (method.denominator = 'actual'), which "
@@ -114,211 +101,30 @@ class Method:
         )
 
     def __post_init__(self) -> None:
-        pairs = isinstance(self.contribution, SiloUserContribution)
-        clients = isinstance(self.contribution, ClientContribution)
-        noisy = isinstance(self.channel, GaussianShares | LayeredShares | CentralGaussian)
-        if noisy and isinstance(self.bound, Unbounded):
-            raise CompositionError(
-                f"{self.name}: noise on unbounded contributions guarantees nothing; give the method a clip bound"
-            )
-        if not isinstance(self.sampler, Everyone) and not (pairs or clients):
-            raise CompositionError(
-                f"{self.name}: users are sampled, but a contribution is not one user's; "
-                "sampling of users needs (silo, user) or client contributions"
-            )
-        if (
-            clients
-            and isinstance(self.channel, GaussianShares | LayeredShares)
-            and not self._masked_clients()
-        ):
-            raise CompositionError(
-                f"{self.name}: clients have no silo to add a share of the noise; use CentralGaussian, ClientMessages "
-                "with noise of their own, or, if all of them take part, shares under secure aggregation"
-            )
-        if self.noise_decay != 1:
-            self._check_decay()
-        if isinstance(self.channel, ClientMessages):
-            self._check_messages(self.channel)
-        elif isinstance(self.bound, ClipL1):
-            raise CompositionError(
-                f"{self.name}: an l1 bound is what Laplace noise on a client's message needs; the noise here is "
-                "Gaussian, which needs an l2 bound (Clip)"
-            )
-        if isinstance(self.protection, SecureAggregation) and not isinstance(self.channel, GaussianShares):
-            raise CompositionError(f"{self.name} cannot run under secure aggregation: {self._unmaskable()}")
-        if isinstance(self.protection, SecureAggregation):
-            self._check_missing(self.protection)
-        if isinstance(self.protection, PrivateWeighting):
-            self._check_private_weighting(self.protection)
-        if isinstance(self.protection, PartialEncryption):
-            self._check_partial_encryption(self.protection)
-        if self.denominator == "actual" and not clients:
-            raise CompositionError(
-                f"{self.name}: only a mean over clients can be divided by how many took part"
-            )
-        if self.denoiser.needs_noise_std and self.noise_std(1) is None:
-            raise CompositionError(
-                f"{self.name}: {self.denoiser.description} needs the size of the noise, which DP-SGD inside the "
-                "silos leaves unknown; use the Laplacian denoiser"
-            )
-        if pairs and self.weights is Weights.ONE:
-            raise CompositionError(
-                f"{self.name}: with weight 1 a user's influence grows with the number of silos she appears in; "
-                "weights of a user must sum to at most 1 over the silos (uniform or by records)"
-            )
-        if not pairs and self.weights is not Weights.ONE:
-            raise CompositionError(
-                f"{self.name}: weights {self.weights.value} are those of (silo, user) pairs"
-            )
-        if isinstance(self.contribution, RecordContribution) and isinstance(self.channel, LayeredShares):
-            raise CompositionError(
-                f"{self.name}: DP-SGD has its noise inside the silos; the noise of a channel would come on top of it"
-            )
-        if isinstance(self.contribution, RecordContribution) != isinstance(self.local, LocalDpSgd):
-            raise CompositionError(
-                f"{self.name}: records are contributions of DP-SGD, and of DP-SGD only (LocalDpSgd)"
-            )
-
-    def _masked_clients(self) -> bool:
-        """Return whether clients stand for silos: all of them in every round, their shares summed under masks."""
-        return (
-            isinstance(self.channel, GaussianShares)
-            and isinstance(self.sampler, Everyone)
-            and isinstance(self.protection, SecureAggregation)
-        )
+        for field, names in _DUTIES.items():
+            if field == "local" and not self.local.own_noise:
+                continue
+            stage = getattr(self, field)
+            for name in names:
+                if not answers(stage, name):
+                    raise CompositionError(
+                        f"{self.name}: {type(stage).__name__}, given as {field}, does not define {name}(), which "
+                        "every such stage must answer for itself"
+                    )
+        for field in _REFUSING:
+            for reason in getattr(self, field).refuses(self):
+                raise CompositionError(f"{self.name}: {reason}")
 
     @property
     def local_bound(self) -> Bound:
         """The bound that is enforced in local training: none where parts are bounded once the partition is known."""
-        parts = isinstance(self.protection, PartialEncryption) and self.protection.clip == "parts"
-        return Unbounded() if parts else self.bound
+        return self.protection.local_bound(self.bound)
 
     def at_round(self, number: int) -> Method:
         """Return the method with the noise of a round."""
         if self.noise_decay == 1:
             return self
-        assert isinstance(self.channel, GaussianShares | ClientMessages)
-        multiplier = self.channel.noise_multiplier * self.noise_decay ** (number - 1)
-        return replace(self, channel=replace(self.channel, noise_multiplier=multiplier))
-
-    def _check_decay(self) -> None:
-        """Refuse falling noise where it is not accounted for, or where a grid was agreed on for the first round's."""
-        channel = self.channel
-        gaussian = isinstance(channel, GaussianShares) or (
-            isinstance(channel, ClientMessages) and channel.noise == "gaussian"
-        )
-        if not (0 < self.noise_decay < 1 and gaussian and isinstance(self.sampler, Everyone)):
-            raise CompositionError(
-                f"{self.name}: noise_decay = {self.noise_decay:g}: noise that falls by a factor between 0 and 1 a "
-                "round is Gaussian noise on the messages of everybody"
-            )
-        if not isinstance(self.protection, NoProtection):
-            raise CompositionError(
-                f"{self.name}: its noise falls, and under {type(self.protection).__name__} the grid of the messages is "
-                "agreed before the run; take noise_decay = 1, or no protection"
-            )
-
-    def _check_messages(self, channel: ClientMessages) -> None:
-        """Refuse messages from anyone but a fixed number of clients, and noise measured in another bound."""
-        if not isinstance(self.contribution, ClientContribution):
-            raise CompositionError(
-                f"{self.name}: only clients send messages of their own (ClientContribution); silos send sums"
-            )
-        if isinstance(self.sampler, PoissonUsers):
-            raise CompositionError(
-                f"{self.name}: clients who send messages share one noise, so their number must be fixed, but Poisson "
-                "sampling draws a random one; sample uniformly without replacement"
-            )
-        if isinstance(self.sampler, UniformClients) and self.sampler.sample != channel.senders:
-            raise CompositionError(
-                f"{self.name}: {self.sampler.sample} clients are drawn, but the noise is that of {channel.senders}"
-            )
-        wanted = ClipL1 if channel.noise == "laplace" else Clip
-        own_norm = channel.bound is None and isinstance(self.bound, Unbounded)
-        if not own_norm and not (isinstance(self.bound, wanted) and self.bound.norm == channel.bound):
-            raise CompositionError(
-                f"{self.name}: the messages' noise is measured in {channel.bound or 'the norm of each update'}, the "
-                f"bound is {self.bound}: {channel.noise or 'no'} noise needs {wanted.__name__} with that norm, or "
-                "Unbounded where updates are measured in their own norm"
-            )
-
-    def _check_private_weighting(self, protection: PrivateWeighting) -> None:
-        """Refuse what Protocol 1 does not compute: sums of pairs weighted by records, with shares of noise."""
-        if self.weights is not Weights.BY_RECORDS:
-            raise CompositionError(
-                f"{self.name} cannot run under private weighting: it computes the weights n_su / N_u, and this method "
-                "has none; use uldp-avg-w, or secure aggregation"
-            )
-        if not isinstance(self.channel, GaussianShares):
-            raise CompositionError(f"{self.name} cannot run under private weighting: {self._unmaskable()}")
-        protection.places(self.sampler.rate)
-        if protection.private_sampling and isinstance(self.sampler, UniformClients):
-            raise CompositionError(
-                f"{self.name} cannot run under private weighting with private_sampling: oblivious transfer draws every "
-                "user by herself (PoissonUsers), not a fixed number of them"
-            )
-
-    def _check_missing(self, protection: SecureAggregation) -> None:
-        """Refuse sums over fewer silos than the noise is sized for, or whose weights cannot do without a silo."""
-        assert isinstance(self.channel, GaussianShares)
-        if protection.missing_silos != self.channel.missing_silos:
-            raise CompositionError(
-                f"{self.name}: sums may lack {protection.missing_silos} silos, and the shares of the noise are sized "
-                f"for {self.channel.missing_silos}; give GaussianShares the same missing_silos"
-            )
-        if protection.on_missing == "end" and protection.missing_silos:
-            raise CompositionError(
-                f"{self.name}: missing_silos = {protection.missing_silos}, but a missing silo ends the run; "
-                'on_missing = "retry" or "recover" goes on without it'
-            )
-        if self.weights is Weights.BY_RECORDS and protection.missing_silos:
-            raise CompositionError(
-                f"{self.name}: without a silo the weights n_su / N_u of its users no longer sum to 1, and nobody can "
-                'renormalise them without its counts; missing_silos must be 0: on_missing = "retry" waits for the silo'
-            )
-        if protection.on_missing == "recover" and not protection.missing_silos:
-            raise CompositionError(
-                f"{self.name}: recovery has nothing to recover from with missing_silos = 0; say how many may be missing"
-            )
-
-    def _check_partial_encryption(self, protection: PartialEncryption) -> None:
-        """Refuse what nobody could add up partly encrypted."""
-        refused = f"{self.name} cannot run under partial encryption: "
-        if isinstance(self.local, LocalDpSgd):
-            raise CompositionError(refused + "DP-SGD has its noise inside the silos, in no part by itself")
-        if isinstance(self.channel, CentralGaussian):
-            raise CompositionError(
-                refused
-                + "its noise is added by a server that sees the sum; the senders must add GaussianShares"
-            )
-        if isinstance(self.channel, LayeredShares) or (
-            isinstance(self.channel, ClientMessages) and not self.channel.addable
-        ):
-            raise CompositionError(
-                refused + "messages that the server decodes one by one are no sums of two parts"
-            )
-        if protection.clip == "parts" and isinstance(self.contribution, SiloUserContribution):
-            raise CompositionError(
-                refused + "parts can be bounded by themselves only where a message holds one contribution"
-            )
-        if self.denoiser.needs_noise_std:
-            raise CompositionError(
-                refused
-                + f"{self.denoiser.description} needs one size of noise, and the two parts have their own"
-            )
-
-    def _unmaskable(self) -> str:
-        """Say why messages without shares of noise have no place under secure aggregation."""
-        if isinstance(self.bound, Unbounded):
-            return "unbounded updates lie on no grid and in no range; give the method a clip bound and GaussianShares"
-        if isinstance(self.local, LocalDpSgd):
-            return "DP-SGD inside the silos ends in floating-point models, which masks over whole numbers do not fit"
-        if isinstance(self.channel, CentralGaussian):
-            return "its noise is added by a server that is trusted with every update; silos must add GaussianShares"
-        return (
-            "silos must send whole numbers on one grid with their share of the noise (GaussianShares), not messages "
-            "that the server decodes one by one"
-        )
+        return replace(self, channel=self.channel.fallen(self.noise_decay ** (number - 1)))
 
     def divisor(self, n_silos: int, n_users: int) -> float:
         """Return what the sum is divided by; public numbers only, so that it reveals nothing.
@@ -326,11 +132,12 @@ class Method:
         |S| where every silo contributes once; q |U| |S| for (silo, user) pairs and q |U| for clients: the expected
         number of users who take part, never the number who did.
         """
-        if isinstance(self.contribution, ClientContribution):
-            return self.sampler.rate * n_users
-        if isinstance(self.contribution, SiloUserContribution):
-            return self.sampler.rate * n_users * n_silos
-        return float(n_silos)
+        return self.contribution.divisor(self.sampler.rate, n_silos, n_users)
+
+    @property
+    def noise_known(self) -> bool:
+        """Whether the size of the noise on the sum is a public number: that of DP-SGD inside the silos is not."""
+        return self.channel.noise_known and not self.local.own_noise
 
     def noise_std(self, n_silos: int, summed: int | None = None) -> float | None:
         """Return the standard deviation, per coordinate, of the noise on the sum; None if unknown.
@@ -339,11 +146,22 @@ class Method:
             n_silos: |S|.
             summed: how many silos the sum is over; None: all.
         """
-        shares = self.channel.shares if isinstance(self.channel, LayeredShares) else self.channel
-        if isinstance(shares, GaussianShares):
-            return shares.share_std(n_silos) * math.sqrt(n_silos if summed is None else summed)
-        if isinstance(self.channel, CentralGaussian):
-            return self.channel.std
-        if isinstance(self.channel, ClientMessages):
-            return self.channel.noise_std
-        return None if isinstance(self.local, LocalDpSgd) else 0.0
+        if not self.noise_known:
+            return None
+        return self.channel.noise_std(n_silos, n_silos if summed is None else summed)
+
+
+_DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "sampler": ("draw", "over", "refuses"),
+    "channel": ("claims", "refuses"),
+    "protection": ("sends", "claims", "refuses"),
+    "denoiser": ("estimate", "refuses"),
+    "weights": ("of", "refuses"),
+    "contribution": ("lengths", "divisor", "refuses"),
+    "server": ("step",),
+    "local": ("claims",),
+}
+"""What every stage must define for itself; local steps where they have noise of their own."""
+
+_REFUSING: Final = ("sampler", "channel", "protection", "denoiser", "weights", "contribution", "local")
+"""The order in which stages are asked what they refuse; the first reason is told."""

@@ -22,11 +22,13 @@ from typing import Literal, TypeAlias
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.channels import CentralGaussian, GaussianShares
 from fedveil.methods.client_messages import ClientMessages, Numbers, through_messages
+from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PartialEncryption, SecureAggregation
-from fedveil.methods.stages import CentralGaussian, ClientContribution, GaussianShares, Weights
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import ServerSgd

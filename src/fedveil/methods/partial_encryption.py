@@ -29,9 +29,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal
 
 from fedveil.errors import CompositionError
+from fedveil.methods.channels import grid_law
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
-from fedveil.methods.stages import grid_law
-from fedveil.privacy.bounds import Bound, Clip
+from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
 from fedveil.privacy.closed_form import remark_1_noise
 from fedveil.privacy.events import ComposedEvent, ConcentratedEvent, Event, GaussianEvent, NoGuarantee
@@ -140,6 +140,27 @@ class PartialEncryption(ProtectionStage):
     def unpaid(self) -> bool:
         """Whether the partition tells of votes that no noise hides."""
         return self.asks and self.partition == "votes"
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse what nobody could add up partly encrypted."""
+        for reason in self._unaddable(method):
+            yield f"cannot run under partial encryption: {reason}"
+
+    def _unaddable(self, method: Any) -> Iterable[str]:
+        if method.local.own_noise:
+            yield "DP-SGD has its noise inside the silos, in no part by itself"
+        if method.channel.by_server:
+            yield "its noise is added by a server that sees the sum; the senders must add GaussianShares"
+        if not method.channel.addable:
+            yield "messages that the server decodes one by one are no sums of two parts"
+        if self.clip == "parts" and not method.contribution.alone:
+            yield "parts can be bounded by themselves only where a message holds one contribution"
+        if method.denoiser.needs_noise_std:
+            yield f"{method.denoiser.description} needs one size of noise, and the two parts have their own"
+
+    def local_bound(self, bound: Bound) -> Bound:
+        """Return no bound where parts are bounded once the partition is known."""
+        return Unbounded() if self.clip == "parts" else bound
 
     # --- what is sent, and what it claims ----------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar, TypeAlias
 
+from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Role, Sent
 from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Task
-from fedveil.stage import Moves, Stage
+from fedveil.stage import Moves, Stage, duty
 
 Sends: TypeAlias = tuple[Sent, ...]
 
@@ -18,10 +19,18 @@ class ProtectionStage(Stage):
     Attributes:
         parties: coalitions that a statement names, besides the server alone and one sender alone.
         weighs: whether weights by records are computed without showing counts.
+        agrees: whether senders agree on public numbers before the run, the grid of their messages among them.
+        masks: whether the server learns the sum of whole numbers alone, whoever sends them.
     """
 
     parties: ClassVar[tuple[Role, ...]] = ()
     weighs: ClassVar[bool] = False
+    agrees: ClassVar[bool] = True
+    masks: ClassVar[bool] = False
+
+    def local_bound(self, bound: Bound) -> Bound:
+        """Return the bound that is enforced in local training, given that of the method."""
+        return bound
 
     def moves(self, moves: Moves, method: Any, public: Any) -> Moves:
         """Return how far one unit moves what is summed under the protection."""
@@ -35,9 +44,28 @@ class ProtectionStage(Stage):
         """Return what the grid of the noise costs a coordinate, given what it costs without the protection."""
         return loss
 
+    @duty
     def sends(self, method: Any) -> Sends:
         """Return every message of the setup and of a round, and who reads it."""
         raise NotImplementedError
+
+
+def unmaskable(method: Any) -> str:
+    """Return why messages that are no whole numbers with their share of the noise have no place under masks."""
+    if not method.bound.bounded:
+        return "unbounded updates lie on no grid and in no range; give the method a clip bound and GaussianShares"
+    if method.local.own_noise:
+        return (
+            "DP-SGD inside the silos ends in floating-point models, which masks over whole numbers do not fit"
+        )
+    if method.channel.by_server:
+        return (
+            "its noise is added by a server that is trusted with every update; silos must add GaussianShares"
+        )
+    return (
+        "silos must send whole numbers on one grid with their share of the noise (GaussianShares), not messages that "
+        "the server decodes one by one"
+    )
 
 
 def plain_round(method: Any) -> Sends:

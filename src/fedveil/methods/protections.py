@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Final, Literal
 
-from fedveil.errors import CompositionError, PrivacyError
+from fedveil.errors import PrivacyError
 from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
+from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round, unmaskable
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
 from fedveil.protection.messages import (
     Announcement,
@@ -69,6 +69,8 @@ _PRESENT: Final = (
 class NoProtection(ProtectionStage):
     """The server receives every silo's message as it is."""
 
+    agrees: ClassVar[bool] = False
+
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: models down, sums in the open or sealed up."""
         # in each pair the first is what institutions send, the second what parties in one process do
@@ -93,9 +95,32 @@ class SecureAggregation(ProtectionStage):
     """
 
     parties: ClassVar[tuple[Role, ...]] = (_UP | _DOWN,)
+    masks: ClassVar[bool] = True
 
     on_missing: Literal["end", "retry", "recover"] = "end"
     missing_silos: int = 0
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
+        if not method.channel.whole or method.local.own_noise:
+            yield f"cannot run under secure aggregation: {unmaskable(method)}"
+        if self.missing_silos != method.channel.missing:
+            yield (
+                f"sums may lack {self.missing_silos} silos, and the shares of the noise are sized for "
+                f"{method.channel.missing}; give GaussianShares the same missing_silos"
+            )
+        if self.on_missing == "end" and self.missing_silos:
+            yield (
+                f"missing_silos = {self.missing_silos}, but a missing silo ends the run; "
+                'on_missing = "retry" or "recover" goes on without it'
+            )
+        if method.weights.by_records and self.missing_silos:
+            yield (
+                "without a silo the weights n_su / N_u of its users no longer sum to 1, and nobody can renormalise "
+                'them without its counts; missing_silos must be 0: on_missing = "retry" waits for the silo'
+            )
+        if self.on_missing == "recover" and not self.missing_silos:
+            yield "recovery has nothing to recover from with missing_silos = 0; say how many may be missing"
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: masked vectors, and what removes the masks of their sum."""
@@ -140,6 +165,32 @@ class PrivateWeighting(ProtectionStage):
     weighs: ClassVar[bool] = True
 
     on_missing: Literal["end", "retry"] = "end"
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse what Protocol 1 does not compute: sums of pairs weighted by records, with shares of noise."""
+        if not method.weights.by_records:
+            yield (
+                "cannot run under private weighting: it computes the weights n_su / N_u, and this method has none; use "
+                "uldp-avg-w, or secure aggregation"
+            )
+        if not method.channel.whole:
+            yield f"cannot run under private weighting: {unmaskable(method)}"
+        if self.private_sampling:
+            yield from self._refuses_draw(method.sampler)
+
+    def _refuses_draw(self, sampler: Any) -> Iterable[str]:
+        """Refuse a sampler that oblivious transfer cannot play."""
+        near = _nearest(sampler.rate)
+        if abs(float(near) - sampler.rate) > 1e-12 or not 0 < near < 1:
+            yield (
+                f"private sampling draws a user with probability a / P, P at most {_MOST_PLACES} places; "
+                f"user_sampling_rate = {sampler.rate:g} is not such a number between 0 and 1 (the nearest is {near})"
+            )
+        if sampler.fixed_size:
+            yield (
+                "cannot run under private weighting with private_sampling: oblivious transfer draws every user by "
+                "herself (PoissonUsers), not a fixed number of them"
+            )
 
     def moves(self, moves: Moves, method: Any, public: Any) -> Moves:
         """Return what one user moves once the sum is rounded to the grid g of the messages: C + sqrt(d) g."""
@@ -194,20 +245,17 @@ class PrivateWeighting(ProtectionStage):
     def places(self, rate: float) -> tuple[int, int]:
         """Return (a, P) with a / P the sampling rate: of P places of an oblivious transfer a hold the weight.
 
-        (0, 0) where the server draws the users, or nobody is sampled.
-
-        Raises:
-            CompositionError: private sampling at a rate that is no fraction of at most 64 places.
+        (0, 0) where the server draws the users, or nobody is sampled. A method refuses other rates.
         """
         if not self.private_sampling:
             return 0, 0
-        near = Fraction(rate).limit_denominator(_MOST_PLACES)
-        if abs(float(near) - rate) > 1e-12 or not 0 < near < 1:
-            raise CompositionError(
-                f"private sampling draws a user with probability a / P, P at most {_MOST_PLACES} places; "
-                f"user_sampling_rate = {rate:g} is not such a number between 0 and 1 (the nearest is {near})"
-            )
+        near = _nearest(rate)
         return near.numerator, near.denominator
+
+
+def _nearest(rate: float) -> Fraction:
+    """Return the nearest share of places."""
+    return Fraction(rate).limit_denominator(_MOST_PLACES)
 
 
 Protection = NoProtection | SecureAggregation | PrivateWeighting | PartialEncryption

@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.methods.channels import GaussianShares, Identity
+from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
 from fedveil.methods.method import Method
-from fedveil.methods.stages import (
-    GaussianShares,
-    Identity,
-    RecordContribution,
-    SiloContribution,
-    SiloUserContribution,
-    Weights,
-)
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.server.optimizers import ServerSgd

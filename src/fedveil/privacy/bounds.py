@@ -92,10 +92,20 @@ def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class _NormClip:
-    """What both clips share; see :class:`Clip` for the guarantee and the edge cases."""
+    """What both clips share; see :class:`Clip` for the guarantee and the edge cases.
+
+    Attributes:
+        norm: C, same unit as the updates.
+        bounded: whether there is a bound at all.
+        order: p of the norm that is bounded, l_p.
+        exact_rows: contributions of weight at most 1 whose sum is exact in float32, in grid units.
+        units_bits: C is at most 2^units_bits steps of the grid.
+    """
 
     norm: float
 
+    bounded: ClassVar[bool] = True
+    order: ClassVar[int]
     exact_rows: ClassVar[int]
     units_bits: ClassVar[int]
 
@@ -185,6 +195,7 @@ class Clip(_NormClip):
     [[0.5999984741210938, 0.7999992370605469], [0.25, 0.0]]
     """
 
+    order: ClassVar[int] = 2
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
     units_bits: ClassVar[int] = _UNITS_BITS
 
@@ -214,6 +225,7 @@ class ClipL1(_NormClip):
     [[0.749999, -0.25], [0.25, 0.0]]
     """
 
+    order: ClassVar[int] = 1
     exact_rows: ClassVar[int] = 1
     units_bits: ClassVar[int] = _L1_UNITS_BITS
 
@@ -230,6 +242,8 @@ class Unbounded:
     so sums depend on their order as floating-point sums do.
     """
 
+    bounded: ClassVar[bool] = False
+    norm: ClassVar[float] = math.inf
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
 
     def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:

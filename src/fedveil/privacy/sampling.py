@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
@@ -30,7 +30,24 @@ _WORD_BITS: Final = 64
 
 
 class Sampler(Protocol):
-    """Chooses the users of one round and says what that choice does to a release."""
+    """Chooses the users of one round and says what that choice does to a release.
+
+    Attributes:
+        samples: whether some of the users may be left out of a round.
+        fixed_size: whether how many take part is a fixed, public number.
+    """
+
+    samples: ClassVar[bool]
+    fixed_size: ClassVar[bool]
+
+    @property
+    def size(self) -> int | None:
+        """How many take part, where the sampler fixes a number of its own."""
+        ...
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Return the reasons why the sampler has no place in a method."""
+        ...
 
     @property
     def rate(self) -> float:
@@ -72,6 +89,14 @@ class Everyone:
     >>> Everyone().draw(3, PrivacyRandomness.system().stream("participants")).tolist()
     [True, True, True]
     """
+
+    samples: ClassVar[bool] = False
+    fixed_size: ClassVar[bool] = True
+    size: ClassVar[int | None] = None
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Return nothing: all can take part in anything."""
+        return ()
 
     @property
     def rate(self) -> float:
@@ -133,6 +158,10 @@ class PoissonUsers:
         PrivacyError: a rate outside (0, 1].
     """
 
+    samples: ClassVar[bool] = True
+    fixed_size: ClassVar[bool] = False
+    size: ClassVar[int | None] = None
+
     rate: float
 
     def __post_init__(self) -> None:
@@ -141,6 +170,10 @@ class PoissonUsers:
             raise PrivacyError(
                 f"sampling rate is {self.rate}; it must be above 0 and at most 1 (1: every user takes part)"
             )
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse users of whole silos."""
+        return _of_whole_silos(method)
 
     @property
     def replaces(self) -> bool:
@@ -192,6 +225,9 @@ class UniformClients:
         PrivacyError: m outside 1 .. n; later, a draw among another number of clients than n.
     """
 
+    samples: ClassVar[bool] = True
+    fixed_size: ClassVar[bool] = True
+
     population: int
     sample: int
 
@@ -202,6 +238,15 @@ class UniformClients:
                 f"a cohort of {self.sample} out of {self.population} clients cannot be drawn without replacement; "
                 f"it must be at least 1 and at most {self.population}"
             )
+
+    @property
+    def size(self) -> int:
+        """M."""
+        return self.sample
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse users of whole silos."""
+        return _of_whole_silos(method)
 
     @property
     def rate(self) -> float:
@@ -253,6 +298,16 @@ class UniformClients:
         """Return who takes part in a round, in words."""
         drawn = f"{self.sample} of {self.population} {unit}s"
         return (f"{drawn} take part in a round, drawn uniformly without replacement",)
+
+
+def _of_whole_silos(method: Any) -> tuple[str, ...]:
+    """Return why users are not sampled where a contribution is not one user's."""
+    if method.contribution.by_user:
+        return ()
+    return (
+        "users are sampled, but a contribution is not one user's; sampling of users needs (silo, user) or client "
+        "contributions",
+    )
 
 
 AnySampler: TypeAlias = Everyone | PoissonUsers | UniformClients

@@ -18,15 +18,16 @@ docs/theory/laplacian-smoothing.md has the argument and the tests that try to br
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fedveil.errors import ConfigError, ModelError
+from fedveil.stage import Stage, duty
 
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
 """Shapes of the model's tensors, in the order in which they lie in the vector."""
@@ -36,20 +37,33 @@ Order: TypeAlias = Literal["BCHW", "BCWH", "BHWC", "BWHC"]
 _BLOCK: Final = 1 << 18
 
 
-@runtime_checkable
-class Denoiser(Protocol):
-    """Estimates the aggregate that lies under known noise; a frozen value."""
+class Denoiser(Stage):
+    """Estimates the aggregate that lies under known noise; a frozen value.
 
-    @property
-    def needs_noise_std(self) -> bool:
-        """Whether :meth:`estimate` reads the size of the noise, so that it must be known."""
-        ...
+    Attributes:
+        needs_noise_std: whether :meth:`estimate` reads the size of the noise, so that it must be known.
+    """
+
+    needs_noise_std: ClassVar[bool]
 
     @property
     def description(self) -> str:
         """What it does, in a few words for reports."""
-        ...
+        return type(self).__name__
 
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse noise of unknown size, where the estimate reads it."""
+        if self.needs_noise_std and not method.noise_known:
+            yield (
+                f"{self.description} needs the size of the noise, which DP-SGD inside the silos leaves unknown; use "
+                "the Laplacian denoiser"
+            )
+
+    def told(self) -> tuple[str, ...]:
+        """Return what is done to the noisy mean, in words."""
+        return (f"the server denoises the noisy mean ({self.description}): post-processing, free of charge",)
+
+    @duty
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
         """Return the estimate of the aggregate; ``noisy`` is left as it is.
 
@@ -61,15 +75,19 @@ class Denoiser(Protocol):
         Raises:
             ModelError: the aggregate has a NaN or an infinity.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoDenoiser:
+class NoDenoiser(Denoiser):
     """Takes the noisy aggregate as it is."""
 
     needs_noise_std: ClassVar[bool] = False
     description: ClassVar[str] = "none"
+
+    def told(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
         """Return the aggregate."""
@@ -78,7 +96,7 @@ class NoDenoiser:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplacian:
+class Laplacian(Denoiser):
     """Laplacian smoothing: A_sigma^{-1} y with A_sigma = I + sigma Lap, Lap the Laplacian of a cycle.
 
     A_sigma is circulant with first row (1 + 2 sigma, -sigma, 0, ..., 0, -sigma), so its inverse multiplies the k-th
@@ -141,7 +159,7 @@ class Laplacian:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JamesStein:
+class JamesStein(Denoiser):
     """Shrinks the whole vector: (1 - (d - 2) nu^2 / ||y||^2) y (James and Stein 1961; Balle and Wang 2018).
 
     Not the positive part, as published: a vector shorter than its noise changes sign. Vectors of fewer than three
@@ -162,7 +180,7 @@ class JamesStein:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftThreshold:
+class SoftThreshold(Denoiser):
     """Moves every coordinate towards zero by nu sqrt(2 ln d) (Donoho and Johnstone 1994; Balle and Wang 2018)."""
 
     needs_noise_std: ClassVar[bool] = True
@@ -242,14 +260,13 @@ def _check_std(noise_std: float) -> None:
     assert noise_std >= 0, f"noise_std = {noise_std}"
 
 
-DenoiserValue: TypeAlias = NoDenoiser | Laplacian | JamesStein | SoftThreshold
 NO_DENOISER: Final = NoDenoiser()
 DENOISERS: Final = ("none", "laplacian", "james-stein", "soft-threshold")
 
 
 def make_denoiser(
     name: str, *, smoothing: float = 1.0, scope: Scope = "tensor", order: Order = "BCHW"
-) -> DenoiserValue:
+) -> Denoiser:
     """Return the denoiser of that name (one of ``DENOISERS``); the options are those of :class:`Laplacian`."""
     match name:
         case "none":

@@ -9,10 +9,20 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import ConfigError
+from fedveil.stage import Stage, duty
+
+
+class Optimizer(Stage):
+    """What the server does with the mean update; a frozen value."""
+
+    @duty
+    def step(self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"]) -> Float32[Tensor, " d"]:
+        """Return the next global model."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class ServerSgd:
+class ServerSgd(Optimizer):
     """Plain step along the mean update, with the server's own learning rate eta_g."""
 
     learning_rate: float

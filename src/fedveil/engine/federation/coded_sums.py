@@ -19,8 +19,9 @@ from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.agreement import AgreementKey, Moment, PairwiseSecret
 from fedveil.crypto.errors import CryptoError
 from fedveil.methods.client_messages import ClientMessages
+from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.stages import Coded, LayeredShares
+from fedveil.methods.sending import Coded
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.parts import Agreement, Part, Sealed, Vector, only
 

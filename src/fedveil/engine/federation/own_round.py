@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float32, Float64
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.silo_side import SiloMessage, client_message, local_sums, members_of, silo_message
 from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.stages import ClientContribution
+from fedveil.methods.contributions import ClientContribution
 from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part, Task
 from fedveil.protection.wire import Writer
 from fedveil.randomness import ExperimentRandomness

@@ -18,7 +18,7 @@ from fedveil.engine.federation.errors import RefusalError
 from fedveil.engine.seat import Seat
 from fedveil.engine.setup import Prepared
 from fedveil.methods.claims import Guarantee
-from fedveil.methods.stages import Weights
+from fedveil.methods.weights import Weights
 from fedveil.population.records import Groups
 from fedveil.privacy.events import Event
 from fedveil.protection.errors import OwnRecordsError

@@ -5,13 +5,9 @@ from __future__ import annotations
 from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
+from fedveil.methods.contributions import ClientContribution, SiloContribution, SiloUserContribution
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PartialEncryption, SecureAggregation
-from fedveil.methods.stages import (
-    ClientContribution,
-    SiloContribution,
-    SiloUserContribution,
-)
 from fedveil.privacy.sampling import UniformClients
 from fedveil.protection.errors import OwnRecordsError
 

@@ -1,0 +1,216 @@
+"""Contributions: what is trained and bounded, and how far one unit moves what its senders send."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from fedveil.errors import CompositionError
+from fedveil.methods.weights import Weights
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import GaussianEvent, SelfComposedEvent
+from fedveil.stage import Moves, Published, Stage, duty
+
+
+class Contribution(Stage):
+    """What is trained and bounded, and how far one unit moves what its senders send; l2, in the unit of the update.
+
+    Attributes:
+        per: what makes one contribution: a silo, a (silo, user) pair, a client or a record.
+        unit: who is protected as a whole.
+        drawn_alone: whether a sender stands for one unit, and so is told its own draw alone.
+    """
+
+    per: ClassVar[Literal["silo", "pair", "client", "record"]]
+    unit: ClassVar[Literal["user", "client"]] = "user"
+    drawn_alone: ClassVar[bool] = False
+
+    @property
+    def by_user(self) -> bool:
+        """Whether a contribution is one user's, who may be drawn or not."""
+        return self.per in ("pair", "client")
+
+    @property
+    def alone(self) -> bool:
+        """Whether a sender's message holds one contribution."""
+        return self.per in ("silo", "client")
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse means over who took part where nobody is counted, and records without DP-SGD or DP-SGD without."""
+        if method.denominator == "actual" and self.per != "client":
+            yield "only a mean over clients can be divided by how many took part"
+        if self.per == "record" and method.channel.coded:
+            yield "DP-SGD has its noise inside the silos; the noise of a channel would come on top of it"
+        if (self.per == "record") != method.local.own_noise:
+            yield "records are contributions of DP-SGD, and of DP-SGD only (LocalDpSgd)"
+
+    def moves(self, method: Any, public: Any) -> Moves:
+        """Return how far one unit moves the sum, and all messages one by one.
+
+        Args:
+            method: the composition.
+            public: the federation's public facts.
+        """
+        n, norm = self.n_senders(method, public), method.bound.norm
+        total, messages = self.lengths(norm, n, method.weights)
+        return Moves(
+            unit=self.unit,
+            total=total,
+            messages=messages,
+            even=self.spread_evenly(method.weights),
+            reweighs=method.weights is Weights.BY_RECORDS,
+            reach=self.largest_message(norm, n, public.n_users, method.weights)
+            * (1 if method.sampler.replaces else 2)
+            if method.bound.bounded
+            else 0.0,
+            ballots=self.ballots(n),
+            n_senders=n,
+            noise=method.channel.message_std(n),
+            bound=method.bound,
+            group=self.group,
+            records=public.silo_records,
+        )
+
+    @property
+    def group(self) -> int:
+        """How many contributions are one unit's, where that is limited."""
+        return 1
+
+    def n_senders(self, method: Any, public: Any) -> int:
+        """Return how many messages a round has."""
+        found: int = method.channel.n_senders(public.n_silos)
+        return found
+
+    @duty
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return the l2 moves of the sum, and of all messages together."""
+        return math.inf, math.inf
+
+    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
+        """Return what the sum is divided by: how many contributions of weight 1 are expected; here |S|.
+
+        Args:
+            rate: the probability that a user takes part.
+            n_silos: |S|, those that are there.
+            n_users: |U|.
+        """
+        return float(n_silos)
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return whether no sender carries more of one unit than another may."""
+        return False
+
+    def largest_message(self, norm: float, n: int, n_users: int, weights: Weights) -> float:
+        """Return the largest l2 norm of a message before its noise."""
+        return norm
+
+    def ballots(self, n: int) -> int:
+        """Return how many senders' ballots one unit can change."""
+        return n
+
+
+@dataclass(frozen=True)
+class SiloContribution(Contribution):
+    """A silo's whole table is one contribution: adding or removing a user changes it, but it never goes away.
+
+    Every silo's update may move from anywhere to anywhere in the ball of radius C: the sum moves by 2 C |S|. (Theorem
+    1 of ULDP-FL counts C |S|, as if a silo's update were absent without the user.)
+    """
+
+    per: ClassVar[Literal["silo"]] = "silo"
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return (2 C |S|, 2 C sqrt(|S|))."""
+        return 2.0 * norm * n, 2.0 * norm * math.sqrt(n)
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return True: every silo's update may move by 2 C and no further."""
+        return True
+
+    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the figure of Theorem 1 of ULDP-FL."""
+        multiplier = method.channel.nominal()
+        if multiplier == 0:
+            return ()
+
+        def theorem_1(rounds: int, delta: float) -> float:
+            event = SelfComposedEvent(event=GaussianEvent(noise_multiplier=multiplier), count=rounds)
+            return make_accountant("rdp").epsilon(event, delta)
+
+        gap = "it counts C|S| as the sensitivity, but a silo's clipped update can move by 2C"
+        return (Published(name="Theorem 1 of ULDP-FL", gap=gap, epsilon=theorem_1),)
+
+
+@dataclass(frozen=True)
+class SiloUserContribution(Contribution):
+    """Each (silo, user) pair is one contribution: adding or removing a user adds or removes it.
+
+    The weights of a user sum to at most 1 over the silos, so the sum moves by at most C.
+    """
+
+    per: ClassVar[Literal["pair"]] = "pair"
+
+    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
+        """Return q |U| |S|."""
+        return rate * n_users * n_silos
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
+        return norm, norm / math.sqrt(n) if weights is Weights.UNIFORM else norm
+
+    def spread_evenly(self, weights: Weights) -> bool:
+        """Return whether every silo has the same weight."""
+        return weights is Weights.UNIFORM
+
+    def largest_message(self, norm: float, n: int, n_users: int, weights: Weights) -> float:
+        """Return |U| w C: all users may be in one silo."""
+        return n_users * (1 / n if weights is Weights.UNIFORM else 1.0) * norm
+
+
+@dataclass(frozen=True)
+class ClientContribution(Contribution):
+    """Each client, a silo that holds one user, is one contribution: cross-device learning.
+
+    Clients are many, so their updates go into one sum; what a silo would send alone is not kept. One clipped update
+    comes or goes: C. (Replacing it moves the sum by 2 C, which accountants count.)
+    """
+
+    per: ClassVar[Literal["client"]] = "client"
+    unit: ClassVar[Literal["user", "client"]] = "client"
+    drawn_alone: ClassVar[bool] = True
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return (C, C): of all messages one moves."""
+        return norm, norm
+
+    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
+        """Return q |U|."""
+        return rate * n_users
+
+    def ballots(self, n: int) -> int:
+        """Return 1: a client's own."""
+        return 1
+
+
+@dataclass(frozen=True)
+class RecordContribution(Contribution):
+    """Each record is one contribution inside DP-SGD; a user keeps at most ``per_user`` records over all silos."""
+
+    per: ClassVar[Literal["record"]] = "record"
+
+    per_user: int
+
+    def __post_init__(self) -> None:
+        if self.per_user < 1:
+            raise CompositionError(f"group size k = {self.per_user}: a user keeps at least 1 record")
+
+    def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
+        """Return (C, C): what one record moves a step of DP-SGD, whose noise claims for all of them."""
+        return norm, norm
+
+    @property
+    def group(self) -> int:
+        """How many records are one user's."""
+        return self.per_user

@@ -1,0 +1,108 @@
+"""Every combination of stages of a method, those that fit together by name, and the reasons why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from fedveil.errors import CompositionError
+from fedveil.local.steps import LocalDpSgd, LocalGradient
+from fedveil.methods.channels import CentralGaussian, GaussianShares, Identity
+from fedveil.methods.client_messages import ClientMessages, Dithered, Layered, Numbers
+from fedveil.methods.contributions import (
+    ClientContribution,
+    RecordContribution,
+    SiloContribution,
+    SiloUserContribution,
+)
+from fedveil.methods.layered_shares import LayeredShares
+from fedveil.methods.method import Method
+from fedveil.methods.protections import NoProtection, PartialEncryption, PrivateWeighting, SecureAggregation
+from fedveil.methods.weights import Weights
+from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
+from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
+from fedveil.server.denoise import JamesStein, NoDenoiser
+from fedveil.server.optimizers import ServerSgd
+
+FILE: Final = Path(__file__).parent / "refusals.json"
+_SHARES: Final = GaussianShares(noise_multiplier=2.0, scale=1.0)
+_LACKING: Final = GaussianShares(noise_multiplier=2.0, scale=1.0, missing_silos=1)
+
+
+def _messages(**given: Any) -> ClientMessages:
+    return ClientMessages(
+        **{"senders": 3, "noise": "gaussian", "noise_multiplier": 2.0, "bound": 1.0, "form": Numbers()}
+        | given
+    )
+
+
+STAGES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "contribution": {
+        "silos": SiloContribution(),
+        "pairs": SiloUserContribution(),
+        "clients": ClientContribution(),
+        "records": RecordContribution(per_user=2),
+    },
+    "sampler": {
+        "everyone": Everyone(),
+        "poisson": PoissonUsers(rate=0.5),
+        "uniform": UniformClients(population=6, sample=3),
+    },
+    "local": {
+        "gradient": LocalGradient(),
+        "dp-sgd": LocalDpSgd(learning_rate=0.1, epochs=1, batch_size=2, noise_multiplier=1.0),
+    },
+    "bound": {"l2": Clip(norm=1.0), "l1": ClipL1(norm=1.0), "none": Unbounded()},
+    "weights": {"one": Weights.ONE, "uniform": Weights.UNIFORM, "records": Weights.BY_RECORDS},
+    "channel": {
+        "identity": Identity(),
+        "shares": _SHARES,
+        "shares-lacking": _LACKING,
+        "layered": LayeredShares(shares=_SHARES),
+        "central": CentralGaussian(noise_multiplier=2.0, scale=1.0),
+        "messages": _messages(),
+        "messages-bare": _messages(noise=None, noise_multiplier=0.0, bound=None),
+        "messages-own-norm": _messages(bound=None),
+        "messages-laplace": _messages(noise="laplace"),
+        "messages-dithered": _messages(form=Dithered(step=0.5)),
+        "messages-layered": _messages(form=Layered()),
+        "messages-of-four": _messages(senders=4),
+    },
+    "protection": {
+        "open": NoProtection(),
+        "masks": SecureAggregation(),
+        "masks-retry": SecureAggregation(on_missing="retry", missing_silos=1),
+        "masks-end-lacking": SecureAggregation(missing_silos=1),
+        "masks-recover": SecureAggregation(on_missing="recover"),
+        "weighting": PrivateWeighting(),
+        "weighting-drawing": PrivateWeighting(private_sampling=True),
+        "partial": PartialEncryption(),
+        "partial-parts": PartialEncryption(clip="parts"),
+    },
+    "denoiser": {"as-it-is": NoDenoiser(), "james-stein": JamesStein()},
+    "denominator": {"expected": "expected", "actual": "actual"},
+    "noise_decay": {"steady": 1.0, "falling": 0.9},
+}
+
+
+def outcomes() -> Iterator[tuple[str, str | None]]:
+    """Return every combination by name, with the reason why it is refused; None if it is not."""
+    for names in product(*STAGES.values()):
+        stages = {field: STAGES[field][name] for field, name in zip(STAGES, names, strict=True)}
+        try:
+            Method(name="any", server=ServerSgd(1.0), **stages)
+        except CompositionError as error:
+            yield " ".join(names), str(error)
+        else:
+            yield " ".join(names), None
+
+
+def found() -> dict[str, list[str]]:
+    """Return which combinations are allowed, and all reasons why others are not."""
+    every = list(outcomes())
+    return {
+        "allowed": [name for name, reason in every if reason is None],
+        "reasons": sorted({reason for _, reason in every if reason is not None}),
+    }

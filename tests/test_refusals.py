@@ -1,0 +1,136 @@
+"""Every stage refuses for itself what it does not go with; a method asks all of them, and allows what none refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+
+from fedveil.errors import CompositionError
+from fedveil.local.steps import LocalGradient, LocalSgd
+from fedveil.methods.channels import Channel, GaussianShares
+from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloContribution
+from fedveil.methods.method import Method
+from fedveil.methods.protection_stage import ProtectionStage
+from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.uldp import uldp_avg, uldp_group
+from fedveil.privacy.claims import Claim
+from fedveil.server.denoise import Denoiser, JamesStein
+from fedveil.server.optimizers import Optimizer
+from fedveil.stage import Moves
+from tests.pins.refusals import FILE, found
+
+SGD = LocalSgd(learning_rate=0.1, epochs=1)
+AVG = uldp_avg(local=SGD, clip=1.0, noise_multiplier=2.0)
+GROUP = uldp_group(
+    local=LocalSgd(learning_rate=0.1, epochs=1, batch_size=2), clip=1.0, noise_multiplier=2.0, group_size=2
+)
+
+
+def test_all_combinations_of_stages_are_allowed_or_refused_as_recorded() -> None:
+    recorded, now = json.loads(FILE.read_text(encoding="utf-8")), found()
+    assert now["allowed"] == recorded["allowed"]
+    assert now["reasons"] == recorded["reasons"]
+
+
+@dataclass(frozen=True)
+class SilentChannel(Channel):
+    """Sends sums, and says nothing of what they tell."""
+
+
+@dataclass(frozen=True)
+class SilentProtection(ProtectionStage):
+    """Says nothing of what it sends."""
+
+
+@dataclass(frozen=True)
+class SilentSteps(LocalGradient):
+    """Local steps with noise that they claim nothing for."""
+
+    own_noise: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class SilentServer(Optimizer):
+    """Does nothing with the mean."""
+
+
+@dataclass(frozen=True)
+class SilentDenoiser(Denoiser):
+    """Estimates nothing."""
+
+    needs_noise_std: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "stage", "duty"),
+    [
+        (AVG, "channel", SilentChannel(), "claims"),
+        (AVG, "protection", SilentProtection(), "sends"),
+        (AVG, "server", SilentServer(), "step"),
+        (AVG, "denoiser", SilentDenoiser(), "estimate"),
+        (GROUP, "local", SilentSteps(), "claims"),
+    ],
+)
+def test_a_stage_that_leaves_a_duty_out_is_refused_by_name(
+    method: Method, field: str, stage: Any, duty: str
+) -> None:
+    with pytest.raises(CompositionError, match=rf"{type(stage).__name__}, given as {field}.* {duty}\(\)"):
+        replace(method, **{field: stage})
+
+
+def test_a_stage_from_elsewhere_that_answers_is_taken() -> None:
+    @dataclass(frozen=True)
+    class Answering(SilentChannel):
+        def claims(self, moves: Moves) -> tuple[Claim, ...]:
+            return ()
+
+    assert replace(AVG, channel=Answering()).channel == Answering()
+
+
+def test_a_stage_from_elsewhere_refuses_with_its_own_reason() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Choosy(GaussianShares):
+        def refuses(self, method: Method) -> tuple[str, ...]:
+            return ("tuesdays only",)
+
+    with pytest.raises(CompositionError, match=r"^uldp-avg: tuesdays only$"):
+        replace(AVG, channel=Choosy(noise_multiplier=1.0, scale=1.0))
+
+
+def test_noise_sized_for_fewer_silos_is_known_to_a_denoiser() -> None:
+    colluding = uldp_avg(local=SGD, clip=1.0, noise_multiplier=2.0, colluding_silos=2)
+    method = replace(colluding, denoiser=JamesStein())
+    assert method.noise_std(5) == pytest.approx(2.0 * (5 / 3) ** 0.5)
+
+
+def test_the_noise_of_dp_sgd_is_unknown_whatever_the_channel_adds() -> None:
+    shares = replace(GROUP, channel=GaussianShares(noise_multiplier=1.0, scale=1.0))
+    assert shares.noise_std(5) is None
+    with pytest.raises(CompositionError, match="size of the noise"):
+        replace(shares, denoiser=JamesStein())
+
+
+def test_masks_take_no_models_of_dp_sgd_even_with_shares_on_top() -> None:
+    with pytest.raises(CompositionError, match="floating-point models"):
+        replace(
+            GROUP,
+            channel=GaussianShares(noise_multiplier=1.0, scale=1.0),
+            protection=SecureAggregation(),
+        )
+
+
+def test_private_sampling_says_which_method_has_no_such_rate() -> None:
+    method = uldp_avg(local=SGD, clip=1.0, noise_multiplier=2.0)
+    with pytest.raises(CompositionError, match=r"^uldp-avg: cannot run under private weighting"):
+        replace(method, protection=PrivateWeighting(private_sampling=True))
+
+
+def test_every_contribution_says_what_the_sum_is_divided_by() -> None:
+    rate, silos, users = 0.25, 4, 40
+    assert SiloContribution().divisor(rate, silos, users) == silos
+    assert RecordContribution(per_user=1).divisor(rate, silos, users) == silos
+    assert AVG.contribution.divisor(rate, silos, users) == rate * silos * users
+    assert ClientContribution().divisor(rate, silos, users) == rate * users
