@@ -5,8 +5,7 @@ from __future__ import annotations
 from fedveil.engine.folder import finite
 from fedveil.engine.setup import Prepared
 from fedveil.engine.shown import uncovered
-from fedveil.methods.client_messages import ClientMessages, Layered
-from fedveil.methods.layered_shares import LayeredShares
+from fedveil.privacy.claims import Tells
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
 
@@ -68,10 +67,7 @@ def _randomness(prepared: Prepared) -> str:
     """Return where noise and sampling came from, in words."""
     if not prepared.secure:
         return "noise and sampling derived from a seed, for repetition only"
-    channel = prepared.method.channel
-    if isinstance(channel, LayeredShares) or (
-        isinstance(channel, ClientMessages) and isinstance(channel.form, Layered)
-    ):
+    if prepared.method.channel.content is Tells.KEYED:
         return (
             "sampling, and a key for every message, drawn from the operating system's cryptographic generator; noise "
             "from a ChaCha20 stream under that key"
