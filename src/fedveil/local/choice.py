@@ -125,5 +125,5 @@ def _span_alone(task: Task, local: LocalStep, cohort: Cohort) -> bool:
 
 
 def _vmap_alone(task: Task, local: LocalStep, cohort: Cohort) -> bool:
-    own = min(as_sgd(local).batch_size or 1, _WIDEST)
-    return alone_in_a_batch(task, cohort, sorted({*WIDTHS, own}))
+    own = min(as_sgd(local).batch_size or max(WIDTHS), _WIDEST)
+    return alone_in_a_batch(task, cohort, sorted({own, *(width for width in WIDTHS if width < own)}))
