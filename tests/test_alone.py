@@ -368,10 +368,10 @@ def by_pair(ready: Prepared) -> dict[tuple[int, int], torch.Tensor]:
 
 
 def _asked() -> Iterator[Any]:
-    """Every method, model and batch size; the networks in mini-batches take longest."""
+    """Every method, model and batch size; networks take longest."""
     for method in sorted(METHODS):
         for model, batch_size in (("linear", None), ("linear", 4), ("mlp", None), ("mlp", 4)):
-            long = model == "mlp" and batch_size == 4 and method != "uldp-avg"
+            long = model == "mlp" and method != "uldp-avg"
             yield pytest.param(method, model, batch_size, marks=[pytest.mark.slow] if long else [])
 
 
