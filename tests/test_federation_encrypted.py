@@ -296,6 +296,7 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
 
 def test_a_next_round_needs_the_last_sum() -> None:
     share = EncryptedShare.__new__(EncryptedShare)
+    share._initial = np.zeros(4, dtype=np.float32)
     kept = Kept(orders=bytes(32), before=np.zeros(4, dtype=np.float32), message=np.zeros(4))
     with pytest.raises(RefusalError, match="has not ended here"):
         share.follow(Answered(round=3, request=bytes(32), coded=kept.encode()), 4)
