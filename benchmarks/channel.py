@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
-from fedveil.channel import (
+from fedveil.quantization import (
     CellLaw,
-    Channel,
+    Codec,
     GaussianLaw,
     InsecureSimulationStreams,
     KeyedStreams,
@@ -23,8 +23,8 @@ from fedveil.channel import (
     gaussian_limit,
     lattice,
 )
-from fedveil.channel.codec import DENSE_FROM
-from fedveil.channel.portable import uniforms
+from fedveil.quantization.codec import DENSE_FROM
+from fedveil.quantization.portable import uniforms
 
 RATIOS = (0.05, 0.2, 1.0, 3.0, 10.0)
 SCALAR_TARGETS = dict(zip(RATIOS, (0.056, 0.22, 0.98, 2.2, 3.9), strict=True))
@@ -33,11 +33,9 @@ LAW = GaussianLaw(std=1.0)
 RATE_TARGET, LOOP_TARGET = 4.0, 200.0
 
 
-def channel(name: str, *, adaptive: bool = False, search: int = 2) -> Channel:
+def channel(name: str, *, adaptive: bool = False, search: int = 2) -> Codec:
     """Gaussian noise of standard deviation 1 on a lattice."""
-    return Channel(
-        quantizer=LayeredQuantizer(law=LAW, lattice=lattice(name)), adaptive=adaptive, search=search
-    )
+    return Codec(quantizer=LayeredQuantizer(law=LAW, lattice=lattice(name)), adaptive=adaptive, search=search)
 
 
 def loop(x: np.ndarray, name: str) -> None:
@@ -56,12 +54,12 @@ def loop(x: np.ndarray, name: str) -> None:
                 break
 
 
-def encode(one: Channel, x: np.ndarray) -> bytes:
+def encode(one: Codec, x: np.ndarray) -> bytes:
     """Encode under a cryptographic stream."""
     return one.encode(x, KeyedStreams(bytes(32)))
 
 
-def decode(one: Channel, message: bytes, length: int) -> np.ndarray:
+def decode(one: Codec, message: bytes, length: int) -> np.ndarray:
     """Decode under the same stream."""
     return one.decode(message, KeyedStreams(bytes(32)), length=length)
 
@@ -99,7 +97,7 @@ def speeds(quick: bool) -> Iterator[Row]:
             yield Row(case=case, unit="M parameters/s", ours=m / seconds / 1e6)
 
 
-def bits(one: Channel, x: np.ndarray) -> float:
+def bits(one: Codec, x: np.ndarray) -> float:
     """Bits a parameter of the whole message."""
     return 8 * len(one.encode(x, InsecureSimulationStreams(1))) / len(x)
 
@@ -109,7 +107,7 @@ def gaussian_then_dither(x: np.ndarray, share: float) -> float:
     noisy = x + np.random.default_rng(2).normal(size=len(x)) * np.sqrt(share)
     step = np.sqrt(12 * (1 - share))
     law = CellLaw(inner_radius=float(step) / 2)
-    return bits(Channel(quantizer=LayeredQuantizer(law=law, lattice=lattice("Z1"))), noisy)
+    return bits(Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice("Z1"))), noisy)
 
 
 def sizes(quick: bool) -> Iterator[Row]:

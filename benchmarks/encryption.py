@@ -88,12 +88,12 @@ def _overhead() -> Iterator[Row]:
         prepared = prepare(experiment, populations)
         agreed, initial = prepared.agreed, prepared.task.initial()
         parties = None if agreed is None else Parties.of(agreed, initial)
-        seats[name] = (prepared.seat, initial, parties, count(1))
+        seats[name] = (prepared.setting, initial, parties, count(1))
 
     def play(name: str) -> None:
-        seat, initial, parties, numbers = seats[name]
+        setting, initial, parties, numbers = seats[name]
         randomness = ExperimentRandomness(0), PrivacyRandomness.system()
-        play_round(seat, initial, next(numbers), *randomness, parties=parties)
+        play_round(setting, initial, next(numbers), *randomness, parties=parties)
 
     plain, *hidden = cpu_seconds(*(partial(play, name) for name in seats), repeats=3)
     for name, seconds, target in zip(("CKKS-FedAvg", "static 10 %"), hidden, (1.5, 1.15), strict=True):

@@ -22,15 +22,15 @@ from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.federation.coordinator import CoordinatorParty
-from fedveil.engine.federation.letters import Letter
-from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.share import Held, Share
-from fedveil.engine.federation.silo import SiloParty
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.setup import prepare
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.membership import Membership
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import FixedPopulation, Share
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import SiloParty
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.submission import END, Submission, Unwatched, read_experiment
@@ -91,7 +91,7 @@ class World(Unwatched):
                     state=state,
                 )
             )
-        prepared = prepare(experiment, Held(shares[0]))
+        prepared = prepare(experiment, FixedPopulation(shares[0]))
         self.agreed = prepared.agreed
         self.coordinator = CoordinatorParty(
             prepared=prepared,
@@ -120,7 +120,9 @@ class World(Unwatched):
 
     def _count(self, data: bytes, sender: int, recipient: int) -> None:
         key = self.membership.coordinator if sender == SERVER else self.membership.roster[sender]
-        letter = Letter.open(data, sender=sender, identity=key, recipient=recipient, largest=LARGEST_LETTER)
+        letter = SignedMessage.open(
+            data, sender=sender, identity=key, recipient=recipient, largest=LARGEST_LETTER
+        )
         self.letters += len(data)
         self.content += sum(
             len(part.encode()) for part in letter.parts if isinstance(part, Model | Task | Relay)

@@ -26,10 +26,10 @@ from benchmarks.flower_empty import empty_exchanges, wait_for
 from benchmarks.flower_nodes import free_port
 from benchmarks.harness import Row, at_most
 from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.federation.share import Share
 from fedveil.engine.folder import RunFolder
+from fedveil.federation.share import Share
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding import Founded, found
+from fedveil.flower.provisioning import Founded, found
 from fedveil.flower.submission import END, SOCKET, Submission, read_experiment
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load

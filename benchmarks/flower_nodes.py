@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from fedveil.engine.federation.silo import SiloParty
+from fedveil.federation.silo import SiloParty
 from fedveil.flower.demonstration import Demonstration
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo

@@ -15,7 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from benchmarks.harness import Row, at_most, cpu_seconds
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.privacy.noise import DiscreteGaussian
@@ -78,10 +78,10 @@ def _round(length: int) -> Iterator[Row]:
     units = np.random.default_rng(0).integers(-_LIMIT, _LIMIT, length)
     masking, per_silo, at_server = [], [], []
     for attempt in range(3):
-        moment = Moment(run=plan.run, round=1, attempt=attempt)
+        round_id = RoundId(run=plan.run, round=1, attempt=attempt)
         spent = [0.0] * _SILOS
         serving = 0.0
-        messages, seconds = _timed(lambda moment=moment: server.begin(moment, tuple(range(_SILOS))))  # type: ignore[misc]
+        messages, seconds = _timed(lambda round_id=round_id: server.begin(round_id, tuple(range(_SILOS))))  # type: ignore[misc]
         serving += seconds
         for recipient, data in messages:
             _, seconds = _timed(lambda r=recipient, d=data: silos[r].receive(d))  # type: ignore[misc]

@@ -27,7 +27,7 @@ import torch
 from benchmarks.harness import Row, at_most, cpu_seconds
 from benchmarks.pfl_networks import network
 from fedveil.engine.round import play_round
-from fedveil.engine.seat import Seat
+from fedveil.engine.setting import Setting
 from fedveil.local.choice import choose_trainer
 from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalSgd
@@ -156,7 +156,7 @@ def main() -> None:
         client_sampling="uniform",
         client_sampling_rate=COHORT / clients,
     )
-    seat = Seat(
+    setting = Setting(
         method=method,
         trainer=choose_trainer(task, method.local, cohort=cohort),
         cohort=cohort,
@@ -168,7 +168,7 @@ def main() -> None:
     seconds = []
     for number in range(1, rounds + 1):
         before = time.process_time()
-        model, _ = play_round(seat, model, number, ExperimentRandomness(0), privacy)
+        model, _ = play_round(setting, model, number, ExperimentRandomness(0), privacy)
         seconds.append(time.process_time() - before)
     steps = COHORT * method.local.count(RECORDS)
     table = records.features.nbytes + records.targets.nbytes + 2 * user.nbytes

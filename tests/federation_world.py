@@ -17,18 +17,18 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine import weighting
 from fedveil.engine.experiment import Experiment, merge, parse
-from fedveil.engine.federation.coded_sums import to_bytes
-from fedveil.engine.federation.coordinator import CoordinatorParty
-from fedveil.engine.federation.letters import Letter
-from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.share import Held, Share
-from fedveil.engine.federation.silo import SiloParty
-from fedveil.engine.federation.store import Answered
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
+from fedveil.federation.coded_sums import to_bytes
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.membership import Membership
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import FixedPopulation, Share
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import SiloParty
+from fedveil.federation.store import Answered
 from fedveil.methods import METHODS
 from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
@@ -95,7 +95,7 @@ def asked(**changes: Any) -> Experiment:
 
 def in_one_process(experiment: Experiment, held: Population, folder: Path) -> Path:
     """The run folder of the same experiment with all records in this process."""
-    return run(prepare(experiment, Held(held)), folder, Silent()).folder
+    return run(prepare(experiment, FixedPopulation(held)), folder, Silent()).folder
 
 
 def small_keys(monkeypatch: pytest.MonkeyPatch, bits: int = 512) -> None:
@@ -221,7 +221,7 @@ class World:
             n_classes=self.held.n_classes,
         )
         return CoordinatorParty(
-            prepared=prepare(self.experiment, Held(public)),
+            prepared=prepare(self.experiment, FixedPopulation(public)),
             membership=self.membership,
             identity=self.key,
             folder=self.run_folder,
@@ -230,7 +230,7 @@ class World:
 
     def note(self, number: int, data: bytes) -> None:
         """Remember what left a silo in the open, by round of its answers."""
-        letter = Letter.open(
+        letter = SignedMessage.open(
             data,
             sender=number,
             identity=self.membership.roster[number],
@@ -274,7 +274,7 @@ class World:
         """The coordinator's letter to a silo, or what one that lies (``lie``) makes of its parts."""
         if self.lie is None:
             return data
-        letter = Letter.open(
+        letter = SignedMessage.open(
             data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
         )
         return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)

@@ -345,7 +345,7 @@ def prepared(method: str, model: str, people: Population, batch_size: int | None
 
 def _noiseless(ready: Prepared) -> DpSgdTrainer:
     """Return a trainer of the same records, batches and masks without noise: what is left is arithmetic."""
-    trainer = ready.seat.trainer
+    trainer = ready.setting.trainer
     assert isinstance(trainer, DpSgdTrainer)
     privacy = PrivacyRandomness.insecure(1)
     return replace(trainer, local=replace(trainer.local, noise_multiplier=0.0), privacy=privacy)
@@ -353,8 +353,8 @@ def _noiseless(ready: Prepared) -> DpSgdTrainer:
 
 def by_pair(ready: Prepared) -> dict[tuple[int, int], torch.Tensor]:
     """Return the bounded update of every contribution by its silo and user, as the run's own trainer computes it."""
-    cohort, groups = ready.seat.cohort, ready.seat.cohort.groups
-    sums = ready.seat.trainer.sums(
+    cohort, groups = ready.setting.cohort, ready.setting.cohort.groups
+    sums = ready.setting.trainer.sums(
         ready.task.initial(),
         cohort.apart(torch.arange(len(groups))),
         torch.arange(len(groups)),
@@ -385,7 +385,7 @@ def test_through_prepare_a_user_changes_nobody_elses_contribution(
     everybody = population(sizes, clients)
     ready = prepared(method, model, everybody, batch_size)
     if method == "uldp-group":
-        ready = replace(ready, seat=replace(ready.seat, trainer=_noiseless(ready)))
+        ready = replace(ready, setting=replace(ready.setting, trainer=_noiseless(ready)))
     whole_cohort = by_pair(ready)
     for gone in (0, 5):
         kept = np.flatnonzero(everybody.train.user != gone)
@@ -393,9 +393,9 @@ def test_through_prepare_a_user_changes_nobody_elses_contribution(
         again = (
             choose_trainer(ready.task, ready.method.local, cohort=fewer.cohort, bound=ready.method.bound)
             if (method != "uldp-group")
-            else ready.seat.trainer
+            else ready.setting.trainer
         )
-        others = by_pair(replace(ready, seat=replace(fewer, trainer=again)))
+        others = by_pair(replace(ready, setting=replace(fewer, trainer=again)))
         touched = set(everybody.train.silo[everybody.train.user == gone].tolist())
         checked = 0
         for (silo, user), update in others.items():

@@ -17,7 +17,7 @@ from fedveil.engine.clients import ClientTraining
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.parties import Parties
 from fedveil.engine.run import over_budget, resume, run
-from fedveil.engine.seat import Seat
+from fedveil.engine.setting import Setting
 from fedveil.engine.setup import prepare
 from fedveil.engine.workload import OwnMessages, Turn
 from fedveil.errors import CompositionError, ConfigError
@@ -27,7 +27,7 @@ from fedveil.local.steps import LocalSgd
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
 from fedveil.methods.channels import CentralGaussian
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import (
     ClientMessages,
     Dithered,
@@ -48,7 +48,7 @@ from tests.training import cohort_of, task_of
 
 CLIENTS, CLIP, Z = 4, 0.7, 0.3
 LOCAL = LocalSgd(learning_rate=0.5, epochs=1, steps=3, batch_size=1)
-FEDERATION = Federation(n_silos=CLIENTS, n_users=CLIENTS, silo_records=(1666,) * CLIENTS)
+FEDERATION = PublicFacts(n_silos=CLIENTS, n_users=CLIENTS, silo_records=(1666,) * CLIENTS)
 
 
 def channel(noise: NoiseName, form: Form, bound: float | None = CLIP) -> ClientMessages:
@@ -164,7 +164,7 @@ def test_a_clients_records_come_and_go_behind_the_same_noise(
         cohort = cohort_of([6, 5, 4, 3], n_silos=4)
         size = np.where(np.arange(4) == without, 0, cohort.groups.size)
         cohort = replace(cohort, groups=replace(cohort.groups, size=size))
-        seat = Seat(
+        setting = Setting(
             method=method,
             trainer=LoopTrainer(task=task, local=local),
             cohort=cohort,
@@ -173,7 +173,7 @@ def test_a_clients_records_come_and_go_behind_the_same_noise(
             shapes=tuple(tuple(shape) for shape in task.layout.shapes),
         )
         turn = Turn(
-            seat=seat,
+            setting=setting,
             model=task.initial(),
             round_number=1,
             experiment=ExperimentRandomness(0),
@@ -181,11 +181,11 @@ def test_a_clients_records_come_and_go_behind_the_same_noise(
         )
         work = OwnMessages(turn)
         work.begin(0)
-        total, count = Parties.in_the_open(seat).driver.play(
+        total, count = Parties.in_the_open(setting).driver.play(
             (1, 0), work.senders((0, 1, 2, 3)), work.drawn, work.give
         )
         training = ClientTraining(
-            trainer=seat.trainer,
+            trainer=setting.trainer,
             cohort=cohort,
             bound=method.bound,
             model=task.initial(),
@@ -277,7 +277,7 @@ def test_noise_as_numbers_guarantees_the_same_and_something_against_the_server()
 
 def test_the_published_scale_claims_nothing_and_shows_the_published_profile() -> None:
     local = replace(LOCAL, steps=15)
-    federation = Federation(n_silos=30, n_users=30, silo_records=(1666,) * 10 + (1667,) * 20)
+    federation = PublicFacts(n_silos=30, n_users=30, silo_records=(1666,) * 10 + (1667,) * 20)
     gaussian = derive(cepam_gaussian(local=local, n_users=30, noise_multiplier=0.1, scale="norm"), federation)
     assert isinstance(gaussian.event, NoGuarantee)
     assert "norm" in gaussian.event.reason
@@ -361,16 +361,16 @@ def test_every_method_of_the_paper_runs_and_counts_its_bits(name: str, tmp_path:
     statement = json.loads((outcome.folder / "privacy.json").read_text())
     assert statement["unit"] == "client"
     assert (statement["epsilon"] is None) == (name in ("fl", "fl-sdq"))
-    uplink = outcome.row["uplink"]
-    assert uplink["float32_bytes"] == 10 * 4 * 650
+    communication_cost = outcome.row["communication_cost"]
+    assert communication_cost["float32_bytes"] == 10 * 4 * 650
     if name in ("fl", "fl-gaussian", "fl-laplace"):
-        assert uplink["bits_per_parameter"] == 32
+        assert communication_cost["bits_per_parameter"] == 32
     else:
-        assert uplink["bits_per_parameter"] < 5
+        assert communication_cost["bits_per_parameter"] < 5
     layered = name.startswith("cepam")
     assert ("ChaCha20" in statement["randomness"]) == layered
-    assert (uplink["limit"] is None) != layered
-    assert (uplink["acceptance"] is None) != layered
+    assert (communication_cost["limit"] is None) != layered
+    assert (communication_cost["acceptance"] is None) != layered
     assert outcome.row["contributions"] == 10
 
 
@@ -381,7 +381,7 @@ def test_the_published_scale_runs_and_its_statement_says_that_it_guarantees_noth
     assert "norm" in outcome.statement.reasons[0]
     assert any(sentence.startswith("As published, Theorem 12") for sentence in outcome.statement.sentences())
     assert any("the records of the smallest client" in text for text in outcome.statement.uncovered)
-    assert outcome.row["uplink"]["acceptance"] == pytest.approx(math.pi / 4, abs=0.02)
+    assert outcome.row["communication_cost"]["acceptance"] == pytest.approx(math.pi / 4, abs=0.02)
 
 
 @pytest.mark.parametrize("method", ["dp-fed", "dp-fed-ls"])
@@ -393,8 +393,8 @@ def test_dp_fed_runs_over_the_channel_at_the_same_epsilon(method: str, tmp_path:
     plain = prepare(parse(document() | {"method": sampled}, "test"))
     assert isinstance(plain.guarantee.event, SampledWithoutReplacementEvent)
     assert over.statement.epsilon == pytest.approx(plain.epsilon_after(2), rel=1e-6)
-    assert over.row["uplink"]["float32_bytes"] == 5 * 4 * 650
-    assert over.row["uplink"]["bits_per_parameter"] < 3
+    assert over.row["communication_cost"]["float32_bytes"] == 5 * 4 * 650
+    assert over.row["communication_cost"]["bits_per_parameter"] < 3
     poisson = asked | {"method": sampled | {"client_sampling": "poisson"}}
     with pytest.raises(CompositionError, match="client_sampling = 'uniform'"):
         prepare(parse(poisson, "test"))

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.channel import UpdateError
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import GaussianShares
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.layered_shares import LayeredShares
@@ -28,6 +27,7 @@ from fedveil.methods.uldp import uldp_avg_w, uldp_group
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import NoGuarantee
+from fedveil.quantization import UpdateError
 from fedveil.randomness import PrivacyRandomness
 from tests.test_run import Silent, files, same_model
 
@@ -132,7 +132,7 @@ def test_a_sum_that_the_noise_cannot_hide_is_not_sent() -> None:
 
 @pytest.mark.parametrize("colluding", [0, 1])
 def test_the_event_is_that_of_the_additive_method_and_the_server_is_trusted(colluding: int) -> None:
-    federation = Federation(n_silos=SILOS, n_users=6)
+    federation = PublicFacts(n_silos=SILOS, n_users=6)
     plain, over = derive(additive(colluding), federation), derive(layered(colluding=colluding), federation)
     assert over.event == plain.event
     assert over.against(Role.SILO) == plain.against(Role.SILO)
@@ -212,13 +212,15 @@ def test_methods_with_shares_run_over_the_channel(method: dict[str, Any], tmp_pa
     outcome = run(prepare(parse(document, "test")), tmp_path, Silent())
     _, model, rows = files(outcome.folder)
     parameters = sum(value.size for value in model.values())
-    assert "uplink" not in rows[0]
+    assert "communication_cost" not in rows[0]
     for row in rows[1:]:
-        uplink = row["uplink"]
-        assert uplink["float32_bytes"] == 3 * 4 * parameters
-        assert uplink["bits_per_parameter"] == 8 * row["bytes_up"] / (3 * parameters)
-        assert uplink["ratio"] == pytest.approx(uplink["bits_per_parameter"] / uplink["limit"])
-        assert row["bytes_up"] * 5 < uplink["float32_bytes"]
+        communication_cost = row["communication_cost"]
+        assert communication_cost["float32_bytes"] == 3 * 4 * parameters
+        assert communication_cost["bits_per_parameter"] == 8 * row["bytes_up"] / (3 * parameters)
+        assert communication_cost["ratio"] == pytest.approx(
+            communication_cost["bits_per_parameter"] / communication_cost["limit"]
+        )
+        assert row["bytes_up"] * 5 < communication_cost["float32_bytes"]
     statement = json.loads((outcome.folder / "privacy.json").read_text())
     assert statement["epsilon"] == rows[-1]["epsilon"] > 0
     assert statement["trust"][0]["epsilon"] is None
@@ -229,15 +231,18 @@ def test_methods_with_shares_run_over_the_channel(method: dict[str, Any], tmp_pa
 def test_the_information_limit_is_taken_where_a_round_is_evaluated(tmp_path: Path) -> None:
     watcher = Silent()
     run(prepare(experiment(rounds=3, evaluate_every=2)), tmp_path, watcher)
-    uplinks = [row["uplink"] for row in watcher.rows if row["round"]]
-    assert [uplink["limit"] is None for uplink in uplinks] == [True, False, False]
-    assert [uplink["ratio"] is None for uplink in uplinks] == [True, False, False]
-    assert all(uplink["acceptance"] > 0 and uplink["bits_per_parameter"] > 0 for uplink in uplinks)
+    uplinks = [row["communication_cost"] for row in watcher.rows if row["round"]]
+    assert [communication_cost["limit"] is None for communication_cost in uplinks] == [True, False, False]
+    assert [communication_cost["ratio"] is None for communication_cost in uplinks] == [True, False, False]
+    assert all(
+        communication_cost["acceptance"] > 0 and communication_cost["bits_per_parameter"] > 0
+        for communication_cost in uplinks
+    )
 
 
 def test_a_lattice_of_ones_own_runs(tmp_path: Path) -> None:
     outcome = run(prepare(experiment(channel={"lattice": "Z3"}, rounds=1)), tmp_path, Silent())
-    assert outcome.row["uplink"]["bits_per_parameter"] > 0.5
+    assert outcome.row["communication_cost"]["bits_per_parameter"] > 0.5
 
 
 def test_an_interrupted_run_over_the_channel_resumes_to_the_same_model(tmp_path: Path) -> None:
@@ -247,7 +252,9 @@ def test_an_interrupted_run_over_the_channel_resumes_to_the_same_model(tmp_path:
         run(prepare(seeded), tmp_path / "cut", Silent(interrupt_after=1))
     resumed = files(resume(tmp_path / "cut" / "try", Silent()).folder)
     assert same_model(resumed[1], whole[1])
-    assert [row.get("uplink") for row in resumed[2]] == [row.get("uplink") for row in whole[2]]
+    assert [row.get("communication_cost") for row in resumed[2]] == [
+        row.get("communication_cost") for row in whole[2]
+    ]
 
 
 def test_calibration_finds_the_same_noise_over_the_channel() -> None:

@@ -18,7 +18,7 @@ from fedveil.engine.silo_side import silo_message
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import Channel
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import claims_of, derive, moves_of
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
@@ -217,7 +217,7 @@ def test_a_client_that_is_told_its_own_draw_keeps_the_amplification_and_would_lo
 ):
     """dp-fed, q = 0.1, z = 1, 100 rounds: 7.1 was stated while every client was sent every client's draw (91.8)."""
     method = dp_fed(local=LOCAL, n_users=1000, clip=1.0, noise_multiplier=1.0, client_sampling_rate=0.1)
-    facts = Federation(n_silos=1000, n_users=1000)
+    facts = PublicFacts(n_silos=1000, n_users=1000)
     client = derive(method, facts).against(Role.SILO)
     assert client == PoissonUsers(rate=0.1).event(GaussianEvent(noise_multiplier=1.0))
     told = knowledge(Role.SILO, (*method.sends(), Sent(PARTS[12], Role.SILO)), method.channel.content)
@@ -235,7 +235,7 @@ def test_weights_by_records_in_the_open_guarantee_nothing_to_server_and_silos(
     method = uldp_avg_w(local=LOCAL, clip=1.0, noise_multiplier=5.0, user_sampling_rate=rate)
     if protection is not None:
         method = replace(method, protection=protection)
-    guarantee = derive(method, Federation(n_silos=5, n_users=100))
+    guarantee = derive(method, PublicFacts(n_silos=5, n_users=100))
     assert math.isfinite(cost(guarantee.event))
     for view in guarantee.views:
         assert isinstance(view.event, NoGuarantee)
@@ -246,7 +246,7 @@ def test_weights_by_records_in_the_open_guarantee_nothing_to_server_and_silos(
 def test_the_same_weights_under_private_weighting_are_finite_and_name_who_learns_presence() -> None:
     method = uldp_avg_w(local=LOCAL, clip=1.0, noise_multiplier=5.0)
     method = replace(method, protection=PrivateWeighting(largest_count=100))
-    guarantee = derive(method, Federation(n_silos=5, n_users=100, dimension=10))
+    guarantee = derive(method, PublicFacts(n_silos=5, n_users=100, dimension=10))
     assert math.isfinite(cost(guarantee.against(Role.SERVER)))
     assert math.isfinite(cost(guarantee.against(Role.SILO)))
     coalition = guarantee.against(Role.SERVER | Role.SILO)
@@ -260,7 +260,7 @@ def test_a_silo_is_guaranteed_what_others_hold_and_never_more_than_a_reader() ->
     """Brute force: with uniform weights the rest moves by (1 - 1/n) C under n - 1 shares: more is hidden than by n."""
     for n in range(2, 9):
         method = uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=5.0)
-        guarantee = derive(method, Federation(n_silos=n, n_users=10))
+        guarantee = derive(method, PublicFacts(n_silos=n, n_users=10))
         share = 5.0 / math.sqrt(n)
         moved = np.linalg.norm(np.full(n - 1, 1 / n), ord=1)
         elsewhere = share * math.sqrt(n - 1) / moved
@@ -292,7 +292,7 @@ def test_a_channel_without_claims_is_refused_and_one_that_claims_nothing_guarant
     with pytest.raises(CompositionError, match="Unclaimed, given as channel, does not define claims"):
         replace(plain, channel=Unclaimed())
     method = replace(plain, channel=Unheard())
-    guarantee = derive(method, Federation(n_silos=3, n_users=10))
+    guarantee = derive(method, PublicFacts(n_silos=3, n_users=10))
     for event in (guarantee.event, *(view.event for view in guarantee.views)):
         assert isinstance(event, NoGuarantee)
     with pytest.raises(
@@ -322,7 +322,7 @@ def test_a_silo_is_guaranteed_what_others_hold_although_they_change_the_weight_o
         local=LOCAL, clip=1.0, noise_multiplier=noise, user_sampling_rate=rate, colluding_silos=colluding
     )
     method = replace(method, protection=PrivateWeighting(largest_count=most))
-    silo = derive(method, Federation(n_silos=n, n_users=10, dimension=10)).against(Role.SILO)
+    silo = derive(method, PublicFacts(n_silos=n, n_users=10, dimension=10)).against(Role.SILO)
     together = max(1, colluding)
     rng = np.random.default_rng(7)
     moved = 0.0
@@ -349,7 +349,7 @@ def test_the_grid_loss_of_noise_that_falls_covers_every_round(noise: float) -> N
     method = varying_dp(
         local=LOCAL, n_users=6, largest_silo=1, clip=1.0, noise_multiplier=noise, noise_decay=0.9
     )
-    facts, rounds = Federation(n_silos=6, n_users=6), 40
+    facts, rounds = PublicFacts(n_silos=6, n_users=6), 40
     each = [
         derive(replace(method.at_round(number), noise_decay=1.0), facts).grid_loss
         for number in range(1, rounds + 1)

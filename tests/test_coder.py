@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedveil.channel import (
+from fedveil.quantization import (
     BallLaw,
     CellLaw,
-    Channel,
     ChannelError,
+    Codec,
     ForeignStreamError,
     GaussianLaw,
     InsecureSimulationStreams,
@@ -32,8 +32,8 @@ from fedveil.channel import (
     read_header,
     update_key,
 )
-from fedveil.channel.models import Contexts, tables
-from fedveil.channel.symbols import SymbolReader, SymbolWriter
+from fedveil.quantization.models import Contexts, tables
+from fedveil.quantization.symbols import SymbolReader, SymbolWriter
 
 LAWS: list[tuple[Law, str]] = [
     (GaussianLaw(std=1.0), "Z1"),
@@ -48,8 +48,8 @@ LAWS: list[tuple[Law, str]] = [
 ]
 
 
-def channel(law: Law | None = None, name: str = "Z1", *, adaptive: bool = False) -> Channel:
-    return Channel(
+def channel(law: Law | None = None, name: str = "Z1", *, adaptive: bool = False) -> Codec:
+    return Codec(
         quantizer=LayeredQuantizer(law=law or GaussianLaw(std=1.0), lattice=lattice(name)), adaptive=adaptive
     )
 
@@ -153,7 +153,7 @@ def test_another_process_decodes_from_the_bytes_alone() -> None:
     one = channel(name="E8", adaptive=True)
     message = one.encode(x, KeyedStreams(key))
     program = (
-        "import sys; from fedveil.channel import *\n"
+        "import sys; from fedveil.quantization import *\n"
         "key = update_key(b'a shared secret of two', run='r', client=3, round_number=9)\n"
         "message = bytes.fromhex(sys.stdin.read())\n"
         "received = decode_any(message, KeyedStreams(key), length=read_header(message).length)\n"
@@ -226,13 +226,13 @@ def test_stream_is_used_once() -> None:
 
 def test_search_effort_has_bounds() -> None:
     with pytest.raises(ChannelError, match="from 0 to 7"):
-        Channel(quantizer=channel().quantizer, search=8)
+        Codec(quantizer=channel().quantizer, search=8)
 
 
 @pytest.mark.parametrize("search", [0, 1, 5])
 def test_search_effort_travels_in_the_message(search: int) -> None:
     x = np.random.default_rng(0).normal(size=20_000) * 0.1
-    sender = Channel(quantizer=channel().quantizer, adaptive=True, search=search)
+    sender = Codec(quantizer=channel().quantizer, adaptive=True, search=search)
     message = sender.encode(x, streams())
     received = channel().decode(message, streams(), length=len(x))
     assert abs((received - x).std() - 1) < 0.03
@@ -267,7 +267,7 @@ def test_simulation_is_not_mistaken_for_cryptography() -> None:
         (channel(LaplaceLaw(b=1.0)), 1000, "expects LaplaceLaw"),
     ],
 )
-def test_message_of_another_channel_is_refused(other: Channel, length: int, match: str) -> None:
+def test_message_of_another_channel_is_refused(other: Codec, length: int, match: str) -> None:
     message = channel().encode(np.zeros(1000), streams())
     with pytest.raises(MessageError, match=match):
         other.decode(message, streams(), length=length)

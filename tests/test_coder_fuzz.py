@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.channel import (
-    Channel,
+from fedveil.quantization import (
+    Codec,
     GaussianLaw,
     InsecureSimulationStreams,
     LaplaceLaw,
@@ -22,7 +22,7 @@ from fedveil.channel import (
     decode_any,
     lattice,
 )
-from fedveil.channel.streams import TAG_BYTES
+from fedveil.quantization.streams import TAG_BYTES
 
 LENGTH = 70
 ROUNDS = 20_000
@@ -43,7 +43,7 @@ def seeds() -> list[bytes]:
         (gaussian, "E8", True, 0.05),
         (LaplaceLaw(b=1.0), "Z1", True, 1e3),
     ):
-        channel = Channel(quantizer=LayeredQuantizer(law=law, lattice=lattice(name)), adaptive=adaptive)
+        channel = Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice(name)), adaptive=adaptive)
         x = rng.normal(size=LENGTH) * size
         x[::23] *= 100
         messages.append(channel.encode(x, InsecureSimulationStreams(0, "fuzz")))

@@ -184,10 +184,10 @@ def test_accuracy_is_shown_against_the_bytes_sent(tmp_path: Path) -> None:
     runs = []
     for name, each in (("bytes", 2**18), ("float32", 2**20)):
         folder = write_run(tmp_path / name, name=name, rounds=4, settings=f"text = '{name}'\n")
-        uplink = {"float32_bytes": 2**20, "bits_per_parameter": each / 2**15}
-        uplink |= {"limit": None, "acceptance": None}
+        communication_cost = {"float32_bytes": 2**20, "bits_per_parameter": each / 2**15}
+        communication_cost |= {"limit": None, "acceptance": None}
         first, *rest = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        rows = [first, *(row | {"bytes_up": each, "uplink": uplink} for row in rest)]
+        rows = [first, *(row | {"bytes_up": each, "communication_cost": communication_cost} for row in rest)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         runs.append(folder)
     comparison = compare([*runs, write_run(tmp_path / "uncounted", name="uncounted", rounds=4)])

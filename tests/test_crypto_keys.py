@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.crypto.aead import OVERHEAD_BYTES, seal, unseal
-from fedveil.crypto.agreement import AgreementKey, Moment, SignedKey, derive
+from fedveil.crypto.agreement import AgreementKey, RoundId, SignedKey, derive
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.crypto.masks import UniformIntegers, apply_masks_
 from fedveil.crypto.shamir import PRIME, Share, combine, split
 
-MOMENT = Moment(run=bytes(range(16)), round=3, attempt=1)
+MOMENT = RoundId(run=bytes(range(16)), round=3, attempt=1)
 FALSE_ALARM = 1e-6
 
 
@@ -49,9 +49,9 @@ def test_what_is_no_key_is_refused(tmp_path):
 def test_a_signature_holds_for_one_key_owner_purpose_and_moment():
     identity, other = IdentityKey.generate(), IdentityKey.generate()
     public = AgreementKey.generate().public
-    signed = SignedKey.sign(identity, public, owner=2, purpose="sum", moment=MOMENT)
-    signed.verify(identity.public, owner=2, purpose="sum", moment=MOMENT)
-    later = Moment(run=MOMENT.run, round=3, attempt=2)
+    signed = SignedKey.sign(identity, public, owner=2, purpose="sum", round_id=MOMENT)
+    signed.verify(identity.public, owner=2, purpose="sum", round_id=MOMENT)
+    later = RoundId(run=MOMENT.run, round=3, attempt=2)
     wrong = [
         (signed, other.public, 2, "sum", MOMENT),
         (signed, identity.public, 1, "sum", MOMENT),
@@ -60,22 +60,22 @@ def test_a_signature_holds_for_one_key_owner_purpose_and_moment():
         (SignedKey(public=bytes(32), signature=signed.signature), identity.public, 2, "sum", MOMENT),
         (SignedKey(public=public, signature=bytes(64)), identity.public, 2, "sum", MOMENT),
     ]
-    for key, public_identity, owner, purpose, moment in wrong:
+    for key, public_identity, owner, purpose, round_id in wrong:
         with pytest.raises(CryptoError, match="not valid"):
-            key.verify(public_identity, owner=owner, purpose=purpose, moment=moment)
+            key.verify(public_identity, owner=owner, purpose=purpose, round_id=round_id)
 
 
 def test_both_sides_derive_the_same_key_and_no_two_uses_share_one():
     a, b = AgreementKey.generate(), AgreementKey.generate()
     ours, theirs = a.agree(b.public), b.agree(a.public)
     moments = [
-        Moment(run=run, round=round_number, attempt=attempt)
+        RoundId(run=run, round=round_number, attempt=attempt)
         for run in (bytes(16), bytes(15) + b"1")
         for round_number in (0, 1)
         for attempt in (0, 1)
     ]
-    keys = {ours.derive(purpose, moment) for purpose in ("mask", "seed") for moment in moments}
-    assert keys == {theirs.derive(purpose, moment) for purpose in ("mask", "seed") for moment in moments}
+    keys = {ours.derive(purpose, round_id) for purpose in ("mask", "seed") for round_id in moments}
+    assert keys == {theirs.derive(purpose, round_id) for purpose in ("mask", "seed") for round_id in moments}
     assert len(keys) == 16
     assert derive(bytes(32), "a", MOMENT) != derive(bytes(32), "a", MOMENT, salt=b"b")
 
@@ -88,9 +88,9 @@ def test_points_of_small_order_are_refused(point):
 
 def test_a_moment_fits_its_encoding():
     with pytest.raises(CryptoError, match="16 bytes"):
-        Moment(run=b"", round=0, attempt=0)
+        RoundId(run=b"", round=0, attempt=0)
     with pytest.raises(CryptoError, match="at most"):
-        Moment(run=bytes(16), round=2**32, attempt=0)
+        RoundId(run=bytes(16), round=2**32, attempt=0)
 
 
 def test_a_private_agreement_key_survives_its_bytes():
@@ -217,7 +217,7 @@ def test_a_sealed_message_has_a_nonce_of_its_own():
 def test_a_signed_key_says_that_it_is_one():
     """Under the same identity letters and lists are signed too: none of them may pass for a key, nor a key for them."""
     identity, public = IdentityKey.generate(), AgreementKey.generate().public
-    signed = SignedKey.sign(identity, public, owner=2, purpose="sum", moment=MOMENT)
+    signed = SignedKey.sign(identity, public, owner=2, purpose="sum", round_id=MOMENT)
     statement = struct.pack(">IH", 2, 3) + b"sum" + MOMENT.encode() + public
     identity.public.verify(b"fedveil/1/agreement-key" + statement, signed.signature)
     for other in (b"", b"fedveil/1", b"fedveil/1/letter"):

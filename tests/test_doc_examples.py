@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.experiment import merge, parse, parse_assignment
-from fedveil.engine.federation.policy import Policy
 from fedveil.engine.run import over_budget
 from fedveil.engine.sections import MethodSection
 from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
+from fedveil.federation.policy import Policy
 from fedveil.methods import METHODS, Method, Recipe
 from fedveil.population.schema import Schema
 from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands

@@ -19,7 +19,7 @@ from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, DataError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import GaussianShares
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.uldp import uldp_group
@@ -35,7 +35,7 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.denoise import JamesStein, SoftThreshold
 
 LOCAL = LocalSgd(learning_rate=0.1, epochs=1, batch_size=4)
-CLIENTS = Federation(n_silos=40, n_users=40)
+CLIENTS = PublicFacts(n_silos=40, n_users=40)
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -69,7 +69,7 @@ class Silent:
 def one_round(prepared: Prepared, seed: int = 1) -> tuple[torch.Tensor, Any]:
     start = prepared.task.initial()
     model, shown = play_round(
-        prepared.seat, start, 1, ExperimentRandomness(0), PrivacyRandomness.insecure(seed)
+        prepared.setting, start, 1, ExperimentRandomness(0), PrivacyRandomness.insecure(seed)
     )
     return (model - start).double(), shown
 
@@ -135,9 +135,9 @@ def test_the_actual_denominator_is_named_and_divides_by_who_was_drawn() -> None:
 def test_a_round_that_draws_nobody_still_releases_its_noise() -> None:
     prepared = prepare(experiment(method={"client_sampling": "poisson"}))
     method = dataclasses.replace(prepared.method, sampler=PoissonUsers(rate=2.0**-65))
-    seat = dataclasses.replace(prepared.seat, method=method)
+    setting = dataclasses.replace(prepared.setting, method=method)
     start = prepared.task.initial()
-    model, shown = play_round(seat, start, 1, ExperimentRandomness(0), PrivacyRandomness.insecure(1))
+    model, shown = play_round(setting, start, 1, ExperimentRandomness(0), PrivacyRandomness.insecure(1))
     assert (shown.participants, shown.contributions) == (0, 0)
     assert float((model - start).norm()) > 0
 
@@ -163,7 +163,7 @@ def test_the_noise_of_the_mean_is_what_denoisers_are_told() -> None:
     document = {"name": "users", "rounds": 1} | uldp | {"privacy": {"colluding_silos": 1}}
     for prepared in (prepare(client), prepare(parse(document, "test"))):
         moved, _ = one_round(prepared)
-        method, n_silos = prepared.method, prepared.seat.cohort.n_silos
+        method, n_silos = prepared.method, prepared.setting.cohort.n_silos
         stated = method.noise_std(n_silos) / method.divisor(n_silos, prepared.population.n_users)
         measured = float(moved.square().mean().sqrt())
         assert measured == pytest.approx(stated, rel=5.5 * math.sqrt(1 / (2 * len(moved))))

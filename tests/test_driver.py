@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.engine.parties import Parties
 from fedveil.engine.workload import OwnMessages, SiloSums, Turn
-from fedveil.protection.driver import Absent, Driver
+from fedveil.protection.driver import Driver, Dropouts
 from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.messages import SERVER, Envelope
@@ -27,7 +27,7 @@ from tests.pins.cases import prepared as pins
 
 RUN = bytes(range(16))
 UNITS = np.arange(4, dtype=np.int64)
-NOW = Moment(run=RUN, round=1, attempt=0)
+NOW = RoundId(run=RUN, round=1, attempt=0)
 
 
 def decode(given: bytes) -> np.ndarray:
@@ -91,7 +91,7 @@ def test_a_client_that_vanishes_ends_an_open_attempt_which_counts(make: type[Dri
     driver = make()
     give = (lambda number: vectors()[number]) if make is opened else (lambda number: bytes(32))
     with pytest.raises(SiloVanished) as vanished:
-        driver.play((1, 0), (0, 1, 2), None, give, Absent(before_input=frozenset({1})))
+        driver.play((1, 0), (0, 1, 2), None, give, Dropouts(before_input=frozenset({1})))
     assert vanished.value.silos == (1,)
     assert vanished.value.may_have_released
     driver.play((1, 1), (0, 2), None, give)
@@ -99,16 +99,16 @@ def test_a_client_that_vanishes_ends_an_open_attempt_which_counts(make: type[Dri
         driver.play((1, 1), (0, 2), None, give)
 
 
-def envelope(sender: int, values: np.ndarray, moment: Moment = NOW) -> bytes:
+def envelope(sender: int, values: np.ndarray, round_id: RoundId = NOW) -> bytes:
     message = OpenVector(values=values)
-    return Envelope(moment=moment, sender=sender, recipient=SERVER, message=message).encode()
+    return Envelope(round_id=round_id, sender=sender, recipient=SERVER, message=message).encode()
 
 
 def test_what_does_not_belong_into_an_open_sum_is_refused_and_leaves_it_alone() -> None:
     server, given = OpenServer(4), vectors()
     server.begin(NOW, (0, 1), None)
     server.receive(0, envelope(0, given[0]))
-    later = Moment(run=RUN, round=2, attempt=0)
+    later = RoundId(run=RUN, round=2, attempt=0)
     for sender, data, reason in (
         (1, envelope(0, given[1]), "as somebody else"),
         (2, envelope(2, given[1]), "outside its cohort"),
@@ -150,12 +150,12 @@ def test_a_sealed_message_opens_for_its_sender_and_moment_alone() -> None:
     content = Envelope.decode(data).message
     assert isinstance(content, SealedMessage)
     assert given not in content.sealed
-    as_other = Envelope(moment=NOW, sender=1, recipient=SERVER, message=content).encode()
+    as_other = Envelope(round_id=NOW, sender=1, recipient=SERVER, message=content).encode()
     with pytest.raises(ProtocolError, match="silo 1: its message was refused"):
         server.receive(1, as_other)
-    later = Moment(run=RUN, round=2, attempt=0)
+    later = RoundId(run=RUN, round=2, attempt=0)
     server.begin(later, (0, 1), None)
-    replayed = Envelope(moment=later, sender=0, recipient=SERVER, message=content).encode()
+    replayed = Envelope(round_id=later, sender=0, recipient=SERVER, message=content).encode()
     with pytest.raises(ProtocolError, match="silo 0: its message was refused"):
         server.receive(0, replayed)
 
@@ -168,27 +168,27 @@ def test_clients_that_two_bytes_do_not_tell_apart_are_refused(clients: int) -> N
 
 def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
     """Bounded updates lie on a grid, so a simulation may add up what clients without noise would send."""
-    seat = pins("dp-fed", whole=True).seat
+    setting = pins("dp-fed", whole=True).setting
     turn = Turn(
-        seat=seat,
-        model=torch.zeros(sum(int(np.prod(shape)) for shape in seat.shapes)),
+        setting=setting,
+        model=torch.zeros(sum(int(np.prod(shape)) for shape in setting.shapes)),
         round_number=1,
         experiment=ExperimentRandomness(5),
         privacy=PrivacyRandomness.insecure(3),
     )
     work = SiloSums(turn)
     drawn = work.begin(0)
-    together, summed = Parties.in_the_open(seat).driver.play((1, 0), (0,), drawn, work.give)
+    together, summed = Parties.in_the_open(setting).driver.play((1, 0), (0,), drawn, work.give)
     assert drawn is not None
     assert summed == 1 < drawn.sum()
-    rows = seat.cohort.groups.user.astype(np.int64)
-    apart = replace(seat, cohort=replace(seat.cohort, rows=rows, n_silos=seat.n_users))
-    work = SiloSums(replace(turn, seat=apart))
+    rows = setting.cohort.groups.user.astype(np.int64)
+    apart = replace(setting, cohort=replace(setting.cohort, rows=rows, n_silos=setting.n_users))
+    work = SiloSums(replace(turn, setting=apart))
     work.begin(0)
     driver = Parties.in_the_open(apart).driver
-    assert driver.agreement.clients == seat.n_users
-    alone, summed = driver.play((1, 0), tuple(range(seat.n_users)), drawn, work.give)
-    assert summed == seat.n_users
+    assert driver.agreement.clients == setting.n_users
+    alone, summed = driver.play((1, 0), tuple(range(setting.n_users)), drawn, work.give)
+    assert summed == setting.n_users
     np.testing.assert_array_equal(together, alone)
     assert np.abs(together).max() > 0
 
@@ -198,10 +198,10 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is that of one block: no block is trained before the last one was sent."""
-    seat = pins(name, whole=True).seat
-    length = sum(int(np.prod(shape)) for shape in seat.shapes)
+    setting = pins(name, whole=True).setting
+    length = sum(int(np.prod(shape)) for shape in setting.shapes)
     turn = Turn(
-        seat=seat,
+        setting=setting,
         model=torch.zeros(length),
         round_number=1,
         experiment=ExperimentRandomness(5),
@@ -218,7 +218,7 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
             held.append(len(work._block))
             return given
 
-        total, _ = Parties.in_the_open(seat).driver.play((1, 0), work.senders(()), drawn, give)
+        total, _ = Parties.in_the_open(setting).driver.play((1, 0), work.senders(()), drawn, give)
         return total, held
 
     whole, together = played(8)
@@ -231,8 +231,8 @@ def test_a_client_contributes_to_the_round_that_it_was_told_of_alone() -> None:
     """The moment that a caller names is the one that the server's message began."""
     agreed = MaskedSums(clients=2, length=3, limit=10)
     driver = Driver(agreed)
-    other = Moment(run=driver._run, round=2, attempt=0)
-    for to, data in driver._server.begin(Moment(run=driver._run, round=1, attempt=0), (0, 1), None):
+    other = RoundId(run=driver._run, round=2, attempt=0)
+    for to, data in driver._server.begin(RoundId(run=driver._run, round=1, attempt=0), (0, 1), None):
         assert driver._clients[to].receive(data) == []
     with pytest.raises(ProtocolError, match="silo 0: round 2, attempt 0 has not begun"):
         driver._clients[0].contribute(other, np.zeros(3, dtype=np.int64))

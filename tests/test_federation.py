@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.federation.silo import LEDGER
+from fedveil.federation.silo import LEDGER
 from fedveil.privacy.ledger import read_entries
 from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model

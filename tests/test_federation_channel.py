@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from fedveil.engine.experiment import Experiment
-from fedveil.engine.federation.coded_sums import CodedPost
-from fedveil.engine.federation.errors import OWN_RECORDS
-from fedveil.engine.federation.hidden_sums import session_run
-from fedveil.engine.federation.letters import Letter
-from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.silo import LEDGER
-from fedveil.engine.federation.store import AnswerStore
+from fedveil.federation.coded_sums import CodedPost
+from fedveil.federation.errors import OWN_RECORDS
+from fedveil.federation.hidden_sums import session_run
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.policy import Policy
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import LEDGER
+from fedveil.federation.store import AnswerStore
 from fedveil.population.records import Population
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
@@ -73,10 +73,12 @@ def told(world: World, *parts: Part, session: int = 1, number: int = 0) -> tuple
     """What silo 0 answers to a letter of the coordinator."""
     party = world.silos[0]
     assert party is not None
-    letter = Letter(run=RUN, session=session, number=number, sender=SERVER, recipient=0, parts=parts)
+    letter = SignedMessage(run=RUN, session=session, number=number, sender=SERVER, recipient=0, parts=parts)
     answer = party.receive(letter.seal(world.key))
     identity = world.membership.roster[0]
-    return Letter.open(answer, sender=0, identity=identity, recipient=SERVER, largest=LARGEST_LETTER).parts
+    return SignedMessage.open(
+        answer, sender=0, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
+    ).parts
 
 
 def joined(world: World, session: int = 1) -> CodedPost:
@@ -203,7 +205,7 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
             assert party is not None
             reply = party.receive(data)
             if party._session is not None and party._session.exchange == 1:
-                letter = Letter.open(
+                letter = SignedMessage.open(
                     data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
                 )
                 assert party._session.post is not None

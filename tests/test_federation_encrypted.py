@@ -15,18 +15,18 @@ pytest.importorskip("tenseal")
 
 from safetensors.numpy import load_file
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.engine.experiment import Experiment
-from fedveil.engine.federation.coordinator import CoordinatorParty
-from fedveil.engine.federation.encrypted_sums import EncryptedShare, EncryptedSum, Kept
-from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.share import Held
-from fedveil.engine.federation.silo import LEDGER, MODELS
-from fedveil.engine.federation.store import Answered
-from fedveil.engine.federation.travel import check_travels
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.deployable import check_deployable
+from fedveil.federation.encrypted_sums import EncryptedShare, EncryptedSum, Kept
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import FixedPopulation
+from fedveil.federation.silo import LEDGER, MODELS
+from fedveil.federation.store import Answered
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent
@@ -177,7 +177,7 @@ class Seen:
         def noted(party: EncryptedSum, silo: int, message: bytes) -> Any:
             self.all.append(message)
             envelope = Envelope.decode(message)
-            key = (silo, envelope.moment.round)
+            key = (silo, envelope.round_id.round)
             if isinstance(envelope.message, Ballot):
                 self.ballots.setdefault(key, set()).add(envelope.message.bitmap)
             elif isinstance(envelope.message, PartialUpdate):
@@ -378,7 +378,7 @@ def test_a_silo_charges_what_other_silos_learn_where_the_coordinator_sees_nothin
     world.play()
     assert world.coordinator is not None
     assert not stopped(world.coordinator)
-    prepared = prepare(experiment, Held(clients()))
+    prepared = prepare(experiment, FixedPopulation(clients()))
     assert prepared.guarantee.against(Role.SERVER) == ComposedEvent(events=())
     counted = prepared.guarantee.against(Role.SERVER if trusts else Role.SILO)
     assert [one.event for one in read_entries(tmp_path / "state-0" / LEDGER)] == [counted] * 2
@@ -394,8 +394,8 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     assert party._session is not None
     share = party._session.hidden
     assert isinstance(share, EncryptedShare)
-    moment = Moment(run=share._silo._plan.run, round=1, attempt=0)
-    start = Envelope(moment=moment, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
+    round_id = RoundId(run=share._silo._plan.run, round=1, attempt=0)
+    start = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
     with pytest.raises(RefusalError, match="2 of 3 silos"):
         share.receive(start.encode())
     coordinator.close()
@@ -404,12 +404,12 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_from_elsewhere_is_refused(tmp_path: Path) -> None:
     experiment = asked(**VOTED)
-    prepared = prepare(experiment, Held(population()))
+    prepared = prepare(experiment, FixedPopulation(population()))
     asked_for = experiment.model_copy(
         update={"model": experiment.model.model_copy(update={"initial": tmp_path / "model.safetensors"})}
     )
     with pytest.raises(CompositionError, match="gives no model"):
-        check_travels(replace(prepared, experiment=asked_for))
+        check_deployable(replace(prepared, experiment=asked_for))
 
 
 def test_a_model_of_another_size_is_refused_before_it_is_charged(tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_a_model_of_another_size_is_refused_before_it_is_charged(tmp_path: Path)
     coordinator.close()
     paid = len(read_entries(tmp_path / "state-0" / LEDGER))
     world.experiment = asked(protection=ENCRYPTED | {"ratio": 0.5}, model={"name": "mlp"})
-    changed = prepare(world.experiment, Held(world.share(0))).task.dimension
+    changed = prepare(world.experiment, FixedPopulation(world.share(0))).task.dimension
     again = world.coordinate()
     for _ in range(8):
         for number, data in again.letters():

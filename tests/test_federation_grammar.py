@@ -17,13 +17,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedveil.crypto.agreement import Moment
-from fedveil.engine.federation.grammar import ENDINGS, MISSHAPEN, Grammar
-from fedveil.engine.federation.hidden_sums import session_run
-from fedveil.engine.federation.letters import Letter
-from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.shapes import Kind, shape_of
-from fedveil.engine.federation.silo import LEDGER
+from fedveil.crypto.agreement import RoundId
+from fedveil.federation.grammar import ENDINGS, MISSHAPEN, Grammar
+from fedveil.federation.hidden_sums import session_run
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.shapes import Kind, shape_of
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import LEDGER
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
@@ -87,10 +87,14 @@ def told(world: World, *parts: Part, silo: int = 0, session: int = 1, number: in
     """What a silo answers to a letter of the coordinator."""
     party = world.silos[silo]
     assert party is not None
-    letter = Letter(run=RUN, session=session, number=number, sender=SERVER, recipient=silo, parts=parts)
+    letter = SignedMessage(
+        run=RUN, session=session, number=number, sender=SERVER, recipient=silo, parts=parts
+    )
     answer = party.receive(letter.seal(world.key))
     identity = world.membership.roster[silo]
-    return Letter.open(answer, sender=silo, identity=identity, recipient=SERVER, largest=LARGEST_LETTER).parts
+    return SignedMessage.open(
+        answer, sender=silo, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
+    ).parts
 
 
 def terms(world: World) -> Terms:
@@ -168,7 +172,7 @@ def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Pat
     party = world.silos[0]
     assert party is not None
     assert party._session is not None
-    party._session.prepared.seat.weights.mul_(1.0 + 2.0**-52)
+    party._session.prepared.setting.weights.mul_(1.0 + 2.0**-52)
     (answer,) = told(world, Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
     assert isinstance(answer, Refused)
     assert answer.cause == "state"
@@ -193,10 +197,10 @@ class Exchange:
 
     def __init__(self, world: World, silo: int, data: bytes) -> None:
         self.world, self.silo, self.data = world, silo, data
-        self.letter = Letter.open(
+        self.letter = SignedMessage.open(
             data, sender=SERVER, identity=world.key.public, recipient=silo, largest=LARGEST_LETTER
         )
-        self.answered: Letter | None = None
+        self.answered: SignedMessage | None = None
         assert world.coordinator is not None
         self.round = world.coordinator._checkpoint.round + 1
 
@@ -220,9 +224,9 @@ class Exchange:
         self.answered = self._open(reply)
         return reply
 
-    def _open(self, data: bytes) -> Letter:
+    def _open(self, data: bytes) -> SignedMessage:
         identity = self.world.membership.roster[self.silo]
-        return Letter.open(
+        return SignedMessage.open(
             data, sender=self.silo, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
         )
 
@@ -238,9 +242,9 @@ class Exchange:
             return part
         envelope = Envelope.decode(part.message)
         session = session_run(self.letter.run, self.letter.session, offered(self.world))
-        moment = Moment(run=session, round=self.round, attempt=0)
+        round_id = RoundId(run=session, round=self.round, attempt=0)
         ends = (self.silo, SERVER) if up else (SERVER, self.silo)
-        return Relay(message=replace(envelope, moment=moment, sender=ends[0], recipient=ends[1]).encode())
+        return Relay(message=replace(envelope, round_id=round_id, sender=ends[0], recipient=ends[1]).encode())
 
 
 def exchanges(world: World) -> Iterator[Exchange]:

@@ -10,15 +10,15 @@ import pytest
 
 from fedveil.engine.attempts import MOST_ATTEMPTS, Absences
 from fedveil.engine.experiment import Experiment
-from fedveil.engine.federation.coordinator import _DRAWN, CoordinatorParty
-from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.own_round import Told
-from fedveil.engine.federation.recovered_sums import RecoveredShare, RecoveredSum
-from fedveil.engine.federation.silo import LEDGER
-from fedveil.engine.federation.store import Answered
 from fedveil.errors import CompositionError
+from fedveil.federation.coordinator import _DRAWN, CoordinatorParty
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_round import Told
+from fedveil.federation.recovered_sums import RecoveredShare, RecoveredSum
+from fedveil.federation.silo import LEDGER
+from fedveil.federation.store import Answered
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.driver import NOBODY, Absent
+from fedveil.protection.driver import NOBODY, Dropouts
 from fedveil.protection.parts import Model, Task
 from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
@@ -120,10 +120,10 @@ def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish
 ) -> None:
     there = {(2, "VECTORS"): (1, 4), (4, "REVEAL"): (2,), (7, "SHARES"): (0,), (7, "VECTORS"): (3,)}
     here = {
-        2: Absent(before_input=frozenset({1, 4})),
-        4: Absent(before_reveal=frozenset({2})),
-        5: Absent(before_input=frozenset({2})),  # it is heard again when the round has begun
-        7: Absent(before_input=frozenset({0, 3})),
+        2: Dropouts(before_input=frozenset({1, 4})),
+        4: Dropouts(before_reveal=frozenset({2})),
+        5: Dropouts(before_input=frozenset({2})),  # it is heard again when the round has begun
+        7: Dropouts(before_input=frozenset({0, 3})),
     }
     world = world_of(tmp_path, recovering(rounds=8))
     play(world, lambda *now: there.get(now, ()))

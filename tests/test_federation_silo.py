@@ -17,15 +17,15 @@ import pytest
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.federation.letters import Letter
-from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.own_round import OwnRound
-from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.share import Held
-from fedveil.engine.federation.silo import LEDGER
-from fedveil.engine.federation.store import Answered, AnswerStore
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.own_round import OwnRound
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import FixedPopulation
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import LEDGER
+from fedveil.federation.store import Answered, AnswerStore
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
@@ -85,13 +85,15 @@ def told(world: World, *parts: Part, session: int = 1, number: int = 0, run: byt
     """What silo 0 answers to a letter of the coordinator."""
     party = world.silos[0]
     assert party is not None
-    letter = Letter(run=run, session=session, number=number, sender=SERVER, recipient=0, parts=parts)
+    letter = SignedMessage(run=run, session=session, number=number, sender=SERVER, recipient=0, parts=parts)
     return opened(world, party.receive(letter.seal(world.key)))
 
 
 def opened(world: World, data: bytes) -> tuple[Part, ...]:
     identity = world.membership.roster[0]
-    return Letter.open(data, sender=0, identity=identity, recipient=SERVER, largest=LARGEST_LETTER).parts
+    return SignedMessage.open(
+        data, sender=0, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
+    ).parts
 
 
 def terms(world: World, **changes: Any) -> Terms:
@@ -199,7 +201,7 @@ def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
     for epsilon, refused in ((100.0, False), (None, True)):
         folder = tmp_path / str(refused)
         folder.mkdir()
-        exact = prepare(secure, Held(population())).epsilon_after(3) * (1 + 1e-9)
+        exact = prepare(secure, FixedPopulation(population())).epsilon_after(3) * (1 + 1e-9)
         limits = LIMITED.model_copy(update={"epsilon": epsilon or exact, "trust_coordinator": True})
         world = World(folder, secure, population(), limits)
         told(world, Terms(experiment=secure.to_toml(), membership=world.membership.digest))
@@ -403,7 +405,9 @@ def test_a_coordinator_with_a_full_disk_goes_on_later(
 
 
 def sealed(world: World, key: IdentityKey, *, sender: int, recipient: int) -> bytes:
-    return Letter(run=RUN, session=1, number=0, sender=sender, recipient=recipient, parts=(Lost(),)).seal(key)
+    return SignedMessage(
+        run=RUN, session=1, number=0, sender=sender, recipient=recipient, parts=(Lost(),)
+    ).seal(key)
 
 
 def test_only_the_coordinator_can_ask(world: World) -> None:
@@ -459,7 +463,7 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(
         assert party is not None
         coordinator.receive(number, party.receive(data))
     for number, data in coordinator.letters():
-        letter = Letter.open(
+        letter = SignedMessage.open(
             data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
         )
         coordinator.receive(number, letter.answer(Vector(values=values)).seal(world.keys[number]))
@@ -494,10 +498,12 @@ def test_the_bytes_of_version_2_stay() -> None:
 def test_no_bytes_do_more_than_be_refused() -> None:
     random = np.random.default_rng(8)
     key = IdentityKey.generate()
-    whole = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=tuple(EXAMPLES)).seal(key)
+    whole = SignedMessage(
+        run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=tuple(EXAMPLES)
+    ).seal(key)
 
     def read(content: bytes) -> None:
-        Letter.open(content, sender=SERVER, identity=key.public, recipient=0, largest=1 << 16)
+        SignedMessage.open(content, sender=SERVER, identity=key.public, recipient=0, largest=1 << 16)
 
     for case in range(CASES):
         if case % 4:
@@ -525,7 +531,7 @@ def test_no_bytes_do_more_than_be_refused() -> None:
 
 def test_parts_are_checked_behind_a_signature(world: World) -> None:
     """Who has the key can sign anything; what is signed is still read with care."""
-    letter = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=())
+    letter = SignedMessage(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=())
     content = letter.seal(world.key)[:-64]
     for body, count in (
         (b"\x63" + bytes(8), 1),
@@ -592,7 +598,9 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
         assert party is not None
         coordinator.receive(number, party.receive(data))
     data = dict(coordinator.letters())[0]
-    letter = Letter.open(data, sender=SERVER, identity=world.key.public, recipient=0, largest=LARGEST_LETTER)
+    letter = SignedMessage.open(
+        data, sender=SERVER, identity=world.key.public, recipient=0, largest=LARGEST_LETTER
+    )
     directory, start, *asked_for = letter.parts
     assert isinstance(start, Relay)
     envelope = Envelope.decode(start.message)
@@ -624,7 +632,7 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
         assert party is not None
         reply = party.receive(data)
         if silo == 2:
-            letter = Letter.open(
+            letter = SignedMessage.open(
                 data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
             )
             reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(
@@ -642,7 +650,7 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
 def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
     party = world.silos[0]
     assert party is not None
-    letter = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),))
+    letter = SignedMessage(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),))
     content = letter.seal(world.key)[:-64]
     old = content[:3] + b"\x01" + content[4:]
     with pytest.raises(
@@ -753,7 +761,7 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
 def test_a_letter_is_signed_as_a_letter() -> None:
     """Members sign keys and lists under the same identity: none of them passes for a letter, nor a letter for them."""
     key = IdentityKey.generate()
-    data = Letter(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),)).seal(key)
+    data = SignedMessage(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=(Lost(),)).seal(key)
     content, signature = data[:-64], data[-64:]
     key.public.verify(b"fedveil/1/letter" + content, signature)
     for other in (b"", b"fedveil/1", b"fedveil/1/agreement-key"):

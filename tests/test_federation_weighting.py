@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from fedveil.engine.experiment import Experiment
-from fedveil.engine.federation import weighted_sums
-from fedveil.engine.federation.errors import OWN_RECORDS
-from fedveil.engine.federation.grammar import MISSHAPEN
-from fedveil.engine.federation.letters import Letter
-from fedveil.engine.federation.limits import LARGEST_LETTER
-from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.share import Held
-from fedveil.engine.federation.silo import LEDGER, SiloParty
-from fedveil.engine.federation.store import Answered
-from fedveil.engine.federation.weighted_sums import BlindShare, BlindSum, WeightedInput
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.setup import prepare
+from fedveil.federation import weighted_sums
+from fedveil.federation.errors import OWN_RECORDS
+from fedveil.federation.grammar import MISSHAPEN
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import FixedPopulation
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import LEDGER, SiloParty
+from fedveil.federation.store import Answered
+from fedveil.federation.weighted_sums import BlindShare, BlindSum, WeightedInput
 from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
@@ -99,12 +99,12 @@ class Record:
 
         def giving(share: BlindShare, answered: Answered) -> list[bytes]:
             content = WeightedInput.decode(answered.coded)
-            self.given.setdefault((share._silo.index, share._silo._moment.round), []).append(content)
+            self.given.setdefault((share._silo.index, share._silo._round_id.round), []).append(content)
             return contribute(share, answered)
 
         def learning(sums: BlindSum) -> np.ndarray:
             found = result(sums)
-            self.learned.setdefault(sums._server._moment.round, []).append(found.tobytes())
+            self.learned.setdefault(sums._server._round_id.round, []).append(found.tobytes())
             return found
 
         monkeypatch.setattr(BlindShare, "contribute", giving)
@@ -225,7 +225,7 @@ def test_under_oblivious_transfer_every_session_draws_and_pays_anew(
         assert rounds(world.run_folder / "ledger.jsonl").count(number) >= len(sums)
     charges = len(rounds(world.run_folder / "ledger.jsonl"))
     last = files(world.run_folder.path)[2][-1]
-    assert last["epsilon"] == prepare(experiment, Held(population())).epsilon_after(charges)
+    assert last["epsilon"] == prepare(experiment, FixedPopulation(population())).epsilon_after(charges)
     world.close()
 
 
@@ -235,17 +235,17 @@ def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows(tmp_path: 
     world = World(tmp_path, experiment, held, POLICY)
     world.play()
     complete(world)
-    prepared = prepare(experiment, Held(held))
+    prepared = prepare(experiment, FixedPopulation(held))
     moved = _vector(files(world.run_folder.path)[1]) - prepared.task.initial().numpy()
     moved *= prepared.method.divisor(3, held.n_users)
     training = weighted_sums.WeightedTraining(
-        prepared.seat,
+        prepared.setting,
         prepared.task.initial(),
         1,
         weighted_sums.ExperimentRandomness(experiment.seed),
         weighted_sums.privacy_randomness(experiment),
     )
-    groups, alone = prepared.seat.cohort.groups, np.zeros((held.n_users, len(moved)))
+    groups, alone = prepared.setting.cohort.groups, np.zeros((held.n_users, len(moved)))
     totals = np.bincount(groups.user, weights=groups.size)
     for silo in range(3):
         users = groups.user[groups.silo == silo]
@@ -277,7 +277,7 @@ def test_no_letter_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
         for letter, sender, recipient in ((data, SERVER, number), (reply, number, SERVER)):
             key = world.membership.coordinator if sender == SERVER else world.membership.roster[number]
             told.extend(
-                Letter.open(
+                SignedMessage.open(
                     letter, sender=sender, identity=key, recipient=recipient, largest=LARGEST_LETTER
                 ).parts
             )

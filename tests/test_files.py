@@ -23,16 +23,16 @@ from safetensors.torch import save_file
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.diagnostics import require_same_records
-from fedveil.engine.federation.coordinator import STATE, CoordinatorParty
-from fedveil.engine.federation.membership import Membership
-from fedveil.engine.federation.policy import Policy
-from fedveil.engine.federation.share import Held, silo_share
-from fedveil.engine.federation.store import Answered, AnswerStore
-from fedveil.engine.federation.weighted_sums import WeightedInput
 from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.errors import DataError, FedveilError, RunFolderError
+from fedveil.federation.coordinator import STATE, CoordinatorParty
+from fedveil.federation.membership import Membership
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import FixedPopulation, silo_share
+from fedveil.federation.store import Answered, AnswerStore
+from fedveil.federation.weighted_sums import WeightedInput
 from fedveil.files import DEEPEST, parse_json, parse_toml, read_content, read_text
 from fedveil.local.pretrained import take_parameters
 from fedveil.population.draft import draft_schema
@@ -91,7 +91,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
     path = world.run_folder.path
     (folder / "membership.toml").write_text(world.membership.to_toml())
     (folder / "policy.toml").write_text(POLICY)
-    prepared = prepare(experiment, Held(population()))
+    prepared = prepare(experiment, FixedPopulation(population()))
 
     coordinator: Any = Coordinating(world, prepared)
 

@@ -20,16 +20,16 @@ from benchmarks.flower_nodes import free_port
 from fedveil.cli import main
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.federation.errors import RefusalError
-from fedveil.engine.federation.membership import Membership
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import ConfigError, DataError
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.membership import Membership
 from fedveil.flower.certificates import Authority, days_left, node_key_pem
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding import found
 from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.inspection import inspect_silo
+from fedveil.flower.provisioning import found
 from fedveil.flower.relay import ask
 from fedveil.flower.submission import END, Submission, open_run, read_experiment, watch
 from fedveil.protection.errors import ProtocolError
@@ -320,7 +320,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name in ("run_id", "task_id", "node_id"):
         monkeypatch.setattr(identity, f"_{name}", 1)
-    from fedveil.flower.carrier import carry
+    from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.founded.coordinator)
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
@@ -348,7 +348,7 @@ def test_flowers_messages_carry_private_weighting(
     for name in ("run_id", "task_id", "node_id"):
         monkeypatch.setattr(identity, f"_{name}", 1)
     small_keys(monkeypatch)
-    from fedveil.flower.carrier import carry
+    from fedveil.flower.transport import carry
 
     for path in made.founded.silos:
         policy = path / "policy.toml"
@@ -374,7 +374,7 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name in ("run_id", "task_id", "node_id"):
         monkeypatch.setattr(identity, f"_{name}", 1)
-    from fedveil.flower.carrier import carry
+    from fedveil.flower.transport import carry
 
     text = made.experiment.read_text()
     recovery = '"secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
@@ -403,7 +403,7 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name in ("run_id", "task_id", "node_id"):
         monkeypatch.setattr(identity, f"_{name}", 1)
-    from fedveil.flower.carrier import carry
+    from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.founded.coordinator)
     home.settings.model_copy(update={"patience": 0.1}).write(home / "coordinator.toml")

@@ -15,12 +15,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.channel.errors import MessageError
 from fedveil.errors import ModelError
 from fedveil.flower.mods import QUANTISED, clip, quantise
 from fedveil.flower.strategies import Dequantised, Smoothed
 from fedveil.flower.updates import update_of
 from fedveil.protection.errors import ProtocolError
+from fedveil.quantization.errors import MessageError
 from fedveil.server.denoise import smooth
 
 SECRET = bytes(range(32))

@@ -12,8 +12,8 @@ import pytest
 from rich.table import Table
 
 from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
-from fedveil.engine.federation.letters import Letter
-from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.signed_message import SignedMessage
 from fedveil.foreign import LONGEST, foreign, inert
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import PARTS, Refused, Terms
@@ -128,7 +128,7 @@ def test_a_refusal_is_shown_as_data(text: str, tmp_path: Path) -> None:
     world = World(tmp_path, asked(), population())
     coordinator = world.coordinate()
     number, data = coordinator.letters()[0]
-    letter = Letter.open(
+    letter = SignedMessage.open(
         data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
     )
     if len(text) < 1000:
@@ -169,7 +169,7 @@ def test_an_experiment_of_the_coordinator_is_data_at_a_silo(
                 f'"{quoted}" = 1\n' + asked().to_toml(),
             )
         ):
-            letter = Letter(
+            letter = SignedMessage(
                 run=bytes([number] * 16),
                 session=1,
                 number=0,
@@ -177,7 +177,7 @@ def test_an_experiment_of_the_coordinator_is_data_at_a_silo(
                 recipient=0,
                 parts=(Terms(experiment=document, membership=world.membership.digest),),
             )
-            answer = Letter.open(
+            answer = SignedMessage.open(
                 party.receive(letter.seal(world.key)),
                 sender=0,
                 identity=world.membership.roster[0],

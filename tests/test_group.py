@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 
 from fedveil.errors import PrivacyError
 from fedveil.local.steps import LocalSgd
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.uldp import uldp_group
 from fedveil.population.flags import keep_at_most
@@ -136,7 +136,7 @@ def test_the_method_claims_for_as_many_records_as_a_user_may_keep(k: int, batch:
     local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=batch)
     method = uldp_group(local=local, clip=0.7, noise_multiplier=sigma, group_size=k)
     steps = method.local.plan(40).steps
-    guarantee = derive(method, Federation(n_silos=1, n_users=9, silo_records=(40,)))
+    guarantee = derive(method, PublicFacts(n_silos=1, n_users=9, silo_records=(40,)))
     [step] = atoms(guarantee.event)
     ours, expected, fewer = (
         PLD.delta(step, eps),
@@ -266,5 +266,5 @@ def test_a_silo_sees_by_what_it_keeps_that_a_user_has_records_elsewhere_and_the_
     assert (kept_here([0, 0]), kept_here([0, 0, 1])) == (2, 1)
     local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=5)
     method = uldp_group(local=local, clip=1.0, noise_multiplier=5.0, group_size=2)
-    guarantee = derive(method, Federation(n_silos=2, n_users=3, silo_records=(10, 10)))
+    guarantee = derive(method, PublicFacts(n_silos=2, n_users=3, silo_records=(10, 10)))
     assert any("a silo learns of it by which of its own stay" in one for one in guarantee.uncovered)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedveil.channel import (
-    Channel,
+from fedveil.quantization import (
+    Codec,
     GaussianLaw,
     InsecureSimulationStreams,
     LaplaceLaw,
@@ -42,6 +42,6 @@ def test_enormous_update_falls_back_to_the_gaussian_of_its_variance() -> None:
 def test_no_message_is_shorter_than_the_limit(ratio: float, adaptive: bool) -> None:
     x = np.random.default_rng(1).normal(size=100_000) * ratio
     law = GaussianLaw(std=1.0)
-    channel = Channel(quantizer=LayeredQuantizer(law=law, lattice=lattice("E8")), adaptive=adaptive)
+    channel = Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice("E8")), adaptive=adaptive)
     bits = 8 * len(channel.encode(x, InsecureSimulationStreams(0))) / len(x)
     assert bits > information_limit(x, law)

@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from fedveil.engine.coordinator_side import draw_users
 from fedveil.engine.experiment import parse
-from fedveil.engine.federation.share import Held
-from fedveil.engine.federation.travel import check_travels
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.federation.deployable import check_deployable
+from fedveil.federation.share import FixedPopulation
 from fedveil.methods import METHODS
 from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
@@ -117,7 +117,7 @@ def document(method: str, setting: str, **more: Any) -> dict[str, Any]:
 def goes_together(method: str, setting: str) -> Prepared | None:
     """The composition prepared on all records; None where its parts do not go together, which no record decides."""
     try:
-        return prepare(parse(document(method, setting), "test"), Held(population(method)))
+        return prepare(parse(document(method, setting), "test"), FixedPopulation(population(method)))
     except (CompositionError, ConfigError):
         return None
 
@@ -152,7 +152,7 @@ def seen(held: Population, asked: dict[str, Any], folder: Path, noise: Noise) ->
     """What everybody may see of a run but the models: refusals, charges, the statement, noise, messages, folder."""
     noise.drawn.clear()
     try:
-        outcome = run(prepare(parse(asked, "test"), Held(held)), folder, Silent(), transcript=True)
+        outcome = run(prepare(parse(asked, "test"), FixedPopulation(held)), folder, Silent(), transcript=True)
     except FedveilError as error:
         return {"refused": str(error)}
     path = outcome.folder / "transcript.jsonl"
@@ -184,7 +184,10 @@ def without_what_is_said_to_be_open(shown: dict[str, Any], method: str, setting:
         rows = [{key: row[key] for key in row if key != "bytes_up"} for row in shown["rows"]]
         shown = shown | {"messages": lines, "rows": rows}
     elif "depends on" in said or "cepam" in method or "sdq" in method or setting == "lrsuq":
-        rows = [{key: row[key] for key in row if key not in ("bytes_up", "uplink")} for row in shown["rows"]]
+        rows = [
+            {key: row[key] for key in row if key not in ("bytes_up", "communication_cost")}
+            for row in shown["rows"]
+        ]
         shown = shown | {"rows": rows}
     return shown
 
@@ -252,7 +255,7 @@ def letters_of(held: Population, asked: dict[str, Any], folder: Path) -> dict[st
 
 def travels(prepared: Prepared | None) -> bool:
     try:
-        return prepared is not None and check_travels(prepared) is None
+        return prepared is not None and check_deployable(prepared) is None
     except CompositionError:
         return False
 
@@ -297,8 +300,8 @@ def test_a_drawn_client_is_the_one_that_sends(tmp_path: Path) -> None:
     asked = document("dp-fed", "partial", privacy={"insecure_seed": 11}, rounds=1)
     asked["method"] |= {"clip": 1e-3, "noise_multiplier": 1e-6, "learning_rate": 1.0}
     asked["protection"]["ratio"] = 1.0
-    prepared = prepare(parse(asked, "test"), Held(moved))
-    groups = prepared.seat.cohort.groups
+    prepared = prepare(parse(asked, "test"), FixedPopulation(moved))
+    groups = prepared.setting.cohort.groups
     assert groups.user.tolist() == groups.silo.tolist() == [1, 2, 3]
     drawn = draw_users(prepared.method, SILOS, PrivacyRandomness.insecure(11), 1)
     assert drawn is not None
@@ -315,7 +318,7 @@ def test_public_numbers_alone_decide_whether_clients_are_silos(method: str) -> N
     held = replace(population(method), n_users=SILOS + 1)
     prepared = partial(prepare, parse(document(method, "none"), "test"))
     if method == "uldp-avg":
-        assert prepared(Held(held)).population.n_users == SILOS + 1
+        assert prepared(FixedPopulation(held)).population.n_users == SILOS + 1
     else:
         with pytest.raises(CompositionError, match="5 users and 4 silos: declare as many users as silos"):
-            prepared(Held(held))
+            prepared(FixedPopulation(held))

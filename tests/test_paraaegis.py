@@ -21,7 +21,7 @@ from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.workload import Turn
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
-from fedveil.methods.claims import Federation, Guarantee
+from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis, partly_encrypted
 from fedveil.methods.protections import PartialEncryption
@@ -43,7 +43,7 @@ from tests.test_run import Silent
 
 CLIENTS = 5
 POPULATIONS = Populations()
-FEDERATION = Federation(n_silos=CLIENTS, n_users=CLIENTS, silo_records=(90, 100, 80, 100, 95))
+FEDERATION = PublicFacts(n_silos=CLIENTS, n_users=CLIENTS, silo_records=(90, 100, 80, 100, 95))
 
 
 def asked(method: dict[str, Any], protection: dict[str, Any] | None = None, **changes: Any) -> Prepared:
@@ -79,7 +79,7 @@ def aggregate(
     assert isinstance(agreed, PartialRange)
     driver = Driver(agreed.protocol()) if driver is None else driver
     turn = Turn(
-        seat=prepared.seat,
+        setting=prepared.setting,
         model=initial if model is None else model,
         round_number=round_number,
         experiment=ExperimentRandomness(0),
@@ -109,7 +109,7 @@ def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
             parties = {"parties": Parties.of(prepared.agreed, prepared.task.initial())}
         models.append(
             play_round(
-                prepared.seat,
+                prepared.setting,
                 prepared.task.initial(),
                 1,
                 ExperimentRandomness(0),
@@ -308,7 +308,7 @@ def test_no_neighbours_move_both_parts_farther_than_the_event_says() -> None:
         partly_encrypted(
             METHOD_CASES["dp-fedavg"](4.0), PartialEncryption(strategy="random", he_noise=0.5), 6
         ),
-        Federation(n_silos=6, n_users=6),
+        PublicFacts(n_silos=6, n_users=6),
     ).event
     assert isinstance(whole, GaussianEvent)
     angles = np.linspace(0, np.pi / 2, 1001)
@@ -331,7 +331,7 @@ def test_noisy_votes_are_paid_for() -> None:
 
 
 def test_an_encrypted_whole_shows_the_server_nothing_and_readers_the_noise() -> None:
-    server, _, readers, _ = derive(METHOD_CASES["serial"](4.0), Federation(n_silos=6, n_users=6)).views
+    server, _, readers, _ = derive(METHOD_CASES["serial"](4.0), PublicFacts(n_silos=6, n_users=6)).views
     assert server.event == ComposedEvent(events=())
     assert readers.event.noise_multiplier == pytest.approx(4.0 * math.sqrt(6))
 
@@ -468,7 +468,7 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
     assert isinstance(hidden.agreed, PartialRange)
     models = [
         play_round(
-            prepared.seat,
+            prepared.setting,
             prepared.task.initial(),
             1,
             ExperimentRandomness(0),

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("tenseal")
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.ckks import CkksKey, CkksParameters
 from fedveil.protection.ballots import decode_bitmap, encode_bitmap
 from fedveil.protection.errors import ProtocolError
@@ -331,9 +331,9 @@ def test_a_silo_with_its_own_ckks_key_is_named_and_a_forged_tag_shows_when_decry
 )
 def test_a_ballot_with_another_number_of_votes_names_its_silo(bitmap):
     session = PartialParties(plan())
-    moment = Moment(run=session.plan.run, round=1, attempt=0)
-    session.server.begin(moment, (0, 1, 2))
-    data = Envelope(moment=moment, sender=1, recipient=SERVER, message=Ballot(bitmap=bitmap)).encode()
+    round_id = RoundId(run=session.plan.run, round=1, attempt=0)
+    session.server.begin(round_id, (0, 1, 2))
+    data = Envelope(round_id=round_id, sender=1, recipient=SERVER, message=Ballot(bitmap=bitmap)).encode()
     with pytest.raises(ProtocolError, match="silo 1"):
         session.server.receive(1, data)
     assert session.server.missing == (0, 1, 2)
@@ -344,7 +344,7 @@ def test_the_server_cannot_open_what_it_relays_and_keys_are_relayed_once():
     lines = [line for line in session.transcript.lines if "sealed" in line.purpose]
     assert len(lines) == 2 * (SILOS - 1)
     forged = Envelope(
-        moment=Moment(run=session.plan.run, round=0, attempt=0),
+        round_id=RoundId(run=session.plan.run, round=0, attempt=0),
         sender=0,
         recipient=1,
         message=SealedKeys(sealed=os.urandom(200)),
@@ -384,8 +384,8 @@ def _sum(message, **changes):
 def test_state_machines_meet_20_000_altered_messages_with_typed_errors_alone():
     """Updates, ballots and sums with bytes changed, cut and added: refused, or a message, never anything else."""
     session = PartialParties(plan(silos=2))
-    moment = Moment(run=session.plan.run, round=1, attempt=0)
-    session.server.begin(moment, (0, 1))
+    round_id = RoundId(run=session.plan.run, round=1, attempt=0)
+    session.server.begin(round_id, (0, 1))
     rng = np.random.default_rng(2)
     update = PartialUpdate(
         tag=bytes(32),
@@ -395,7 +395,7 @@ def test_state_machines_meet_20_000_altered_messages_with_typed_errors_alone():
         hidden=b"x" * 60,
     )
     messages = [
-        Envelope(moment=moment, sender=0, recipient=SERVER, message=message).encode()
+        Envelope(round_id=round_id, sender=0, recipient=SERVER, message=message).encode()
         for message in (Ballot(bitmap=encode_bitmap(np.arange(LENGTH) < 10)), update)
     ]
     refused = 0

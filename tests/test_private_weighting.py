@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.agreement import AgreementKey, Moment, SignedKey
+from fedveil.crypto.agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.protection.errors import ProtocolError
@@ -353,7 +353,7 @@ def test_the_noise_of_a_weighted_sum_stays_below_what_the_flood_is_sized_for():
 def test_inputs_outside_the_plan_are_refused_with_their_silo():
     counts = np.ones((3, 6), dtype=np.int64)
     session = session_of(plan_of(), counts)
-    session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)))
     silo = session.silos[2]
     rows, zero = np.zeros((6, 5), dtype=np.int64), np.zeros(5, dtype=np.int64)
     for bad_rows, bad_noise, message in (
@@ -396,7 +396,7 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
     counts = np.full((3, 6), 2)
     session = session_of(plan_of(), counts)
     contributions, noise = inputs(session, rng)
-    first = Moment(run=session.plan.run, round=1, attempt=0)
+    first = RoundId(run=session.plan.run, round=1, attempt=0)
     session.deliver(session.server.begin(first))
     late = [session.silos[s].contribute(contributions[s], noise[s]) for s in range(3)]
     session.server.receive(0, late[0])
@@ -412,7 +412,7 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
     assert session.server.may_have_released
     with pytest.raises(ProtocolError, match="silo 2: "):
         session.server.receive(2, late[2])
-    request = Envelope(moment=first, sender=SERVER, recipient=0, message=RevealRequest()).encode()
+    request = Envelope(round_id=first, sender=SERVER, recipient=0, message=RevealRequest()).encode()
     with pytest.raises(ProtocolError, match="attempt 0"):
         session.silos[0].receive(request)
 
@@ -421,7 +421,7 @@ def test_a_silo_that_missed_the_weights_gets_them_with_the_next_attempt():
     rng = np.random.default_rng(12)
     counts = np.full((3, 6), 2)
     session = session_of(plan_of(rounds=3), counts)
-    for recipient, data in session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)):
+    for recipient, data in session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)):
         if recipient != 2:
             session.silos[recipient].receive(data)
     for round_number, attempt in ((1, 1), (2, 0), (3, 0)):
@@ -452,7 +452,7 @@ def test_ciphertexts_outside_the_group_are_refused(blocks, message):
     rng = np.random.default_rng(11)
     session = session_of(plan_of(), np.full((3, 6), 2))
     contributions, noise = inputs(session, rng)
-    session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)))
     data = session.silos[1].contribute(contributions[1], noise[1])
     old = Envelope.decode(data).message.blocks
     with pytest.raises(ProtocolError, match=f"silo 1: .*{message}"):
@@ -461,12 +461,12 @@ def test_ciphertexts_outside_the_group_are_refused(blocks, message):
 
 def test_weights_outside_the_group_are_refused_by_the_silo():
     session = session_of(plan_of(), np.full((3, 6), 2))
-    ((_, data), *_) = session.server.begin(Moment(run=session.plan.run, round=1, attempt=0))
+    ((_, data), *_) = session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0))
     old = Envelope.decode(data).message.blocks
     with pytest.raises(ProtocolError, match="no unit"):
         session.silos[0].receive(altered(data, blocks=(bytes(len(old[0])), *old[1:])))
-    other = Moment(run=session.plan.run, round=2, attempt=0)
-    short = Envelope(moment=other, sender=SERVER, recipient=0, message=EncryptedWeights(blocks=old[1:]))
+    other = RoundId(run=session.plan.run, round=2, attempt=0)
+    short = Envelope(round_id=other, sender=SERVER, recipient=0, message=EncryptedWeights(blocks=old[1:]))
     with pytest.raises(ProtocolError, match="5 encrypted weights for 6"):
         session.silos[0].receive(short.encode())
 
@@ -500,12 +500,12 @@ def test_rounds_need_the_setup_and_the_plans_way_of_sampling():
     plan = plan_of()
     server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
     with pytest.raises(ProtocolError, match="setup"):
-        server.begin(Moment(run=plan.run, round=1, attempt=0))
+        server.begin(RoundId(run=plan.run, round=1, attempt=0))
     session = session_of(plan_of(renewed=True), np.full((3, 6), 2))
     with pytest.raises(ProtocolError, match="users are drawn"):
-        session.server.begin(Moment(run=session.plan.run, round=1, attempt=0))
+        session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0))
     with pytest.raises(ProtocolError, match="users are drawn"):
-        session.server.begin(Moment(run=session.plan.run, round=1, attempt=0), np.ones(5, dtype=bool))
+        session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), np.ones(5, dtype=bool))
 
 
 def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
@@ -513,15 +513,15 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     session = session_of(plan_of(rounds=2), np.full((3, 6), 2))
     contributions, noise = inputs(session, rng)
     session.aggregate(1, zip(contributions, noise, strict=True))
-    weights = session.server.begin(Moment(run=session.plan.run, round=2, attempt=0))
+    weights = session.server.begin(RoundId(run=session.plan.run, round=2, attempt=0))
     session.deliver(weights)
     sent = session.silos[1].contribute(contributions[1], noise[1])
-    envelope, moment = Envelope.decode(sent), Moment(run=session.plan.run, round=2, attempt=0)
+    envelope, round_id = Envelope.decode(sent), RoundId(run=session.plan.run, round=2, attempt=0)
     session.server.receive(1, sent)
     for changes, reason in (
-        ({"moment": dataclasses.replace(moment, run=bytes(16))}, "another run"),
-        ({"moment": dataclasses.replace(moment, round=1)}, "round 1"),
-        ({"moment": dataclasses.replace(moment, attempt=1)}, "attempt 1"),
+        ({"moment": dataclasses.replace(round_id, run=bytes(16))}, "another run"),
+        ({"moment": dataclasses.replace(round_id, round=1)}, "round 1"),
+        ({"moment": dataclasses.replace(round_id, attempt=1)}, "attempt 1"),
         ({"sender": 0}, "somebody else"),
         ({"recipient": 2}, "somebody else"),
         ({"message": RevealRequest()}, "did not expect"),
@@ -532,7 +532,7 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     with pytest.raises(ProtocolError, match="keys are used once"):
         session.silos[0].receive(weights[0][1])
     old = dataclasses.replace(
-        Envelope.decode(weights[2][1]), moment=dataclasses.replace(moment, run=bytes(16))
+        Envelope.decode(weights[2][1]), round_id=dataclasses.replace(round_id, run=bytes(16))
     )
     with pytest.raises(ProtocolError, match="of the same run"):
         session.silos[2].receive(old.encode())
@@ -557,8 +557,8 @@ def test_a_key_that_the_server_put_in_place_is_refused():
     for key in (
         SignedKey(public=swapped, signature=keys[1][1].signature),
         SignedKey(public=keys[1][1].public, signature=bytes(64)),
-        SignedKey.sign(identities[1], swapped, owner=1, purpose="secure aggregation", moment=plan.setup),
-        SignedKey.sign(IdentityKey.generate(), swapped, owner=1, purpose=KEY_PURPOSE, moment=plan.setup),
+        SignedKey.sign(identities[1], swapped, owner=1, purpose="secure aggregation", round_id=plan.setup),
+        SignedKey.sign(IdentityKey.generate(), swapped, owner=1, purpose=KEY_PURPOSE, round_id=plan.setup),
     ):
         silo = WeightingSilo(
             plan, index=0, identity=identities[0], roster=roster, counts=np.full(6, 2), evaluator=evaluator()
@@ -582,13 +582,13 @@ def test_a_blinding_seed_from_elsewhere_is_refused():
     messages = []
     for silo in silos:
         messages += server.receive(silo.index, silo.announce())
-    seed = Envelope(moment=plan.setup, sender=0, recipient=1, message=SealedSeed(sealed=bytes(60)))
+    seed = Envelope(round_id=plan.setup, sender=0, recipient=1, message=SealedSeed(sealed=bytes(60)))
     with pytest.raises(ProtocolError, match="before the silos' keys"):
         silos[1].receive(seed.encode())
     for recipient, data in messages:
         if recipient == 2:
             silos[2].receive(data)
-    forged = Envelope(moment=plan.setup, sender=0, recipient=2, message=SealedSeed(sealed=bytes(60)))
+    forged = Envelope(round_id=plan.setup, sender=0, recipient=2, message=SealedSeed(sealed=bytes(60)))
     with pytest.raises(ProtocolError, match="silo 0: its blinding seed was refused"):
         silos[2].receive(forged.encode())
     with pytest.raises(ProtocolError, match="silo 1: "):
@@ -619,7 +619,7 @@ def test_decrypted_messages_of_one_silo_are_uniform_before_the_sum():
     """The key holder decrypts a silo's ciphertexts (zero contributions, zero noise): uniform modulo n all the same."""
     plan = plan_of(length=2000, noise_limit=1)
     session = session_of(plan, np.full((3, 6), 2))
-    session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)))
     zero = np.zeros((6, 2000), dtype=np.int64)
     data = session.silos[0].contribute(zero, zero[0])
     key = paillier_key(768)
@@ -634,7 +634,7 @@ def test_the_randomness_of_a_ciphertext_carries_no_trace_of_the_exponents():
     plan = plan_of(length=2000, rounds=30, noise_limit=1)
     key = paillier_key(768)
     session = session_of(plan, np.full((3, 6), 2))
-    session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)))
     rows = np.full((6, 2000), 4)
     data = session.silos[0].contribute(rows, np.zeros(2000, dtype=np.int64))
     randomness = [key.randomness(mpz.from_bytes(b, "big")) for b in Envelope.decode(data).message.blocks]
@@ -650,7 +650,7 @@ def test_the_same_inputs_twice_give_unlinkable_ciphertexts():
     rows, zero = np.full((6, 5), 7), np.zeros(5, dtype=np.int64)
     key, seen = paillier_key(768), []
     for attempt in (0, 1):
-        session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=attempt)))
+        session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=attempt)))
         data = session.silos[0].contribute(rows, zero)
         for block in Envelope.decode(data).message.blocks:
             value = mpz.from_bytes(block, "big")
@@ -664,7 +664,7 @@ def test_no_own_mask_serves_twice():
     session = session_of(plan, np.full((3, 6), 2))
     rows, zero, seeds = np.full((6, 5), 7), np.zeros(5, dtype=np.int64), []
     for attempt in (0, 1):
-        session.deliver(session.server.begin(Moment(run=session.plan.run, round=1, attempt=attempt)))
+        session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=attempt)))
         for silo in session.silos:
             silo.contribute(rows, zero)
             seeds.append(silo._own_mask)

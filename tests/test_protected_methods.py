@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.errors import CompositionError
 from fedveil.methods.channels import Identity
-from fedveil.methods.claims import Federation, Guarantee
+from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.protections import NoProtection, SecureAggregation
@@ -18,7 +18,7 @@ from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import GaussianEvent, NoGuarantee
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES, SIGMA, SILOS, USERS
 
-FEDERATION = Federation(n_silos=SILOS, n_users=USERS)
+FEDERATION = PublicFacts(n_silos=SILOS, n_users=USERS)
 
 
 def protected(name: str, **changes: object) -> Guarantee:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gmpy2 import mpz
 
-from fedveil.crypto.agreement import Moment, SignedKey
+from fedveil.crypto.agreement import RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import BLOCK, REST, body, integers, many, number, pair
@@ -50,7 +50,7 @@ from fedveil.protection.weighting_messages import (
 from fedveil.protection.wire import Reader, Writer
 
 CASES = 20_000
-MOMENT = Moment(run=bytes(range(16)), round=1, attempt=0)
+MOMENT = RoundId(run=bytes(range(16)), round=1, attempt=0)
 KEY = SignedKey(public=bytes(32), signature=bytes(64))
 OTHER_KEY = SignedKey(public=bytes(range(32)), signature=bytes(range(64)))
 EXAMPLES = [
@@ -92,7 +92,7 @@ EXAMPLES = [
 
 
 def envelope(message):
-    return Envelope(moment=MOMENT, sender=SERVER, recipient=0, message=message).encode()
+    return Envelope(round_id=MOMENT, sender=SERVER, recipient=0, message=message).encode()
 
 
 def equal(a, b):
@@ -113,7 +113,7 @@ def test_every_kind_has_an_example():
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
 def test_messages_survive_their_bytes(example):
     decoded = Envelope.decode(envelope(example))
-    assert (decoded.moment, decoded.sender, decoded.recipient) == (MOMENT, SERVER, 0)
+    assert (decoded.round_id, decoded.sender, decoded.recipient) == (MOMENT, SERVER, 0)
     assert equal(decoded.message, example)
     assert decoded.encode() == envelope(example)
 

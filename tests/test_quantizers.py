@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.channel import (
+from fedveil.quantization import (
     GaussianLaw,
     InsecureSimulationStreams,
     KeyedStreams,
@@ -18,8 +18,8 @@ from fedveil.channel import (
     lattice,
     update_key,
 )
-from fedveil.channel.portable import log, normals, sine_quarter, uniforms
-from fedveil.channel.streams import SharedStreams
+from fedveil.quantization.portable import log, normals, sine_quarter, uniforms
+from fedveil.quantization.streams import SharedStreams
 from fedveil.randomness import KeyedStream
 
 PAIRS = [

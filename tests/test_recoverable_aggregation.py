@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.crypto.aead import unseal
-from fedveil.crypto.agreement import AgreementKey, Moment
+from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
@@ -74,8 +74,8 @@ class Run:
         return replies or self.server.proceed(), said
 
     def to_vectors(self, round_number=1, attempt=0, cohort=None, vanished=()):
-        moment = Moment(run=self.plan.run, round=round_number, attempt=attempt)
-        messages = self.server.begin(moment, cohort or tuple(range(self.plan.silos)))
+        round_id = RoundId(run=self.plan.run, round=round_number, attempt=attempt)
+        messages = self.server.begin(round_id, cohort or tuple(range(self.plan.silos)))
         messages, _ = self.step(messages, vanished)
         messages, _ = self.step([m for m in messages if m[0] not in vanished])
         for recipient, data in messages:
@@ -165,7 +165,7 @@ def opened_by_the_server(run, received, late, gone):
     announced, opens of the vanished silo's bundle what opens, and where that gives the seed of the silo's own mask
     takes all masks off.
     """
-    moment = Envelope.decode(late).moment
+    round_id = Envelope.decode(late).round_id
     messages = [(sender, Envelope.decode(data).message) for sender, data in received]
     announced = {sender: message for sender, message in messages if isinstance(message, RecoveryKeys)}
     publics = {sender: (keys.mask.public, keys.seal.public) for sender, keys in announced.items()}
@@ -178,9 +178,9 @@ def opened_by_the_server(run, received, late, gone):
     shares = {}
     for peer, sealed in bundle.items():
         for public, purpose in itertools.product(publics[peer], (SHARE_PURPOSE, MASK_PURPOSE, KEY_PURPOSE)):
-            associated = moment.encode() + gone.to_bytes(2, "big") + peer.to_bytes(2, "big")
+            associated = round_id.encode() + gone.to_bytes(2, "big") + peer.to_bytes(2, "big")
             with contextlib.suppress(CryptoError):
-                content = unseal(key.agree(public).derive(purpose, moment), sealed, associated)
+                content = unseal(key.agree(public).derive(purpose, round_id), sealed, associated)
                 shares[peer] = Share(point=peer + 1, value=content[:SHARE_BYTES])
     if len(shares) < run.threshold:
         return
@@ -189,7 +189,7 @@ def opened_by_the_server(run, received, late, gone):
         words = Envelope.decode(late).message.words.copy()
         apply_masks_(words, [(seed, False)])
         for peer in bundle:
-            mask = key.agree(publics[peer][which]).derive(MASK_PURPOSE, moment)
+            mask = key.agree(publics[peer][which]).derive(MASK_PURPOSE, round_id)
             apply_masks_(words, [(mask, gone > peer)])
         yield run.plan.decode(words)
 
@@ -217,8 +217,10 @@ def test_a_silo_never_gives_both_shares_of_anybody():
     run = Run()
     run.to_vectors()
     run.finish({s: np.zeros(6, dtype=np.int64) for s in range(4)})
-    moment = run.server._moment
-    again = Envelope(moment=moment, sender=SERVER, recipient=0, message=Survivors(silos=(0, 1, 2))).encode()
+    round_id = run.server._round_id
+    again = Envelope(
+        round_id=round_id, sender=SERVER, recipient=0, message=Survivors(silos=(0, 1, 2))
+    ).encode()
     with pytest.raises(ProtocolError, match="none was awaited"):
         run.silos[0].receive(again)
 
@@ -229,14 +231,14 @@ def test_wrong_survivors_are_refused(alive):
     run.to_vectors()
     run.silos[0].contribute(np.zeros(6, dtype=np.int64))
     named = Survivors(silos=alive)
-    data = Envelope(moment=run.server._moment, sender=SERVER, recipient=0, message=named).encode()
+    data = Envelope(round_id=run.server._round_id, sender=SERVER, recipient=0, message=named).encode()
     with pytest.raises(ProtocolError, match="survivors"):
         run.silos[0].receive(data)
 
 
 def test_altered_shares_are_noticed_with_their_silo():
     run = Run()
-    messages = run.server.begin(Moment(run=run.plan.run, round=1, attempt=0), (0, 1, 2, 3))
+    messages = run.server.begin(RoundId(run=run.plan.run, round=1, attempt=0), (0, 1, 2, 3))
     messages, _ = run.step(messages)
     messages, _ = run.step(messages)
     recipient, data = messages[0]
@@ -266,7 +268,7 @@ def test_wrong_revealed_shares_are_noticed():
 
 def test_a_bundle_must_serve_every_silo():
     run = Run()
-    messages = run.server.begin(Moment(run=run.plan.run, round=1, attempt=0), (0, 1, 2, 3))
+    messages = run.server.begin(RoundId(run=run.plan.run, round=1, attempt=0), (0, 1, 2, 3))
     messages, _ = run.step(messages)
     for recipient, data in messages:
         (reply,) = run.silos[recipient].receive(data)
@@ -287,8 +289,8 @@ def test_a_key_serves_the_use_it_was_signed_for(which):
     run = Run()
     run.to_vectors()
     earlier = {sender: Envelope.decode(data).message for sender, data in run.received[:4]}
-    moment = Moment(run=run.plan.run, round=1, attempt=1)
-    messages = run.server.begin(moment, (0, 1, 2, 3))
+    round_id = RoundId(run=run.plan.run, round=1, attempt=1)
+    messages = run.server.begin(round_id, (0, 1, 2, 3))
     (recipient, data), *_ = run.step(messages)[0]
     envelope = Envelope.decode(data)
     keys = dict(envelope.message.keys)
@@ -316,11 +318,11 @@ class Liar:
 
     def __init__(self):
         self.run = Run(silos=5, threshold=3)
-        self.moment = Moment(run=self.run.plan.run, round=1, attempt=0)
-        self.announced = self.run.server.begin(self.moment, (0, 1, 2, 3, 4))
+        self.round_id = RoundId(run=self.run.plan.run, round=1, attempt=0)
+        self.announced = self.run.server.begin(self.round_id, (0, 1, 2, 3, 4))
 
     def told(self, silo, message):
-        envelope = Envelope(moment=self.moment, sender=SERVER, recipient=silo, message=message)
+        envelope = Envelope(round_id=self.round_id, sender=SERVER, recipient=silo, message=message)
         return [Envelope.decode(reply).message for reply in self.run.silos[silo].receive(envelope.encode())]
 
     def to_vectors(self, relayed=lambda silo, shares: shares):
@@ -399,7 +401,7 @@ def test_a_signature_is_of_one_silo_and_one_attempt():
     old = {silo: Envelope.decode(reply).message.signature for silo, reply in before.items()}
     for silo, bad in enumerate((signed[1], old[2])):
         agreed = AgreedSurvivors(signatures=((0, signed[0]), (1, signed[1]), (2, bad)))
-        told = Envelope(moment=run.server._moment, sender=SERVER, recipient=silo, message=agreed)
+        told = Envelope(round_id=run.server._round_id, sender=SERVER, recipient=silo, message=agreed)
         with pytest.raises(ProtocolError, match="silo 2: was told of other survivors"):
             run.silos[silo].receive(told.encode())
 

@@ -228,7 +228,7 @@ def test_diagnostics_are_labelled_as_not_covered(tmp_path: Path) -> None:
 
 def test_the_uplink_is_shown_against_its_information_limit(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=3)
-    uplink = {
+    communication_cost = {
         "float32_bytes": 50_000,
         "bits_per_parameter": 0.16,
         "limit": 0.004,
@@ -236,7 +236,7 @@ def test_the_uplink_is_shown_against_its_information_limit(tmp_path: Path) -> No
         "acceptance": 0.785,
     }
     first, *rest = metric_rows(rounds=3)
-    rows = [first, *(row | {"bytes_up": 250, "uplink": uplink} for row in rest)]
+    rows = [first, *(row | {"bytes_up": 250, "communication_cost": communication_cost} for row in rest)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = visible(report_page(load_run(folder)))
     told = (
@@ -248,14 +248,14 @@ def test_the_uplink_is_shown_against_its_information_limit(tmp_path: Path) -> No
 
 def test_messages_of_plain_numbers_have_no_limit(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=3)
-    uplink = {
+    communication_cost = {
         "float32_bytes": 400,
         "bits_per_parameter": 32.0,
         "limit": None,
         "acceptance": None,
     }
     first, *rest = metric_rows(rounds=3)
-    rows = [first, *(row | {"bytes_up": 400, "uplink": uplink} for row in rest)]
+    rows = [first, *(row | {"bytes_up": 400, "communication_cost": communication_cost} for row in rest)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = visible(report_page(load_run(folder)))
     assert "32 bits a parameter at round 3. All messages together: 1,200 bytes, 1 times fewer" in page

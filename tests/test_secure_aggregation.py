@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.agreement import AgreementKey, Moment, SignedKey
+from fedveil.crypto.agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
@@ -50,10 +50,10 @@ class Run:
         return self
 
     def begin(self, round_number=1, attempt=0, cohort=None):
-        moment = Moment(run=self.plan.run, round=round_number, attempt=attempt)
-        for recipient, data in self.server.begin(moment, cohort or tuple(range(self.plan.silos))):
+        round_id = RoundId(run=self.plan.run, round=round_number, attempt=attempt)
+        for recipient, data in self.server.begin(round_id, cohort or tuple(range(self.plan.silos))):
             self.silos[recipient].receive(data)
-        return moment
+        return round_id
 
 
 @given(st.integers(2, 10), st.integers(1, 50), st.sampled_from([5, 2**20, 2**33]), st.integers(0, 2**32 - 1))
@@ -163,23 +163,23 @@ def test_no_own_mask_serves_twice():
 
 def test_a_round_or_attempt_is_played_once():
     run = Run().meet()
-    moment = run.begin(round_number=2, attempt=1)
+    round_id = run.begin(round_number=2, attempt=1)
     for earlier in (
-        moment,
-        dataclasses.replace(moment, attempt=0),
-        dataclasses.replace(moment, round=1),
-        dataclasses.replace(moment, run=bytes(16), round=3),
+        round_id,
+        dataclasses.replace(round_id, attempt=0),
+        dataclasses.replace(round_id, round=1),
+        dataclasses.replace(round_id, run=bytes(16), round=3),
     ):
         with pytest.raises(ProtocolError, match="keys are used once"):
             run.server.begin(earlier, (0, 1, 2))
-        start = Envelope(moment=earlier, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
+        start = Envelope(round_id=earlier, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
         with pytest.raises(ProtocolError, match="keys are used once"):
             run.silos[0].receive(start.encode())
 
 
 def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     run, other = Run().meet(), Run().meet()
-    moment = run.begin()
+    round_id = run.begin()
     other.begin()
     foreign = other.silos[1].contribute(np.zeros(8, dtype=np.int64))
     with pytest.raises(ProtocolError, match="silo 1: a message belongs to another run"):
@@ -190,11 +190,13 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     run.server.receive(1, data)
     with pytest.raises(ProtocolError, match="replay"):
         run.server.receive(1, data)
-    later = dataclasses.replace(moment, round=9)
-    late = Envelope(moment=later, sender=0, recipient=SERVER, message=MaskedVector(words=np.zeros(8, "<u4")))
+    later = dataclasses.replace(round_id, round=9)
+    late = Envelope(
+        round_id=later, sender=0, recipient=SERVER, message=MaskedVector(words=np.zeros(8, "<u4"))
+    )
     with pytest.raises(ProtocolError, match="round 9"):
         run.server.receive(0, late.encode())
-    early = Envelope(moment=moment, sender=0, recipient=SERVER, message=OwnMask(seed=bytes(32)))
+    early = Envelope(round_id=round_id, sender=0, recipient=SERVER, message=OwnMask(seed=bytes(32)))
     with pytest.raises(ProtocolError, match="did not expect"):
         run.server.receive(0, early.encode())
 
@@ -202,22 +204,22 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
 @pytest.mark.parametrize("words", [np.zeros(9, "<u4"), np.zeros(8, "<u8"), np.zeros(0, "<u4")])
 def test_a_vector_of_another_shape_is_refused(words):
     run = Run().meet()
-    moment = run.begin()
-    data = Envelope(moment=moment, sender=2, recipient=SERVER, message=MaskedVector(words=words)).encode()
+    round_id = run.begin()
+    data = Envelope(round_id=round_id, sender=2, recipient=SERVER, message=MaskedVector(words=words)).encode()
     with pytest.raises(ProtocolError, match="silo 2: sent"):
         run.server.receive(2, data)
 
 
 def test_a_silo_gives_its_own_mask_once_and_only_after_its_vector():
     run = Run().meet()
-    moment = run.begin()
-    request = Envelope(moment=moment, sender=SERVER, recipient=0, message=RevealRequest()).encode()
+    round_id = run.begin()
+    request = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RevealRequest()).encode()
     with pytest.raises(ProtocolError, match="before it was used"):
         run.silos[0].receive(request)
     fresh = Run().meet()
-    moment = fresh.begin()
+    round_id = fresh.begin()
     fresh.silos[0].contribute(np.zeros(8, dtype=np.int64))
-    request = Envelope(moment=moment, sender=SERVER, recipient=0, message=RevealRequest()).encode()
+    request = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RevealRequest()).encode()
     assert len(fresh.silos[0].receive(request)) == 1
     with pytest.raises(ProtocolError, match="replay"):
         fresh.silos[0].receive(request)
@@ -236,14 +238,18 @@ def test_a_key_that_the_server_put_in_place_is_refused():
         "swapped": SignedKey(public=swapped, signature=directory.keys[1][1].signature),
         "unsigned": SignedKey(public=directory.keys[1][1].public, signature=bytes(64)),
         "of another identity": SignedKey.sign(
-            IdentityKey.generate(), swapped, owner=1, purpose="secure aggregation", moment=run.silos[0].moment
+            IdentityKey.generate(),
+            swapped,
+            owner=1,
+            purpose="secure aggregation",
+            round_id=run.silos[0].round_id,
         ),
     }
     for name, key in keys.items():
         altered = Directory(keys=(directory.keys[0], (1, key), directory.keys[2]))
         silo = AggregationSilo(run.plan, index=0, identity=run.identities[0], roster=run.roster)
         silo._peers._key = run.silos[0]._peers.agreement_key
-        data = Envelope(moment=silo.moment, sender=SERVER, recipient=0, message=altered).encode()
+        data = Envelope(round_id=silo.round_id, sender=SERVER, recipient=0, message=altered).encode()
         with pytest.raises(ProtocolError, match="silo 1: its public key was refused") as error:
             silo.receive(data)
         assert error.value.silo == 1, name
@@ -251,7 +257,7 @@ def test_a_key_that_the_server_put_in_place_is_refused():
 
 def test_a_directory_must_be_whole_and_hold_the_own_key():
     run = Run()
-    moment = run.silos[0].moment
+    round_id = run.silos[0].round_id
     signed = [(s.index, Envelope.decode(s.announce()).message.key) for s in run.silos]
     for keys, message in (
         (signed[:2], "names 2 silos of 3"),
@@ -260,7 +266,7 @@ def test_a_directory_must_be_whole_and_hold_the_own_key():
         ([signed[0], signed[1], (7, signed[2][1])], "not in the roster"),
     ):
         directory = Directory(keys=tuple(keys))
-        data = Envelope(moment=moment, sender=SERVER, recipient=0, message=directory).encode()
+        data = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=directory).encode()
         with pytest.raises(ProtocolError, match=message):
             silo_zero(run).receive(data)
 
@@ -273,35 +279,35 @@ def silo_zero(run):
 
 def test_a_silo_takes_part_only_in_cohorts_that_hide_it():
     run = Run().meet()
-    moment = Moment(run=run.plan.run, round=1, attempt=0)
+    round_id = RoundId(run=run.plan.run, round=1, attempt=0)
     for cohort, message in (((0,), "at least 2"), ((1, 2), "not in"), ((0, 9), "silo 9")):
-        start = Envelope(moment=moment, sender=SERVER, recipient=0, message=RoundStart(cohort=cohort))
+        start = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RoundStart(cohort=cohort))
         with pytest.raises(ProtocolError, match=message):
             run.silos[0].receive(start.encode())
     with pytest.raises(ProtocolError, match="at least 2"):
-        run.server.begin(moment, (1,))
+        run.server.begin(round_id, (1,))
 
 
 def test_nothing_happens_before_the_keys_are_known():
     run = Run()
-    moment = Moment(run=run.plan.run, round=1, attempt=0)
+    round_id = RoundId(run=run.plan.run, round=1, attempt=0)
     with pytest.raises(ProtocolError, match="key is known"):
-        run.server.begin(moment, (0, 1))
-    start = Envelope(moment=moment, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
+        run.server.begin(round_id, (0, 1))
+    start = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
     with pytest.raises(ProtocolError, match="before the silos' keys"):
         run.silos[0].receive(start.encode())
 
 
 def test_masks_that_do_not_cancel_are_noticed():
     run = Run(limit=10).meet()
-    moment = run.begin()
+    round_id = run.begin()
     replies = []
     for silo in run.silos:
         data = silo.contribute(np.zeros(8, dtype=np.int64))
         if silo.index == 1:
             broken = Envelope.decode(data).message.words ^ np.uint32(1 << 20)
             message = MaskedVector(words=broken)
-            data = Envelope(moment=moment, sender=1, recipient=SERVER, message=message).encode()
+            data = Envelope(round_id=round_id, sender=1, recipient=SERVER, message=message).encode()
         replies = run.server.receive(silo.index, data)
     for recipient, data in replies:
         (own,) = run.silos[recipient].receive(data)

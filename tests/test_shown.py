@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.federation.share import Held
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.shown import FIELDS, FILES, METRICS, Kind, uncovered
 from fedveil.engine.statement import state
+from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.accounting import epsilon_on_grid
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries
@@ -55,7 +55,7 @@ def unlisted(folder: Path) -> set[str]:
 
 def prepared_for(case: str) -> Prepared:
     held = clients() if case == "clients" else population()
-    return prepare(asked(**CASES[case], rounds=2), Held(held))
+    return prepare(asked(**CASES[case], rounds=2), FixedPopulation(held))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -100,7 +100,9 @@ def test_private_fields_alone_follow_the_records(tmp_path: Path) -> None:
     mine = held.train.user == 0
     other = replace(held.train, features=held.train.features * (1 - 2 * mine[:, None]).astype("float32"))
     folders = [
-        run(prepare(asked(rounds=2), Held(replace(held, train=records))), tmp_path / name, Silent()).folder
+        run(
+            prepare(asked(rounds=2), FixedPopulation(replace(held, train=records))), tmp_path / name, Silent()
+        ).folder
         for name, records in (("one", held.train), ("other", other))
     ]
     for name, fields in FIELDS.items():
@@ -142,6 +144,6 @@ def test_a_published_figure_without_noise_is_infinite(tmp_path: Path) -> None:
     method = {"name": "paraaegis", "noise_multiplier": 0.0, "calibration": "as-published"}
     protection = {"name": "partial-encryption", "ratio": 0.5}
     experiment = asked(method=method, protection=protection, data={"n_users": 3}, rounds=1)
-    statement = run(prepare(experiment, Held(clients())), tmp_path, Silent()).statement
+    statement = run(prepare(experiment, FixedPopulation(clients())), tmp_path, Silent()).statement
     assert [claim.value for claim in statement.as_published] == [None]
     assert any("infinite" in text for text in statement.sentences() if "Remark 1" in text)

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, Patience
+from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, RetryPolicy
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.silo_side import local_sums, members_of, silo_message
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.sampling import PoissonUsers
-from fedveil.protection.driver import NOBODY, Absent, Driver
+from fedveil.protection.driver import NOBODY, Driver, Dropouts
 from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.masked_sums import MaskedSums
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -35,7 +35,7 @@ from tests.test_protected_run import asked
 from tests.test_run import Silent, files, same_model
 from tests.test_weighted_run import asked as weighted
 
-EARLY, LATE = Absent(before_input=frozenset({1})), Absent(before_reveal=frozenset({1}))
+EARLY, LATE = Dropouts(before_input=frozenset({1})), Dropouts(before_reveal=frozenset({1}))
 AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0}
 
 
@@ -56,7 +56,7 @@ def units(silos: int, length: int = 5) -> dict[int, np.ndarray]:
 
 @pytest.mark.parametrize(("absent", "released"), [(EARLY, False), (LATE, True)])
 def test_a_vanished_silo_ends_the_attempt_and_the_next_is_played_with_the_rest(
-    absent: Absent, released: bool
+    absent: Dropouts, released: bool
 ) -> None:
     driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4)), units(3)
     with pytest.raises(SiloVanished, match="silos 1 vanished") as vanished:
@@ -70,7 +70,7 @@ def test_a_vanished_silo_ends_the_attempt_and_the_next_is_played_with_the_rest(
 
 
 @pytest.mark.parametrize(("absent", "rest"), [(NOBODY, (0, 1, 2)), (EARLY, (0, 2)), (LATE, (0, 1, 2))])
-def test_with_recovery_the_attempt_goes_on_with_what_arrived(absent: Absent, rest: tuple[int, ...]) -> None:
+def test_with_recovery_the_attempt_goes_on_with_what_arrived(absent: Dropouts, rest: tuple[int, ...]) -> None:
     driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4, threshold=2)), units(3)
     for round_number in (1, 2):
         total, summed = driver.play((round_number, 0), ALL, None, vectors.get, absent)
@@ -81,12 +81,12 @@ def test_with_recovery_the_attempt_goes_on_with_what_arrived(absent: Absent, res
 @pytest.mark.parametrize(
     "absent",
     [
-        Absent(before_input=frozenset({0, 1})),
-        Absent(before_input=frozenset({0}), before_reveal=frozenset({1})),
-        Absent(before_reveal=frozenset({0, 1})),
+        Dropouts(before_input=frozenset({0, 1})),
+        Dropouts(before_input=frozenset({0}), before_reveal=frozenset({1})),
+        Dropouts(before_reveal=frozenset({0, 1})),
     ],
 )
-def test_recovery_gives_up_below_its_threshold_and_has_released_nothing(absent: Absent) -> None:
+def test_recovery_gives_up_below_its_threshold_and_has_released_nothing(absent: Dropouts) -> None:
     driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4, threshold=2)), units(3)
     with pytest.raises(SiloVanished) as vanished:
         driver.play((1, 0), ALL, None, vectors.get, absent)
@@ -103,15 +103,15 @@ class Scripted:
     def __init__(self, *failures: tuple[tuple[int, ...], bool]) -> None:
         self.failures, self.log = list(failures), []
 
-    def patience(self, **changes: Any) -> Patience:
+    def retry(self, **changes: Any) -> RetryPolicy:
         rule = {"on_missing": "retry", "waits": True, "least": 2} | changes
-        return Patience(
+        return RetryPolicy(
             **rule,
             record=lambda number, vanished: self.log.append(("record", number, vanished.may_have_released)),
             pay=lambda: self.log.append(("pay",)),
         )
 
-    def attempt(self, number: int, cohort: tuple[int, ...], absent: Absent) -> str:
+    def attempt(self, number: int, cohort: tuple[int, ...], absent: Dropouts) -> str:
         self.log.append(("play", number, cohort))
         if not self.failures:
             return "the sum"
@@ -121,7 +121,7 @@ class Scripted:
 
 def test_every_attempt_is_paid_before_it_and_recorded_after_it() -> None:
     play = Scripted(((2,), True), ((0,), False))
-    assert play.patience().play(1, (0, 1, 2), play.attempt) == ("the sum", 3)
+    assert play.retry().play(1, (0, 1, 2), play.attempt) == ("the sum", 3)
     assert [step[0] for step in play.log] == ["pay", "play", "record"] * 2 + ["pay", "play"]
     assert [step[2] for step in play.log if step[0] == "record"] == [True, False]
     assert {step[2] for step in play.log if step[0] == "play"} == {(0, 1, 2)}
@@ -129,21 +129,21 @@ def test_every_attempt_is_paid_before_it_and_recorded_after_it() -> None:
 
 def test_the_rest_goes_on_as_long_as_the_noise_is_enough() -> None:
     play = Scripted(((2,), False))
-    play.patience(waits=False).play(1, (0, 1, 2), play.attempt)
+    play.retry(waits=False).play(1, (0, 1, 2), play.attempt)
     assert play.log[-1] == ("play", 1, (0, 1))
     play = Scripted(((2,), False), ((0,), False))
     with pytest.raises(ProtocolError, match="1 silos are left and 2 are needed"):
-        play.patience(waits=False).play(1, (0, 1, 2), play.attempt)
+        play.retry(waits=False).play(1, (0, 1, 2), play.attempt)
 
 
 def test_a_round_ends_at_the_first_vanished_silo_or_after_many_attempts() -> None:
     play = Scripted(((2,), False))
     with pytest.raises(SiloVanished):
-        play.patience(on_missing="end").play(1, (0, 1, 2), play.attempt)
+        play.retry(on_missing="end").play(1, (0, 1, 2), play.attempt)
     assert [step[0] for step in play.log] == ["pay", "play", "record"]
     play = Scripted(*[((2,), False)] * MOST_ATTEMPTS)
     with pytest.raises(ProtocolError, match=f"each of {MOST_ATTEMPTS} attempts"):
-        play.patience().play(1, (0, 1, 2), play.attempt)
+        play.retry().play(1, (0, 1, 2), play.attempt)
 
 
 def test_absences_have_their_rate_and_are_those_of_the_seed() -> None:
@@ -172,7 +172,7 @@ def test_a_sum_that_lacks_silos_keeps_the_stated_noise(missing: int, colluding: 
     left = method.noise_std(silos, silos - missing)
     unknown = left * math.sqrt((silos - missing - colluding) / (silos - missing))
     assert unknown == pytest.approx(SIGMA * CLIP)
-    guarantee = derive(method, Federation(n_silos=silos, n_users=6))
+    guarantee = derive(method, PublicFacts(n_silos=silos, n_users=6))
     assert guarantee.event == GaussianEvent(noise_multiplier=SIGMA)
     known = guarantee.views[-1].event
     honest = silos - missing - max(1, colluding)
@@ -235,8 +235,8 @@ def test_keys_about_vanished_silos_that_do_not_belong_are_refused(
 # --- whole runs -------------------------------------------------------------------------------------------------
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, script: dict[tuple[int, int], Absent]) -> None:
-    def of(self: Absences, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Absent:
+def scripted(monkeypatch: pytest.MonkeyPatch, script: dict[tuple[int, int], Dropouts]) -> None:
+    def of(self: Absences, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Dropouts:
         return script.get((round_number, attempt), NOBODY)
 
     monkeypatch.setattr(Absences, "of", of)
@@ -327,8 +327,8 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
     scripted(monkeypatch, {(1, 0): EARLY})
     quiet = AVG | {"noise_multiplier": 0.0}
     whole = prepare(asked(method=quiet, rounds=1))
-    kept = whole.seat.cohort.groups.silo != 1
-    groups = whole.seat.cohort.groups
+    kept = whole.setting.cohort.groups.silo != 1
+    groups = whole.setting.cohort.groups
     part = replace(
         groups,
         start=groups.start[kept],
@@ -336,10 +336,10 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         silo=groups.silo[kept],
         user=groups.user[kept],
     )
-    seat = replace(
-        whole.seat, cohort=replace(whole.seat.cohort, groups=part), weights=whole.seat.weights[kept]
+    setting = replace(
+        whole.setting, cohort=replace(whole.setting.cohort, groups=part), weights=whole.setting.weights[kept]
     )
-    sums = local_sums(seat, whole.task.initial(), members_of(part, None), 1, ExperimentRandomness(0))
+    sums = local_sums(setting, whole.task.initial(), members_of(part, None), 1, ExperimentRandomness(0))
     expected = coordinate(
         whole.method,
         whole.task.initial(),
@@ -347,7 +347,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         n_silos=2,
         n_users=whole.population.n_users,
         drawn=None,
-        shapes=whole.seat.shapes,
+        shapes=whole.setting.shapes,
         round_number=1,
         privacy=PrivacyRandomness.insecure(11),
     )
@@ -379,7 +379,7 @@ def test_weights_by_records_wait_for_the_silo_and_change_no_bit(
 
 @pytest.mark.parametrize(("absent", "charges"), [(EARLY, 3), (LATE, 4)])
 def test_a_run_that_ends_at_a_vanished_silo_is_resumed_with_every_release_paid(
-    absent: Absent, charges: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    absent: Dropouts, charges: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scripted(monkeypatch, {(2, 0): absent})
     with pytest.raises(SiloVanished) as ended:

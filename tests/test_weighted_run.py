@@ -69,7 +69,7 @@ def played(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
 def turn_of(prepared: Prepared) -> Turn:
     """Return the first round."""
     return Turn(
-        seat=prepared.seat,
+        setting=prepared.setting,
         model=prepared.task.initial(),
         round_number=1,
         experiment=ExperimentRandomness(0),
@@ -79,12 +79,12 @@ def turn_of(prepared: Prepared) -> Turn:
 
 def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
     """The oracle: updates in float32, everything after them in float64 and in one line."""
-    seat, method = prepared.seat, prepared.method
-    groups, n_silos = seat.cohort.groups, seat.cohort.n_silos
+    setting, method = prepared.setting, prepared.method
+    groups, n_silos = setting.cohort.groups, setting.cohort.n_silos
     everyone = torch.arange(len(groups))
-    updates = seat.trainer.sums(
+    updates = setting.trainer.sums(
         prepared.task.initial(),
-        seat.cohort.apart(everyone),
+        setting.cohort.apart(everyone),
         everyone,
         torch.ones(len(groups), dtype=torch.float64),
         Unbounded(),
@@ -173,16 +173,18 @@ def test_ring_lwe_gives_the_same_sum() -> None:
 @pytest.mark.parametrize("trainer", ["loop", "vmap", "span"])
 def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(trainer: str) -> None:
     prepared = prepare(asked(trainer={"name": trainer}, protection={"name": "none"}))
-    seat, start, random = prepared.seat, prepared.task.initial(), ExperimentRandomness(0)
-    training = WeightedTraining(seat, start, 1, random, PrivacyRandomness.insecure(0))
-    everyone = torch.arange(len(seat.cohort.groups))
+    setting, start, random = prepared.setting, prepared.task.initial(), ExperimentRandomness(0)
+    training = WeightedTraining(setting, start, 1, random, PrivacyRandomness.insecure(0))
+    everyone = torch.arange(len(setting.cohort.groups))
     ones = torch.ones(len(everyone), dtype=torch.float64)
-    sums = seat.trainer.sums(start, seat.cohort, everyone, ones, seat.method.bound, random, ("round", 1))
-    grid = seat.method.bound.grid
-    for silo in range(seat.cohort.n_silos):
+    sums = setting.trainer.sums(
+        start, setting.cohort, everyone, ones, setting.method.bound, random, ("round", 1)
+    )
+    grid = setting.method.bound.grid
+    for silo in range(setting.cohort.n_silos):
         rows = training.contributions(silo)
         np.testing.assert_array_equal(rows / grid, np.round(rows / grid))
-        assert np.linalg.norm(rows, axis=1).max() <= seat.method.bound.norm
+        assert np.linalg.norm(rows, axis=1).max() <= setting.method.bound.norm
         rounding = grid * len(rows) if trainer == "span" else grid * 2 * (trainer == "vmap")
         np.testing.assert_allclose(rows.sum(0), sums.total[silo].numpy(), rtol=0, atol=rounding)
     torch.testing.assert_close(training.norms, sums.norms, rtol=1e-5, atol=0)

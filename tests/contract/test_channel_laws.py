@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.channel import (
+from fedveil.quantization import (
     BallLaw,
     CellLaw,
-    Channel,
     ChannelError,
+    Codec,
     GaussianLaw,
     InsecureSimulationStreams,
     LaplaceLaw,
@@ -39,8 +39,8 @@ class Case:
         return f"{self.law.name}-{self.lattice}"
 
     @property
-    def channel(self) -> Channel:
-        return Channel(quantizer=LayeredQuantizer(law=self.law, lattice=lattice(self.lattice)))
+    def channel(self) -> Codec:
+        return Codec(quantizer=LayeredQuantizer(law=self.law, lattice=lattice(self.lattice)))
 
 
 CASES = [
@@ -54,7 +54,7 @@ CASES = [
 ]
 
 
-def send(channel: Channel, x: np.ndarray, seed: int) -> np.ndarray:
+def send(channel: Codec, x: np.ndarray, seed: int) -> np.ndarray:
     message = channel.encode(x, InsecureSimulationStreams(seed))
     return channel.decode(message, InsecureSimulationStreams(seed), length=len(x))
 
@@ -167,7 +167,7 @@ def low_rate_updates(size: int) -> dict[str, np.ndarray]:
 def check_low_rate(name: str, size: int, wrong: float) -> None:
     x = low_rate_updates(size)[name] * 0.3
     law = GaussianLaw(std=0.3)
-    channel = Channel(quantizer=LayeredQuantizer(law=law, lattice=lattice("E8")), adaptive=True)
+    channel = Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice("E8")), adaptive=True)
     error = send(channel, x, 21) - x
     u = law.cdf(error)
     assert kolmogorov(u) < 1
@@ -218,12 +218,12 @@ def test_subtractive_dither_is_uniform_on_the_cell_and_rejection_on_the_ball(nam
     grid = lattice(name)
     n, size = grid.dimension, 80_000 // grid.dimension * grid.dimension
     x = places(GaussianLaw(std=1.0), size)
-    ball = send(Channel(quantizer=LayeredQuantizer(law=BallLaw(ball_radius=0.5), lattice=grid)), x, 3) - x
+    ball = send(Codec(quantizer=LayeredQuantizer(law=BallLaw(ball_radius=0.5), lattice=grid)), x, 3) - x
     radius = np.linalg.norm(ball.reshape(-1, n), axis=1)
     assert kolmogorov((radius / 0.5) ** n) < 1
     assert kolmogorov((radius / 0.505) ** n) > 1 or n < 3
     step = 0.5 / grid.packing_radius
-    cell = send(Channel(quantizer=LayeredQuantizer(law=CellLaw(inner_radius=0.5), lattice=grid)), x, 4) - x
+    cell = send(Codec(quantizer=LayeredQuantizer(law=CellLaw(inner_radius=0.5), lattice=grid)), x, 4) - x
     folded = cell.reshape(-1, n) / step
     assert not grid.nearest(folded * (1 - 1e-9)).any()
     share = (np.linalg.norm(folded, axis=1) <= grid.packing_radius).mean()

@@ -32,7 +32,7 @@ from fedveil.methods.cepam import (
     fl_sdq,
 )
 from fedveil.methods.channels import GaussianShares, grid_law
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
@@ -109,7 +109,7 @@ def test_method_is_a_frozen_value(name: str) -> None:
 
 @every_method
 def test_without_noise_there_is_no_guarantee_and_a_reason(name: str) -> None:
-    federation = Federation(n_silos=SILOS, n_users=USERS, silo_records=(10, 10, 10))
+    federation = PublicFacts(n_silos=SILOS, n_users=USERS, silo_records=(10, 10, 10))
     if name in NOISE_BY_COMPRESSION:
         with pytest.raises(CompositionError, match="leaves it nothing to compress with"):
             METHOD_CASES[name](0.0)
@@ -166,7 +166,7 @@ def test_one_user_moves_the_sum_by_at_most_the_sensitivity(name: str, records: R
     if len(others) == 0:
         return
     moved = np.linalg.norm(totals(method, records) - totals(method, records.select(others)))
-    federation = Federation(n_silos=SILOS, n_users=USERS)
+    federation = PublicFacts(n_silos=SILOS, n_users=USERS)
     assert moved <= sensitivity(method, federation)
 
 
@@ -203,7 +203,7 @@ def test_a_user_can_move_a_clipped_silo_by_twice_the_bound() -> None:
     alone = totals(method, records.select(np.flatnonzero(user == 0)))
     moved = np.linalg.norm(totals(method, records) - alone)
     assert moved > 1.5 * CLIP * SILOS
-    assert moved <= sensitivity(method, Federation(n_silos=SILOS, n_users=USERS))
+    assert moved <= sensitivity(method, PublicFacts(n_silos=SILOS, n_users=USERS))
 
 
 @pytest.mark.parametrize("weights", [Weights.UNIFORM, Weights.BY_RECORDS])
@@ -272,7 +272,7 @@ def test_noisy_sums_lie_on_a_grid_that_divides_the_contributions() -> None:
 
 
 def test_pairs_are_accounted_at_sensitivity_c() -> None:
-    federation = Federation(n_silos=SILOS, n_users=USERS)
+    federation = PublicFacts(n_silos=SILOS, n_users=USERS)
     for name in ("uldp-sgd", "uldp-avg", "uldp-avg-w"):
         event = derive(METHOD_CASES[name](SIGMA), federation).event
         assert isinstance(event, GaussianEvent)
@@ -281,21 +281,21 @@ def test_pairs_are_accounted_at_sensitivity_c() -> None:
 
 def test_sampled_users_are_accounted_as_sampled_and_divided_by_the_expectation() -> None:
     method = uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.25)
-    event = derive(method, Federation(n_silos=SILOS, n_users=USERS)).event
+    event = derive(method, PublicFacts(n_silos=SILOS, n_users=USERS)).event
     assert isinstance(event, PoissonSampledEvent)
     assert event.rate == 0.25
     assert method.divisor(SILOS, USERS) == 0.25 * USERS * SILOS
 
 
 def test_naive_is_accounted_at_twice_the_published_sensitivity_and_names_the_publication() -> None:
-    guarantee = derive(METHOD_CASES["uldp-naive"](SIGMA), Federation(n_silos=SILOS, n_users=USERS))
+    guarantee = derive(METHOD_CASES["uldp-naive"](SIGMA), PublicFacts(n_silos=SILOS, n_users=USERS))
     assert guarantee.event == GaussianEvent(noise_multiplier=SIGMA / 2)
     (claim,) = guarantee.published
     assert claim.epsilon(10, 1e-5) == pytest.approx(2.813653, abs=1e-4)
 
 
 def test_colluding_silos_keep_the_stated_event_and_add_noise() -> None:
-    federation = Federation(n_silos=SILOS, n_users=USERS)
+    federation = PublicFacts(n_silos=SILOS, n_users=USERS)
     plain = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA)
     guarded = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, colluding_silos=1)
     one_silo = derive(guarded, federation).against(Role.SILO)
@@ -309,7 +309,7 @@ def test_sampling_amplifies_nothing_against_silos_that_collude() -> None:
     sampled = uldp_avg(
         local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.1, colluding_silos=2
     )
-    guarantee = derive(sampled, Federation(n_silos=SILOS, n_users=USERS))
+    guarantee = derive(sampled, PublicFacts(n_silos=SILOS, n_users=USERS))
     pooled = guarantee.against(Role.SILO)
     assert "2 silos that pool what they know" in {view.party for view in guarantee.views}
     assert pooled.noise_multiplier == pytest.approx(SIGMA)
@@ -317,7 +317,7 @@ def test_sampling_amplifies_nothing_against_silos_that_collude() -> None:
 
 
 def test_the_server_that_sees_single_messages_gets_its_own_event() -> None:
-    federation = Federation(n_silos=SILOS, n_users=USERS)
+    federation = PublicFacts(n_silos=SILOS, n_users=USERS)
     naive = derive(METHOD_CASES["uldp-naive"](SIGMA), federation).against(Role.SERVER)
     assert naive.noise_multiplier == pytest.approx(SIGMA / 2)
     weighted = derive(METHOD_CASES["uldp-avg-w"](SIGMA), federation).against(Role.SERVER)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from fedveil.crypto.agreement import RUN_BYTES, Moment, derive
+from fedveil.crypto.agreement import RUN_BYTES, RoundId, derive
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
@@ -193,7 +193,7 @@ def prepared(name: str, *, whole: bool) -> Prepared:
             }
     found = prepare(parse(document, name))
     if whole:
-        return replace(found, seat=replace(found.seat, trainer=WholeTrainer()))
+        return replace(found, setting=replace(found.setting, trainer=WholeTrainer()))
     return found
 
 
@@ -234,8 +234,8 @@ def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
     }
 
 
-def _known(secret: bytes, purpose: str, moment: Moment) -> bytes:
-    return derive(bytes(32), purpose, replace(moment, run=bytes(RUN_BYTES)))
+def _known(secret: bytes, purpose: str, round_id: RoundId) -> bytes:
+    return derive(bytes(32), purpose, replace(round_id, run=bytes(RUN_BYTES)))
 
 
 def _first(places: int, chosen: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from functools import cache
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import CentralGaussian, GaussianShares
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import through_messages
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.dp_fed_ls import client_sampler
@@ -26,10 +26,10 @@ SIGMA = 4.0
 Change = Callable[[Method], Method]
 
 
-def public(method: Method) -> Federation:
+def public(method: Method) -> PublicFacts:
     """Return the public facts that the guarantee of a pinned method is derived for."""
     n_silos = CLIENTS if isinstance(method.contribution, ClientContribution) else SILOS
-    return Federation(n_silos=n_silos, n_users=CLIENTS, silo_records=(10,) * n_silos, dimension=DIMENSION)
+    return PublicFacts(n_silos=n_silos, n_users=CLIENTS, silo_records=(10,) * n_silos, dimension=DIMENSION)
 
 
 def _channels(name: str) -> dict[str, Change]:

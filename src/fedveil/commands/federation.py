@@ -17,8 +17,8 @@ from fedveil.errors import BudgetError, ConfigError
 from fedveil.flower.child import ProcessError
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding import found
 from fedveil.flower.inspection import inspect_silo
+from fedveil.flower.provisioning import provision
 from fedveil.flower.silo import ServedSilo
 from fedveil.flower.submission import END, Submission, read_experiment, watch
 from fedveil.report.page import write_report
@@ -62,7 +62,7 @@ def init_command(
     as_json: Json = False,
 ) -> None:
     """Write CA, certificates, keys, membership and policies: one folder per party to hand over."""
-    founded = found(
+    provisioned = provision(
         folder,
         (*silos, *(more or ())),
         schema=schema,
@@ -74,13 +74,17 @@ def init_command(
     )
     if as_json:
         print_json(
-            {"authority": founded.authority, "coordinator": founded.coordinator, "silos": founded.silos}
+            {
+                "authority": provisioned.authority,
+                "coordinator": provisioned.coordinator,
+                "silos": provisioned.silos,
+            }
         )
         return
-    OUT.print(f"coordinator: {founded.coordinator}")
-    for path in founded.silos:
+    OUT.print(f"coordinator: {provisioned.coordinator}")
+    for path in provisioned.silos:
         OUT.print(f"hand over:   {path}")
-    OUT.print(f"keep offline: {founded.authority}")
+    OUT.print(f"keep offline: {provisioned.authority}")
 
 
 @federation.command("demo")
@@ -91,11 +95,11 @@ def demo_command(
 ) -> None:
     """Found four made-up hospitals in the shape of Heart Disease, play all parties here, and run an experiment."""
     made = write_demonstration(folder, rounds=rounds, port=port)
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     _end_by_terminate()
     served: list[Party | ServedSilo] = [_party(home)]
     try:
-        served += [ServedSilo(SiloFolder(path)) for path in made.founded.silos]
+        served += [ServedSilo(SiloFolder(path)) for path in made.provisioned.silos]
         _run(home, RunFolder.create(home / "runs", read_experiment(made.experiment, home)), as_json=False)
     finally:
         for one in reversed(served):

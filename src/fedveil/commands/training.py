@@ -11,12 +11,12 @@ import typer
 from fedveil.commands.options import OUT, Json, Listed, Quick, Runs, Scenario, Seeds, Set, Source, Variant
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.experiment import parse_assignment
-from fedveil.engine.federation.coordinator import STATE
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study
 from fedveil.engine.sweep import Axis, points, sweep
 from fedveil.errors import BudgetError, ConfigError
+from fedveil.federation.coordinator import STATE
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
@@ -135,8 +135,8 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "users": prepared.population.n_users,
         "records": len(prepared.population.train),
         "parameters": prepared.task.dimension,
-        "contributions": len(prepared.seat.cohort.groups),
-        "trainer": type(prepared.seat.trainer).__name__,
+        "contributions": len(prepared.setting.cohort.groups),
+        "trainer": type(prepared.setting.trainer).__name__,
         "rounds": experiment.rounds,
         "epsilon": epsilon if epsilon < float("inf") else None,
         "within budget": None if budget is None else epsilon <= budget,

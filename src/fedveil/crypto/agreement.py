@@ -20,7 +20,7 @@ _LABEL: Final = b"fedveil/1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class RoundId:
     """Where in a run a key is used. Keys of different moments are independent, so a retry never reuses one.
 
     Attributes:
@@ -47,7 +47,7 @@ class Moment:
         return self.run + struct.pack(">IH", self.round, self.attempt)
 
 
-def derive(secret: bytes, purpose: str, moment: Moment, salt: bytes = b"") -> bytes:
+def derive(secret: bytes, purpose: str, round_id: RoundId, salt: bytes = b"") -> bytes:
     """Return the 32-byte key of a secret for one purpose at one moment.
 
     HKDF-SHA-256 with info = label, length-prefixed purpose, run, round, attempt; so no two uses share a key.
@@ -55,11 +55,11 @@ def derive(secret: bytes, purpose: str, moment: Moment, salt: bytes = b"") -> by
     Args:
         secret: input key material, at least 32 bytes with 128 bits of entropy or more.
         purpose: what the key is for, such as ``"mask"``; each purpose gets its own key.
-        moment: when it is used.
+        round_id: when it is used.
         salt: public bytes that the key is bound to.
     """
     name = purpose.encode()
-    info = _LABEL + struct.pack(">H", len(name)) + name + moment.encode()
+    info = _LABEL + struct.pack(">H", len(name)) + name + round_id.encode()
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=info).derive(secret)
 
 
@@ -69,16 +69,16 @@ class PairwiseSecret:
     def __init__(self, shared: bytes, publics: bytes) -> None:
         self._shared, self._publics = shared, publics
 
-    def derive(self, purpose: str, moment: Moment) -> bytes:
+    def derive(self, purpose: str, round_id: RoundId) -> bytes:
         """Return the 32-byte key for one purpose at one moment, the same for both parties."""
-        return derive(self._shared, purpose, moment, salt=self._publics)
+        return derive(self._shared, purpose, round_id, salt=self._publics)
 
 
 class AgreementKey:
     """An X25519 key pair.
 
     >>> a, b = AgreementKey.generate(), AgreementKey.generate()
-    >>> moment = Moment(run=bytes(16), round=1, attempt=0)
+    >>> moment = RoundId(run=bytes(16), round=1, attempt=0)
     >>> a.agree(b.public).derive("mask", moment) == b.agree(a.public).derive("mask", moment)
     True
     """
@@ -132,20 +132,21 @@ class SignedKey:
 
     @classmethod
     def sign(
-        cls, identity: IdentityKey, public: bytes, *, owner: int, purpose: str, moment: Moment
+        cls, identity: IdentityKey, public: bytes, *, owner: int, purpose: str, round_id: RoundId
     ) -> SignedKey:
         """Return the key signed by its owner's identity."""
-        return cls(public=public, signature=identity.sign(_statement(public, owner, purpose, moment)))
+        return cls(public=public, signature=identity.sign(_statement(public, owner, purpose, round_id)))
 
-    def verify(self, identity: PublicIdentity, *, owner: int, purpose: str, moment: Moment) -> None:
+    def verify(self, identity: PublicIdentity, *, owner: int, purpose: str, round_id: RoundId) -> None:
         """Return if the owner signed this key for this purpose and moment.
 
         Raises:
             CryptoError: the signature is missing, wrong, or for something else.
         """
-        identity.verify(_statement(self.public, owner, purpose, moment), self.signature)
+        identity.verify(_statement(self.public, owner, purpose, round_id), self.signature)
 
 
-def _statement(public: bytes, owner: int, purpose: str, moment: Moment) -> bytes:
+def _statement(public: bytes, owner: int, purpose: str, round_id: RoundId) -> bytes:
     name = purpose.encode()
-    return _LABEL + b"/agreement-key" + struct.pack(">IH", owner, len(name)) + name + moment.encode() + public
+    label = _LABEL + b"/agreement-key"
+    return label + struct.pack(">IH", owner, len(name)) + name + round_id.encode() + public

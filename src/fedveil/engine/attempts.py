@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
-from fedveil.protection.driver import NOBODY, Absent
+from fedveil.protection.driver import NOBODY, Dropouts
 from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.randomness import ExperimentRandomness
 
@@ -24,11 +24,11 @@ _T = TypeVar("_T")
 
 
 def _keep_no_record(attempt: int, vanished: SiloVanished) -> None:
-    """The default of a patience without a run folder."""
+    """The default of a policy without a run folder."""
 
 
 def _pay_nothing() -> None:
-    """The default of a patience without a ledger."""
+    """The default of a policy without a ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +45,16 @@ class Absences:
     rate: float
     randomness: ExperimentRandomness
 
-    def of(self, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Absent:
+    def of(self, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Dropouts:
         """Return who vanishes of a cohort in an attempt."""
         random = self.randomness.numpy("absences", round_number, attempt)
         gone = [silo for silo in cohort if random.random() < self.rate]
         early = frozenset(silo for silo in gone if random.random() < 0.5)
-        return Absent(before_input=early, before_reveal=frozenset(gone) - early)
+        return Dropouts(before_input=early, before_reveal=frozenset(gone) - early)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """The rule for vanished silos.
 
     Attributes:
@@ -80,7 +80,7 @@ class Patience:
         self,
         round_number: int,
         silos: tuple[int, ...],
-        attempt: Callable[[int, tuple[int, ...], Absent], _T],
+        attempt: Callable[[int, tuple[int, ...], Dropouts], _T],
     ) -> tuple[_T, int]:
         """Return what an attempt at the round gave that came to its end, and how many it took.
 
@@ -122,5 +122,5 @@ class Patience:
         )
 
 
-IMPATIENT: Final = Patience(on_missing="end", waits=True, least=2)
+NO_RETRY: Final = RetryPolicy(on_missing="end", waits=True, least=2)
 """Every silo is there, or the round ends."""

@@ -116,7 +116,7 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
 def infer_membership(prepared: Prepared, model: Float32[Tensor, " d"]) -> Membership:
     """Attack a model by its loss: training records against as many test records, drawn by the experiment's seed."""
     population = prepared.population
-    train = prepared.seat.cohort.groups.order
+    train = prepared.setting.cohort.groups.order
     count = min(len(train), len(population.test_targets), _MOST_RECORDS)
     random = ExperimentRandomness(prepared.experiment.seed).numpy("audit", "records")
     members = random.choice(train, count, replace=False)
@@ -169,21 +169,21 @@ def canary_scores(
     )
     coins = (privacy.stream("audit", "coins").uint64(canaries) >> np.uint64(63)).astype(bool)
     kept = ~np.isin(records.user, chosen[~coins])
-    seat = seat_with(prepared, records.select(np.flatnonzero(kept)))
+    setting = seat_with(prepared, records.select(np.flatnonzero(kept)))
     watcher = _canary_cohort(prepared, records, chosen)
     everyone, ones = torch.arange(canaries), torch.ones(canaries, dtype=torch.float64)
     model, scores = prepared.task.initial(), np.zeros(canaries)
     ridge = (
-        4 * (seat.method.noise_std(seat.cohort.n_silos) or 0.0) ** 2
+        4 * (setting.method.noise_std(setting.cohort.n_silos) or 0.0) ** 2
     )  # noise over the variance of a fair coin
     experiment = ExperimentRandomness(prepared.experiment.seed)
-    parties = Parties.in_the_open(seat)  # the sums of the method, whatever hides them
+    parties = Parties.in_the_open(setting)  # the sums of the method, whatever hides them
     for number in range(1, prepared.experiment.rounds + 1):
-        after, _ = play_round(seat, model, number, experiment, privacy, parties=parties, measured=False)
-        local = as_trained(seat.method.local, number)
+        after, _ = play_round(setting, model, number, experiment, privacy, parties=parties, measured=False)
+        local = as_trained(setting.method.local, number)
         trainer = choose_trainer(prepared.task, local, cohort=watcher)
         updates = trainer.sums(
-            model, watcher, everyone, ones, seat.method.bound, experiment, ("audit", number)
+            model, watcher, everyone, ones, setting.method.bound, experiment, ("audit", number)
         ).total
         scores += _attribution(updates, (after.double() - model.double()).to(updates.device), ridge)
         model = after
@@ -223,5 +223,5 @@ def _canary_cohort(prepared: Prepared, records: Records, chosen: np.ndarray) -> 
         groups=groups,
         n_silos=len(chosen),
         scale=prepared.population.scale,
-        device=prepared.seat.cohort.device,
+        device=prepared.setting.cohort.device,
     )

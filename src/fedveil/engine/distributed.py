@@ -33,8 +33,8 @@ def run_together(prepared: Prepared, parent: Path, observer: Observer) -> Outcom
     if distributed.get_rank() > 0:
         serve_shares(prepared)
         return None
-    seat = prepared.seat
+    setting = prepared.setting
     try:
-        return run(replace(prepared, seat=replace(seat, trainer=spread)), parent, observer)
+        return run(replace(prepared, setting=replace(setting, trainer=spread)), parent, observer)
     finally:
-        spread.stop(seat.cohort)
+        spread.stop(setting.cohort)

@@ -281,7 +281,7 @@ class DividedSums(SiloSums):
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
         """Return all silos, or the drawn clients."""
-        if self.drawn is not None and isinstance(self.turn.seat.method.contribution, ClientContribution):
+        if self.drawn is not None and isinstance(self.turn.setting.method.contribution, ClientContribution):
             return tuple(np.flatnonzero(self.drawn).tolist())
         return cohort
 

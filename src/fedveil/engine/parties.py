@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from fedveil.channel.errors import ChannelError
-from fedveil.engine.seat import Seat
+from fedveil.engine.setting import Setting
 from fedveil.engine.workload import CodedSums, OwnMessages, SiloSums, Turn, Workload
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
@@ -24,6 +23,7 @@ from fedveil.protection.open_sums import OpenSums
 from fedveil.protection.protocol import Agreement
 from fedveil.protection.sealed_sums import SealedSums
 from fedveil.protection.transcript import Transcript
+from fedveil.quantization.errors import ChannelError
 
 
 class Agreed(Protocol):
@@ -75,13 +75,13 @@ class Parties:
         return cls(driver=driver, workload=lambda turn: agreed.workload(turn, initial))
 
     @classmethod
-    def in_the_open(cls, seat: Seat) -> Parties:
+    def in_the_open(cls, setting: Setting) -> Parties:
         """Return the parties of a run without a protection: vectors as they are, or a channel's bytes sealed.
 
         Clients without messages of their own send one, the sum of all: exact sums on a grid make it the same bits.
         """
-        channel, n_silos = seat.method.channel, seat.cohort.n_silos
-        length = sum(math.prod(shape) for shape in seat.shapes)
+        channel, n_silos = setting.method.channel, setting.cohort.n_silos
+        length = sum(math.prod(shape) for shape in setting.shapes)
         if isinstance(channel, LayeredShares):
             shares = channel
 
@@ -92,13 +92,13 @@ class Parties:
         if not isinstance(channel, ClientMessages):
             return cls(driver=Driver(OpenSums(clients=n_silos, length=length)), workload=SiloSums)
         if not channel.coded:
-            return cls(driver=Driver(OpenSums(clients=seat.n_users, length=length)), workload=OwnMessages)
+            return cls(driver=Driver(OpenSums(clients=setting.n_users, length=length)), workload=OwnMessages)
         messages = channel
 
         def decode_one(coded: Coded) -> Float64[np.ndarray, " d"]:
             return messages.receive(coded, length=length)
 
-        return cls(driver=Driver(_sealed(seat.n_users, length, decode_one)), workload=OwnMessages)
+        return cls(driver=Driver(_sealed(setting.n_users, length, decode_one)), workload=OwnMessages)
 
 
 def _sealed(clients: int, length: int, decode: Callable[[Coded], Float64[np.ndarray, " d"]]) -> SealedSums:

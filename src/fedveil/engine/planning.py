@@ -17,7 +17,7 @@ from fedveil.engine.folder import Row, finite
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import CentralGaussian
-from fedveil.methods.claims import Federation
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
@@ -209,7 +209,7 @@ def _most_rounds(plan: Plan, accountant: Accountant, event: Event) -> int:
 
 def _event(plan: Plan, method: Method) -> Event:
     silo_records = (plan.records_per_silo,) * plan.n_silos
-    federation = Federation(n_silos=plan.n_silos, n_users=plan.n_users, silo_records=silo_records)
+    federation = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, silo_records=silo_records)
     return derive(method, federation).event
 
 

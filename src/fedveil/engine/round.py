@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from fedveil.engine.attempts import IMPATIENT, Patience
+from fedveil.engine.attempts import NO_RETRY, RetryPolicy
+from fedveil.engine.communication_cost import CommunicationCost
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.parties import Parties
-from fedveil.engine.seat import Seat
-from fedveil.engine.uplink import Uplink
+from fedveil.engine.setting import Setting
 from fedveil.engine.workload import Trained, Turn, Workload
 from fedveil.local.trainer import Progress
-from fedveil.protection.driver import Absent
+from fedveil.protection.driver import Dropouts
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 
@@ -30,44 +30,44 @@ class RoundDiagnostics(Trained):
 
     Attributes:
         bytes_up: what all silos or clients sent to the server, all attempts together; None where nobody counts.
-        uplink: what the messages of a channel cost beside the same in float32; None where there are none.
+        communication_cost: what the messages of a channel cost beside the same in float32; None where there are none.
         attempts: how often the round was begun, under a protection.
         summed: how many silos the sum is over, under a protection.
     """
 
     bytes_up: int | None = None
-    uplink: Uplink | None = None
+    communication_cost: CommunicationCost | None = None
     attempts: int | None = None
     summed: int | None = None
 
 
 def play_round(
-    seat: Seat,
+    setting: Setting,
     model: Float32[Tensor, " d"],
     round_number: int,
     experiment: ExperimentRandomness,
     privacy: PrivacyRandomness,
     progress: Progress | None = None,
     parties: Parties | None = None,
-    patience: Patience = IMPATIENT,
+    retry: RetryPolicy = NO_RETRY,
     measured: bool = True,
 ) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
     """Play one round from the global model; return the next one and what a simulation may show of the round.
 
     Args:
-        seat: the method at work.
+        setting: the method at work.
         model: (d,) the global model.
         round_number: counts from 1.
         experiment: of the experiment's seed.
         privacy: for sampling and noise.
         progress: called between chunks of local training.
         parties: those of the run; None: new ones that send everything in the open, whatever the method's protection.
-        patience: what happens when silos vanish, where a protocol aggregates.
+        retry: what happens when silos vanish, where a protocol aggregates.
         measured: whether a channel's messages are compared with what they could cost at least, which takes long.
     """
-    parties = Parties.in_the_open(seat) if parties is None else parties
+    parties = Parties.in_the_open(setting) if parties is None else parties
     turn = Turn(
-        seat=replace(seat, method=seat.method.at_round(round_number)),
+        setting=replace(setting, method=setting.method.at_round(round_number)),
         model=model,
         round_number=round_number,
         experiment=experiment,
@@ -77,22 +77,24 @@ def play_round(
     )
     work = parties.workload(turn)
 
-    def play(attempt: int, cohort: tuple[int, ...], absent: Absent) -> tuple[Float64[np.ndarray, " d"], int]:
+    def play(
+        attempt: int, cohort: tuple[int, ...], absent: Dropouts
+    ) -> tuple[Float64[np.ndarray, " d"], int]:
         drawn = work.begin(attempt)
-        moment = (round_number, attempt)
-        result, summed = parties.driver.play(moment, work.senders(cohort), drawn, work.give, absent)
+        round_id = (round_number, attempt)
+        result, summed = parties.driver.play(round_id, work.senders(cohort), drawn, work.give, absent)
         return work.total(result), summed
 
     everybody = tuple(range(parties.driver.agreement.clients))
-    (total, summed), attempts = patience.play(round_number, everybody, play)
+    (total, summed), attempts = retry.play(round_number, everybody, play)
     after = coordinate(
-        turn.seat.method,
+        turn.setting.method,
         model,
         total,
-        n_silos=seat.cohort.n_silos,
-        n_users=seat.n_users,
+        n_silos=setting.cohort.n_silos,
+        n_users=setting.n_users,
         drawn=None if work.drawn is None else int(work.drawn.sum()),
-        shapes=seat.shapes,
+        shapes=setting.shapes,
         round_number=round_number,
         privacy=privacy,
         summed=summed,
@@ -109,4 +111,6 @@ def _shown(
         sent = transcript.bytes_up(round_number)
         return RoundDiagnostics(**trained, bytes_up=sent, attempts=attempts, summed=summed)
     sent_open = sum(cost.bytes for cost in work.costs) if work.costs else None
-    return RoundDiagnostics(**trained, bytes_up=sent_open, uplink=Uplink.of(work.costs))
+    return RoundDiagnostics(
+        **trained, bytes_up=sent_open, communication_cost=CommunicationCost.of(work.costs)
+    )

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.attempts import Absences, OnMissing, Patience
+from fedveil.engine.attempts import Absences, OnMissing, RetryPolicy
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
@@ -27,7 +27,7 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
-from fedveil.engine.workers import spread
+from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.privacy.ledger import Head, Ledger
@@ -92,7 +92,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     folder.write_json("diagnostics.json", population_diagnostics(prepared))
     if transcript and prepared.agreed is not None:
         folder.write(_TRANSCRIPT, b"")
-    with spread(prepared) as shared:
+    with share_training(prepared) as shared:
         return _go_on(shared, folder, observer)
 
 
@@ -105,7 +105,7 @@ def resume(path: Path, observer: Observer) -> Outcome:
         require_same_records(folder, prepared)
     else:  # killed before its first line
         folder.write_json("diagnostics.json", population_diagnostics(prepared))
-    with spread(prepared) as shared:
+    with share_training(prepared) as shared:
         return _go_on(shared, folder, observer)
 
 
@@ -129,12 +129,10 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
         stopped = None
         while checkpoint.round < experiment.rounds:
             number = checkpoint.round + 1
-            patience = _patience(prepared, folder, ledger, number)
+            retry = _retry_policy(prepared, folder, ledger, number)
             try:
-                patience.pay()
-                checkpoint = _round(
-                    prepared, checkpoint, number, privacy, parties, patience, observer, ledger
-                )
+                retry.pay()
+                checkpoint = _round(prepared, checkpoint, number, privacy, parties, retry, observer, ledger)
             except BudgetError as spent_up:
                 stopped = str(spent_up)
                 break
@@ -176,7 +174,7 @@ def conclude(
 def _parties(prepared: Prepared) -> Parties:
     """Return the parties of a run, with new keys where there are keys."""
     if prepared.agreed is None:
-        return Parties.in_the_open(prepared.seat)
+        return Parties.in_the_open(prepared.setting)
     return Parties.of(prepared.agreed, prepared.task.initial(), prepared.method.kinds)
 
 
@@ -186,21 +184,21 @@ def _round(
     number: int,
     privacy: PrivacyRandomness,
     parties: Parties,
-    patience: Patience,
+    retry: RetryPolicy,
     observer: Observer,
     ledger: Ledger,
 ) -> Checkpoint:
     due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
     begin = time.perf_counter()
     model, diagnostics = play_round(
-        prepared.seat,
+        prepared.setting,
         last.model,
         number,
         ExperimentRandomness(prepared.experiment.seed),
         privacy,
         lambda done, total: observer.training(number, done, total),
         parties,
-        patience,
+        retry,
         measured=due,
     )
     seconds = time.perf_counter() - begin
@@ -254,7 +252,7 @@ def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, floa
     if not len(population.test_targets):
         return dict.fromkeys(prepared.task.metrics)
     raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
-    outputs = prepared.task.predict(model.to(prepared.seat.cohort.device), raw).cpu()
+    outputs = prepared.task.predict(model.to(prepared.setting.cohort.device), raw).cpu()
     targets = torch.from_numpy(population.test_targets)
     weights = None if population.test_weights is None else torch.from_numpy(population.test_weights)
     return {name: finite(metric(outputs, targets, weights)) for name, metric in prepared.task.metrics.items()}
@@ -280,7 +278,7 @@ def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> 
     )
 
 
-def _patience(prepared: Prepared, folder: RunFolder, ledger: Ledger, number: int) -> Patience:
+def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number: int) -> RetryPolicy:
     """Return what happens in a round when silos vanish, with every attempt paid for in the ledger.
 
     A round needs one charge, and one more for every attempt that may have released its sum before it failed; those are
@@ -311,7 +309,7 @@ def _patience(prepared: Prepared, folder: RunFolder, ledger: Ledger, number: int
 
     rate = section.dropout_rate or 0.0
     randomness = ExperimentRandomness(prepared.experiment.seed)
-    return Patience(
+    return RetryPolicy(
         on_missing=rule,
         waits=rule == "recover" or not missing,
         least=prepared.population.n_silos - missing,
@@ -327,8 +325,8 @@ def _environment(prepared: Prepared) -> Row:
     return {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "device": str(prepared.seat.cohort.device),
-        "trainer": type(prepared.seat.trainer).__name__,
+        "device": str(prepared.setting.cohort.device),
+        "trainer": type(prepared.setting.trainer).__name__,
         "parameters": prepared.task.dimension,
         "packages": {name: version(name) for name in packages},
     }

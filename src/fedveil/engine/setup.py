@@ -14,8 +14,8 @@ import torch
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
-from fedveil.engine.seat import Seat
 from fedveil.engine.sections import ChannelSection, DataSection
+from fedveil.engine.setting import Setting
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
@@ -32,7 +32,7 @@ from fedveil.local.trainer import Cohort, Trainer
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods import METHODS
 from fedveil.methods.channels import CentralGaussian, GaussianShares, grid_gaussian
-from fedveil.methods.claims import Federation, Guarantee
+from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.client_messages import through_messages
 from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloUserContribution
 from fedveil.methods.derive import derive
@@ -72,7 +72,7 @@ class Prepared:
     task: Task
     guarantee: Guarantee
     accountant: Accountant
-    seat: Seat
+    setting: Setting
     uncovered: tuple[str, ...]
     agreed: MaskedRange | WeightingRange | PartialRange | None
 
@@ -96,7 +96,7 @@ class Prepared:
     @property
     def method(self) -> Method:
         """The composition that runs."""
-        return self.seat.method
+        return self.setting.method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,7 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
         records, groups=groups, n_silos=n_silos, scale=population.scale, device=_device(experiment)
     )
     trainer = _trainer(experiment, task, method, cohort)
-    seat = Seat(
+    setting = Setting(
         method=method,
         trainer=trainer,
         cohort=cohort,
@@ -199,7 +199,7 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
         task=task,
         guarantee=guarantee,
         accountant=numerics,
-        seat=seat,
+        setting=setting,
         uncovered=(
             *guarantee.uncovered,
             *uncovered,
@@ -232,17 +232,17 @@ def _agreed(
     return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
 
 
-def seat_with(prepared: Prepared, records: Records) -> Seat:
+def seat_with(prepared: Prepared, records: Records) -> Setting:
     """Return the run's seat over other records of the same population: fewer users, say; all else stays."""
-    seat, population, method = prepared.seat, prepared.population, prepared.method
+    setting, population, method = prepared.setting, prepared.population, prepared.method
     if isinstance(method.contribution, RecordContribution):
         records = records.select(keep_at_most(records, method.contribution.per_user))
     groups, n_silos = _groups(method, population, records)
     cohort = Cohort.of(
-        records, groups=groups, n_silos=n_silos, scale=population.scale, device=seat.cohort.device
+        records, groups=groups, n_silos=n_silos, scale=population.scale, device=setting.cohort.device
     )
     weights = method.weights.of(groups, population.n_silos, population.n_users)
-    return replace(seat, cohort=cohort, weights=weights)
+    return replace(setting, cohort=cohort, weights=weights)
 
 
 def _groups(method: Method, population: Population, records: Records) -> tuple[Groups, int]:
@@ -475,7 +475,7 @@ def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
 
 def _federation(
     experiment: Experiment, method: Method, population: Population, records: Records, dimension: int
-) -> Federation:
+) -> PublicFacts:
     """Return the public facts that the guarantee rests on.
 
     Records a silo are among them only where the statement names them as counted public; a silo without any is taken for
@@ -485,7 +485,7 @@ def _federation(
     published = experiment.method.calibration == "as-published" or experiment.method.scale == "norm"
     if published or isinstance(method.contribution, RecordContribution):
         counts = tuple(max(1, int(n)) for n in records.by_silo(population.n_silos).size)
-    return Federation(
+    return PublicFacts(
         n_silos=population.n_silos,
         n_users=population.n_users,
         silo_records=counts,
@@ -510,7 +510,7 @@ def _accountant(experiment: Experiment, guarantee: Guarantee) -> Accountant:
     return make_accountant(asked, guarantee.adjacency)
 
 
-def _epsilon_of_steady_noise(experiment: Experiment, method: Method, federation: Federation) -> float:
+def _epsilon_of_steady_noise(experiment: Experiment, method: Method, federation: PublicFacts) -> float:
     """Return what the whole run would spend against the server or readers if its noise stayed that of round 1.
 
     A published formula gives the noise of every round alike. Noise that falls starts higher, so that the run spends
@@ -528,7 +528,7 @@ def _epsilon_of_steady_noise(experiment: Experiment, method: Method, federation:
 
 
 def _calibrate(
-    experiment: Experiment, population: Population, federation: Federation, epsilon: float
+    experiment: Experiment, population: Population, federation: PublicFacts, epsilon: float
 ) -> Method:
     """Return the method with the least noise whose whole run spends at most ``epsilon``, as it will be stated.
 

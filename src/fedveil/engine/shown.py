@@ -32,7 +32,7 @@ METRICS: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(("schema_version", "round", "epsilon", "clip", "attempts", "summed"), Kind.COVERED)
     | {"test": Kind.TESTED}
     | dict.fromkeys(("participants", "contributions", "nonfinite", "norms", "clipped"), Kind.PRIVATE)
-    | dict.fromkeys(("bytes_up", "uplink", "seconds", "elapsed"), Kind.PRIVATE)
+    | dict.fromkeys(("bytes_up", "communication_cost", "seconds", "elapsed"), Kind.PRIVATE)
 )
 """Of a line of ``metrics.jsonl``. Lengths depend on the updates where a channel compresses, on who has records where
 weights are private; seconds on who takes part and with how many records."""

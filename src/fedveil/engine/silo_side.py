@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.clients import ClientTraining
-from fedveil.engine.seat import Seat, trainer_of
+from fedveil.engine.setting import Setting, trainer_of
 from fedveil.errors import CompositionError
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.channels import GaussianShares
@@ -37,7 +37,7 @@ def members_of(groups: Groups, drawn: Bool[np.ndarray, " users"] | None) -> Int6
 
 
 def local_sums(
-    seat: Seat,
+    setting: Setting,
     model: Float32[Tensor, " d"],
     members: Int64[Tensor, " m"],
     round_number: int,
@@ -47,7 +47,7 @@ def local_sums(
     """Train the members from the global model; return each silo's bounded, weighted sum of updates.
 
     Args:
-        seat: the method at work on all silos' records, or on those of the silos this process has.
+        setting: the method at work on all silos' records, or on those of the silos this process has.
         model: (d,) the global model.
         members: indices into the seat's groups.
         round_number: counts from 1; names the batches.
@@ -55,9 +55,9 @@ def local_sums(
         progress: called between chunks.
     """
     path = ("round", round_number)
-    weights, bound = seat.weights[members], seat.method.local_bound
-    trainer = trainer_of(seat, round_number)
-    return trainer.sums(model, seat.cohort, members, weights, bound, experiment, path, progress)
+    weights, bound = setting.weights[members], setting.method.local_bound
+    trainer = trainer_of(setting, round_number)
+    return trainer.sums(model, setting.cohort, members, weights, bound, experiment, path, progress)
 
 
 class WeightedTraining:
@@ -66,7 +66,7 @@ class WeightedTraining:
     Every silo trains all users it has records of: it is not told who was drawn.
 
     Args:
-        seat: the method at work.
+        setting: the method at work.
         model: (d,) the global model.
         round_number: counts from 1.
         experiment: of the experiment's seed.
@@ -77,7 +77,7 @@ class WeightedTraining:
 
     def __init__(
         self,
-        seat: Seat,
+        setting: Setting,
         model: Float32[Tensor, " d"],
         round_number: int,
         experiment: ExperimentRandomness,
@@ -86,10 +86,10 @@ class WeightedTraining:
         attempt: int = 0,
     ) -> None:
         self._attempt = attempt
-        self._seat, self._model, self._round = seat, model, round_number
+        self._seat, self._model, self._round = setting, model, round_number
         self._experiment, self._privacy, self._progress = experiment, privacy, progress
-        self._trainer = trainer_of(seat, round_number)
-        self.norms = torch.full((len(seat.cohort.groups),), torch.nan, dtype=torch.float64)
+        self._trainer = trainer_of(setting, round_number)
+        self.norms = torch.full((len(setting.cohort.groups),), torch.nan, dtype=torch.float64)
 
     def share(self, silo: int) -> Float64[np.ndarray, " d"]:
         """Return a silo's share of the noise."""
@@ -187,7 +187,7 @@ def silo_message(
 
 
 def client_message(
-    seat: Seat,
+    setting: Setting,
     model: Float32[Tensor, " d"],
     *,
     client: int,
@@ -198,27 +198,27 @@ def client_message(
     """Train one client, and pass its bounded update through its channel; zeros if it has no records.
 
     Args:
-        seat: a method whose clients send messages of their own.
+        setting: a method whose clients send messages of their own.
         model: (d,) the global model.
         client: its number.
         round_number: counts from 1.
         experiment: of the experiment's seed.
         privacy: the client's own randomness.
     """
-    channel = seat.method.channel
+    channel = setting.method.channel
     assert isinstance(channel, ClientMessages)
     training = ClientTraining(
-        trainer=trainer_of(seat, round_number),
-        cohort=seat.cohort,
-        bound=seat.method.bound,
+        trainer=trainer_of(setting, round_number),
+        cohort=setting.cohort,
+        bound=setting.method.bound,
         model=model,
         round_number=round_number,
         experiment=experiment,
     )
-    member = torch.from_numpy(np.flatnonzero(seat.cohort.groups.user == client))
+    member = torch.from_numpy(np.flatnonzero(setting.cohort.groups.user == client))
     update = training.updates(member)[0][0] if len(member) else np.zeros(len(model))
     source = privacy.stream("channel", round_number, client)
     sent = channel.transmit(
-        update, grid=seat.method.bound.grid, client=client, round_number=round_number, source=source
+        update, grid=setting.method.bound.grid, client=client, round_number=round_number, source=source
     )
     return SiloMessage(vector=sent.received, sent=sent)

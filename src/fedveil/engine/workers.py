@@ -30,7 +30,7 @@ from fedveil.randomness import ExperimentRandomness
 
 
 @contextmanager
-def spread(prepared: Prepared) -> Iterator[Prepared]:
+def share_training(prepared: Prepared) -> Iterator[Prepared]:
     """Yield the prepared run with its training shared by ``trainer.processes`` processes; itself where that is 1.
 
     Raises:
@@ -41,12 +41,12 @@ def spread(prepared: Prepared) -> Iterator[Prepared]:
         yield prepared
         return
     trainer = DistributedTrainer(inner=split_trainer(prepared))
-    seat, threads = prepared.seat, torch.get_num_threads()
+    setting, threads = prepared.setting, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with _workers(prepared.experiment, count):
-            yield replace(prepared, seat=replace(seat, trainer=trainer))
-            trainer.stop(seat.cohort)
+            yield replace(prepared, setting=replace(setting, trainer=trainer))
+            trainer.stop(setting.cohort)
     finally:
         torch.set_num_threads(threads)
 
@@ -61,7 +61,7 @@ def split_trainer(prepared: Prepared) -> SplitTrainer:
         raise ConfigError(
             f"{prepared.method.name}: private weighting takes contributions one by one and runs in one process"
         )
-    trainer = prepared.seat.trainer
+    trainer = prepared.setting.trainer
     if not isinstance(trainer, LoopTrainer | VmapTrainer | SpanTrainer):
         raise ConfigError(
             f"{prepared.method.name}: DP-SGD inside the silos draws noise in every step and runs in one process"
@@ -73,7 +73,7 @@ def serve_shares(prepared: Prepared) -> None:
     """Train shares for process 0 until it stops; for all other processes."""
     serve(
         split_trainer(prepared),
-        prepared.seat.cohort,
+        prepared.setting.cohort,
         prepared.method.bound,
         ExperimentRandomness(prepared.experiment.seed),
     )

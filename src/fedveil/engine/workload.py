@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedveil.engine.clients import ClientTraining
 from fedveil.engine.coordinator_side import draw_users
-from fedveil.engine.seat import Seat, trainer_of
+from fedveil.engine.setting import Setting, trainer_of
 from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of, silo_message
 from fedveil.local.trainer import Progress, Sums
 from fedveil.methods.client_messages import ClientMessages
@@ -52,12 +52,12 @@ class Trained:
 
     @classmethod
     def of(
-        cls, seat: Seat, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
+        cls, setting: Setting, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
     ) -> Trained:
         """Return what may be shown of members whose updates had these l2 norms."""
-        users = seat.cohort.groups.user[members.numpy()]
+        users = setting.cohort.groups.user[members.numpy()]
         norms = lengths[torch.isfinite(lengths)].cpu()
-        clipped = seat.method.local_bound.clipped(norms)
+        clipped = setting.method.local_bound.clipped(norms)
         return cls(
             participants=len(np.unique(users)) if (users >= 0).all() else len(users),
             contributions=len(users),
@@ -72,7 +72,7 @@ class Turn:
     """What a round begins with.
 
     Attributes:
-        seat: the method at work, as it is in this round.
+        setting: the method at work, as it is in this round.
         model: (d,) the global model.
         round_number: counts from 1.
         experiment: of the experiment's seed.
@@ -81,7 +81,7 @@ class Turn:
         measured: whether costs of messages say what these could cost at least, which takes long.
     """
 
-    seat: Seat
+    setting: Setting
     model: Float32[Tensor, " d"]
     round_number: int
     experiment: ExperimentRandomness
@@ -91,7 +91,7 @@ class Turn:
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
         """Draw who takes part in an attempt."""
-        return draw_users(self.seat.method, self.seat.n_users, self.privacy, self.round_number, attempt)
+        return draw_users(self.setting.method, self.setting.n_users, self.privacy, self.round_number, attempt)
 
 
 class Workload(ABC):
@@ -159,11 +159,11 @@ class SiloSums(Workload):
     def begin(self, attempt: int) -> Drawn | None:
         """Draw and train, at the first attempt and wherever users are drawn anew."""
         turn, self._attempt = self.turn, attempt
-        if self._sums is None or not isinstance(turn.seat.method.sampler, Everyone):
+        if self._sums is None or not isinstance(turn.setting.method.sampler, Everyone):
             self.drawn = turn.draw(attempt)
-            self._members = members_of(turn.seat.cohort.groups, self.drawn)
+            self._members = members_of(turn.setting.cohort.groups, self.drawn)
             self._sums = local_sums(
-                turn.seat, turn.model, self._members, turn.round_number, turn.experiment, turn.progress
+                turn.setting, turn.model, self._members, turn.round_number, turn.experiment, turn.progress
             )
         return self.drawn
 
@@ -177,9 +177,9 @@ class SiloSums(Workload):
         """Return a silo's sum with its share of the noise."""
         turn = self.turn
         message = silo_message(
-            turn.seat.method,
+            turn.setting.method,
             self.sum_of(sender),
-            n_silos=turn.seat.cohort.n_silos,
+            n_silos=turn.setting.cohort.n_silos,
             silo=sender,
             round_number=turn.round_number,
             privacy=turn.privacy,
@@ -194,7 +194,7 @@ class SiloSums(Workload):
     def trained(self) -> Trained:
         """Return what may be shown of the training."""
         assert self._sums is not None
-        return Trained.of(self.turn.seat, self._members, self._sums.norms, self._sums.nonfinite)
+        return Trained.of(self.turn.setting, self._members, self._sums.norms, self._sums.nonfinite)
 
 
 class CodedSums(SiloSums):
@@ -202,11 +202,11 @@ class CodedSums(SiloSums):
 
     def give(self, sender: int) -> bytes:
         """Return a silo's message with its key."""
-        turn, channel = self.turn, self.turn.seat.method.channel
+        turn, channel = self.turn, self.turn.setting.method.channel
         assert isinstance(channel, LayeredShares)
         sending = channel.encode(
             self.sum_of(sender),
-            n_silos=turn.seat.cohort.n_silos,
+            n_silos=turn.setting.cohort.n_silos,
             silo=sender,
             round_number=turn.round_number,
             source=turn.privacy.stream("channel", turn.round_number, sender),
@@ -225,17 +225,17 @@ class OwnMessages(Workload):
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(turn)
-        groups = turn.seat.cohort.groups
+        groups = turn.setting.cohort.groups
         self._training = ClientTraining(
-            trainer=trainer_of(turn.seat, turn.round_number),
-            cohort=turn.seat.cohort,
-            bound=turn.seat.method.bound,
+            trainer=trainer_of(turn.setting, turn.round_number),
+            cohort=turn.setting.cohort,
+            bound=turn.setting.method.bound,
             model=turn.model,
             round_number=turn.round_number,
             experiment=turn.experiment,
             progress=turn.progress,
         )
-        self._member_of = np.full(turn.seat.n_users, -1)
+        self._member_of = np.full(turn.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))
         self._order: Int64[np.ndarray, " k"] = np.zeros(0, dtype=np.int64)
         self._begin_again()
@@ -260,13 +260,13 @@ class OwnMessages(Workload):
 
     def give(self, sender: int) -> Any:
         """Return a client's message: its numbers, or its bytes with their key."""
-        turn, channel = self.turn, self.turn.seat.method.channel
+        turn, channel = self.turn, self.turn.setting.method.channel
         assert isinstance(channel, ClientMessages)
         if sender not in self._block:
             self._train_block()
         sending = channel.encode(
             self._block.pop(sender),
-            grid=turn.seat.method.bound.grid,
+            grid=turn.setting.method.bound.grid,
             client=sender,
             round_number=turn.round_number,
             source=turn.privacy.stream("channel", turn.round_number, sender),
@@ -283,7 +283,7 @@ class OwnMessages(Workload):
         none = torch.zeros(0)
         members = torch.cat([none.long(), *self._members])
         norms = torch.cat([none.double(), *self._norms])
-        return Trained.of(self.turn.seat, members, norms, int(norms.isnan().sum()))
+        return Trained.of(self.turn.setting, members, norms, int(norms.isnan().sum()))
 
     def _train_block(self) -> None:
         """Train the next clients whose turn it will be."""
@@ -324,7 +324,7 @@ class Contributions(Workload):
         """Draw users; every silo trains all of its own, when its turn comes, and anew in another attempt."""
         turn = self.turn
         self._training = WeightedTraining(
-            turn.seat,
+            turn.setting,
             turn.model,
             turn.round_number,
             turn.experiment,
@@ -349,5 +349,5 @@ class Contributions(Workload):
         """Return what may be shown of the training."""
         assert self._training is not None
         norms = self._training.norms
-        everyone = torch.arange(len(self.turn.seat.cohort.groups))
-        return Trained.of(self.turn.seat, everyone, norms, int(norms.isnan().sum()))
+        everyone = torch.arange(len(self.turn.setting.cohort.groups))
+        return Trained.of(self.turn.setting, everyone, norms, int(norms.isnan().sum()))

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.founding import Founded, found
+from fedveil.flower.provisioning import Provisioned, provision
 
 HOSPITALS: Final = {"cleveland": 199, "hungarian": 172, "switzerland": 30, "va": 85}
 _PATIENTS: Final = 50
@@ -70,11 +70,11 @@ class Demonstration:
     """What was written.
 
     Attributes:
-        founded: the folders of the parties.
+        provisioned: the folders of the parties.
         experiment: the experiment to run.
     """
 
-    founded: Founded
+    provisioned: Provisioned
     experiment: Path
 
 
@@ -105,7 +105,7 @@ def write_demonstration(
     files = ", ".join(f'"{hospital}.csv"' for hospital in hospitals)
     experiment = data / "experiment.toml"
     experiment.write_text(_EXPERIMENT.format(rounds=rounds, files=files), encoding="utf-8")
-    founded = found(
+    provisioned = provision(
         folder / "federation",
         tuple(hospitals),
         schema=data / "schema.toml",
@@ -113,11 +113,11 @@ def write_demonstration(
         port=port,
         epsilon=20.0,
     )
-    for path in founded.silos:
+    for path in provisioned.silos:
         settings = SiloFolder(path).settings
         table = Path("..", "..", "..", "data", f"{settings.name}.csv")
         settings.model_copy(update={"table": table}).write(path / "silo.toml")
-    return Demonstration(founded=founded, experiment=experiment)
+    return Demonstration(provisioned=provisioned, experiment=experiment)
 
 
 def _write_table(path: Path, randomness: np.random.Generator, records: int) -> None:

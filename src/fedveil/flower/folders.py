@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import read_toml
-from fedveil.engine.federation.membership import Membership, problems
-from fedveil.engine.federation.policy import Policy
 from fedveil.errors import ConfigError
+from fedveil.federation.membership import Membership, problems
+from fedveil.federation.policy import Policy
 from fedveil.files import read_content
 from fedveil.population.schema import Schema, read_schema
 

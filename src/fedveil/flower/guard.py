@@ -11,8 +11,8 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from fedveil.engine.federation.share import silo_share
-from fedveil.engine.federation.silo import SiloParty
+from fedveil.federation.share import silo_share
+from fedveil.federation.silo import SiloParty
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.relay import receive_frame, send_frame

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from fedveil.crypto.keys import read_private_file
-from fedveil.engine.federation.share import silo_share
-from fedveil.engine.federation.silo import LEDGER
 from fedveil.errors import ConfigError
+from fedveil.federation.share import silo_share
+from fedveil.federation.silo import LEDGER
 from fedveil.flower.certificates import days_left
 from fedveil.flower.folders import SiloFolder
 from fedveil.privacy.accounting import make_accountant

@@ -29,7 +29,7 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
 
-from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.flower.child import settings_of_parent
 from fedveil.flower.sockets import listen
 

@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
-from fedveil.channel.codec import gaussian_channel
-from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import ModelError
 from fedveil.flower.updates import arrays_of, moved_by, replace_arrays, update_of
+from fedveil.quantization.codec import gaussian_channel
+from fedveil.quantization.streams import KeyedStreams, update_key
 
 QUANTISED: Final = "fedveil.update"
 """The config record of a quantised update: "nonce" and "message"."""

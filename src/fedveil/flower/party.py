@@ -21,7 +21,6 @@ from typing import Final
 
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import FedveilError
-from fedveil.flower.carrier import carry
 from fedveil.flower.certificates import days_left, node_key_pem
 from fedveil.flower.child import Child, ProcessError
 from fedveil.flower.folders import CoordinatorFolder
@@ -29,6 +28,7 @@ from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import RunningFolder, address, listen
 from fedveil.flower.submission import END, SOCKET, open_run
 from fedveil.flower.tasks import Tasks
+from fedveil.flower.transport import carry
 from fedveil.protection.errors import ProtocolError
 
 _STARTING_SECONDS: Final = 120.0

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from fedveil.engine.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.flower.sockets import address
 from fedveil.foreign import foreign
 from fedveil.protection.errors import ProtocolError

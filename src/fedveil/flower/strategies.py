@@ -13,11 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedveil.channel.codec import gaussian_channel
-from fedveil.channel.streams import KeyedStreams
 from fedveil.flower.mods import QUANTISED, nonce_key
 from fedveil.flower.updates import moved_by, update_of
 from fedveil.protection.errors import ProtocolError
+from fedveil.quantization.codec import gaussian_channel
+from fedveil.quantization.streams import KeyedStreams
 from fedveil.server.denoise import make_denoiser
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.engine.experiment import Experiment, parse, read_toml
-from fedveil.engine.federation.coordinator import CoordinatorParty
-from fedveil.engine.federation.share import Held, public_share
 from fedveil.engine.folder import Row, RunFolder, read_rows
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.share import FixedPopulation, public_share
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
@@ -81,7 +81,7 @@ def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
     membership = home.membership
     share = public_share(home.schema, table.test_file, membership)
     return CoordinatorParty(
-        prepared=prepare(experiment, Held(share)),
+        prepared=prepare(experiment, FixedPopulation(share)),
         membership=membership,
         identity=home.identity,
         folder=folder,

@@ -203,7 +203,7 @@ class _Training:
         )
         self._store(layout, trained, grams)
         finite = trained.coefficients.isfinite().flatten(1).all(1).cpu().numpy()
-        spoilt: Int64[np.ndarray, g] = layout.members[~finite[layout.seat]]
+        spoilt: Int64[np.ndarray, g] = layout.members[~finite[layout.setting]]
         return spoilt
 
     def _train_stack(self, layout: Layout, grams: Float64[Tensor, "rows n n"]) -> None:
@@ -234,7 +234,7 @@ class _Training:
         self._coefficients[records] = trained.coefficients.mT
         self._square[records] = square
         self._mass[records] = _over_outputs(exact.square()).sqrt() * grams.diagonal(dim1=1, dim2=2).sqrt()
-        self._shrink[torch.from_numpy(layout.members)] = trained.shrink[torch.from_numpy(layout.seat)]
+        self._shrink[torch.from_numpy(layout.members)] = trained.shrink[torch.from_numpy(layout.setting)]
 
     def _lengths(self) -> Lengths:
         """Return what is known of the length of every update."""

@@ -27,15 +27,15 @@ class Layout:
     """Where the records of some contributions lie in a (rows, width) array.
 
     Args:
-        members: (g,) positions of the contributions, in the order of ``seat``.
-        seat: (g,) the row of each contribution; rows beyond them are padding.
+        members: (g,) positions of the contributions, in the order of ``setting``.
+        setting: (g,) the row of each contribution; rows beyond them are padding.
         offset: (g,) its first column.
         records: (rows, width) which record lies where; the number of records where there is none.
         step: how many records of a row a step reads: all of a block's.
     """
 
     members: Int64[np.ndarray, "g"]
-    seat: Int64[np.ndarray, "g"]
+    setting: Int64[np.ndarray, "g"]
     offset: Int64[np.ndarray, "g"]
     records: Int64[np.ndarray, "rows width"]
     step: int
@@ -169,7 +169,7 @@ def _widths(sizes: Int64[np.ndarray, "m"]) -> Int64[np.ndarray, "m"]:
 
 def _filled(
     members: Int64[np.ndarray, "g"],
-    seat: Int64[np.ndarray, "g"],
+    setting: Int64[np.ndarray, "g"],
     offset: Int64[np.ndarray, "g"],
     shape: tuple[int, int],
     sizes: Int64[np.ndarray, "all"],
@@ -178,10 +178,10 @@ def _filled(
 ) -> Layout:
     """Lay contributions at their seats; ``shape`` is the width of a row and how many records of it a step reads."""
     width, step = shape
-    records = np.full((whole(int(seat[-1]) + 1, step), width), padding)
+    records = np.full((whole(int(setting[-1]) + 1, step), width), padding)
     size = sizes[members]
     within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-    records[np.repeat(seat, size), np.repeat(offset, size) + within] = (
+    records[np.repeat(setting, size), np.repeat(offset, size) + within] = (
         np.repeat(starts[members], size) + within
     )
-    return Layout(members=members, seat=seat, offset=offset, records=records, step=step)
+    return Layout(members=members, setting=setting, offset=offset, records=records, step=step)

@@ -13,7 +13,7 @@ _MOST_OF_A_ROUND: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Federation:
+class PublicFacts:
     """The public facts of a federation that a guarantee depends on.
 
     Attributes:

@@ -24,14 +24,6 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.channel.codec import Channel as Codec
-from fedveil.channel.codec import Sent, gaussian_channel
-from fedveil.channel.errors import ChannelError
-from fedveil.channel.information import information_limit
-from fedveil.channel.lattices import Z1, lattice
-from fedveil.channel.laws import CellLaw, GaussianLaw, LaplaceLaw
-from fedveil.channel.quantizers import LayeredQuantizer
-from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
 from fedveil.methods.cepam_profile import one_round
 from fedveil.methods.channels import CentralGaussian, Channel, grid_law
@@ -41,6 +33,13 @@ from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
 from fedveil.privacy.sampling import AnySampler
+from fedveil.quantization.codec import Codec, Sent, gaussian_channel
+from fedveil.quantization.errors import ChannelError
+from fedveil.quantization.information import information_limit
+from fedveil.quantization.lattices import Z1, lattice
+from fedveil.quantization.laws import CellLaw, GaussianLaw, LaplaceLaw
+from fedveil.quantization.quantizers import LayeredQuantizer
+from fedveil.quantization.streams import KeyedStreams, update_key
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Published
 

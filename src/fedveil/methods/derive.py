@@ -17,13 +17,13 @@ Readers of the models are a party like any other; theirs is the event that ledge
 
 from __future__ import annotations
 
-from fedveil.methods.claims import Federation, Guarantee, View
+from fedveil.methods.claims import Guarantee, PublicFacts, View
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Claim, Role, Tells, against, knowledge
 from fedveil.stage import Moves, Source
 
 
-def derive(method: Method, public: Federation) -> Guarantee:
+def derive(method: Method, public: PublicFacts) -> Guarantee:
     """Return what one round of the method guarantees in this federation.
 
     Raises:
@@ -69,13 +69,13 @@ def claims_of(method: Method, moves: Moves) -> tuple[Claim, ...]:
     return method.sampler.over(method.protection.claims(source_of(method).claims(moves), moves))
 
 
-def moves_of(method: Method, public: Federation) -> Moves:
+def moves_of(method: Method, public: PublicFacts) -> Moves:
     """Return how far one unit moves the sum and the messages of a round."""
     moves = method.contribution.moves(method, public)
     return method.protection.moves(moves, method, public)
 
 
-def sensitivity(method: Method, public: Federation) -> float:
+def sensitivity(method: Method, public: PublicFacts) -> float:
     """Return the l2 sensitivity of the sum over all silos to adding or removing one unit, in the unit of the update."""
     return moves_of(method, public).total
 

@@ -9,17 +9,16 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.channel.codec import Channel as Codec
-from fedveil.channel.codec import gaussian_channel
-from fedveil.channel.information import information_limit
-from fedveil.channel.lattices import lattice
-from fedveil.channel.laws import GaussianLaw
-from fedveil.channel.quantizers import LayeredQuantizer
-from fedveil.channel.streams import KeyedStreams, update_key
 from fedveil.errors import CompositionError
 from fedveil.methods.channels import Channel, GaussianShares, refuses_clients, refuses_unbounded
 from fedveil.methods.sending import Coded, MessageCost, Sending, Transmission
 from fedveil.privacy.claims import Claim, Tells, unprotected
+from fedveil.quantization.codec import Codec, gaussian_channel
+from fedveil.quantization.information import information_limit
+from fedveil.quantization.lattices import lattice
+from fedveil.quantization.laws import GaussianLaw
+from fedveil.quantization.quantizers import LayeredQuantizer
+from fedveil.quantization.streams import KeyedStreams, update_key
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.channel.errors import ChannelError
+from fedveil.quantization.errors import ChannelError
 
 _KEY_BYTES: Final = 32
 _SCALE: Final = struct.Struct("<d")
@@ -23,8 +23,8 @@ class MessageCost:
     Attributes:
         parameters: how many it holds.
         bytes: length of the whole message.
-        limit: the information limit of :func:`~fedveil.channel.information.information_limit`, bits a parameter; None
-            where the message is not compressed to its noise.
+        limit: the information limit of :func:`~fedveil.quantization.information.information_limit`, bits a parameter;
+            None where the message is not compressed to its noise.
         acceptance: share of the quantiser's draws that were accepted; None where nothing is drawn.
     """
 

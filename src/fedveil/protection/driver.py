@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Generic
 
-from fedveil.crypto.agreement import RUN_BYTES, Moment
+from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.messages import SERVER, Envelope
@@ -17,7 +17,7 @@ from fedveil.protection.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
-class Absent:
+class Dropouts:
     """Which clients vanish in an attempt, and when.
 
     Attributes:
@@ -29,7 +29,7 @@ class Absent:
     before_reveal: frozenset[int] = frozenset()
 
 
-NOBODY: Final = Absent()
+NOBODY: Final = Dropouts()
 
 
 class Driver(Generic[GivenT, ResultT]):
@@ -65,16 +65,16 @@ class Driver(Generic[GivenT, ResultT]):
 
     def play(
         self,
-        moment: tuple[int, int],
+        round_id: tuple[int, int],
         cohort: tuple[int, ...],
         drawn: Drawn | None,
         give: Callable[[int], GivenT],
-        absent: Absent = NOBODY,
+        absent: Dropouts = NOBODY,
     ) -> tuple[ResultT, int]:
         """Play an attempt at a round; return what it came to, and how many clients that is over.
 
         Args:
-            moment: round (from 1) and attempt (from 0); each pair can be played once.
+            round_id: round (from 1) and attempt (from 0); each pair can be played once.
             cohort: the clients that begin, ascending.
             drawn: (|U|,) the users that the server draws; None for all.
             give: what a client contributes; called when it is its turn, so that one client's is in memory at a time.
@@ -86,7 +86,7 @@ class Driver(Generic[GivenT, ResultT]):
                 with different results.
         """
         server, self._gone = self._server, set()
-        now = Moment(run=self._run, round=moment[0], attempt=moment[1])
+        now = RoundId(run=self._run, round=round_id[0], attempt=round_id[1])
         for to, data in server.begin(now, cohort, drawn):
             self._carry(SERVER, to, data)
         for number in cohort:

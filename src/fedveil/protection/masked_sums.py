@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Int64
 
-from fedveil.crypto.agreement import RUN_BYTES, Moment
+from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.protocol import (
     ClientProtocol,
@@ -107,9 +107,9 @@ class MaskedServer:
         """How many clients' vectors the sum is over."""
         return len(self._server.survivors)
 
-    def begin(self, moment: Moment, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
         """Begin an attempt with a cohort; who is drawn, its vectors say."""
-        return self._server.begin(moment, cohort)
+        return self._server.begin(round_id, cohort)
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
         """Read a client's message; return those that follow."""
@@ -142,9 +142,9 @@ class MaskedClient:
         """Read a message of the server; return the answers."""
         return self._silo.receive(data)
 
-    def contribute(self, moment: Moment, given: Units) -> list[bytes]:
+    def contribute(self, round_id: RoundId, given: Units) -> list[bytes]:
         """Return the vector under its masks; the server's message has begun the round."""
-        self._silo.check_moment(moment)
+        self._silo.check_round(round_id)
         return [self._silo.contribute(given)]
 
     def result(self) -> Units:

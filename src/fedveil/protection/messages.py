@@ -17,7 +17,7 @@ from typing import ClassVar, Final, TypeVar, dataclass_transform
 import numpy as np
 from jaxtyping import UInt32, UInt64
 
-from fedveil.crypto.agreement import KEY_BYTES, RUN_BYTES, Moment, SignedKey
+from fedveil.crypto.agreement import KEY_BYTES, RUN_BYTES, RoundId, SignedKey
 from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.privacy.claims import Key, Tells, telling
 from fedveil.protection.errors import ProtocolError
@@ -79,7 +79,7 @@ def message(kind: int, purpose: str, *, eq: bool = True) -> Callable[[type[_M]],
 class Envelope:
     """A message with its address; :meth:`encode` and :meth:`decode` are the only way to and from bytes."""
 
-    moment: Moment
+    round_id: RoundId
     sender: int
     recipient: int
     message: Message
@@ -87,15 +87,15 @@ class Envelope:
     def encode(self) -> bytes:
         """Return the bytes to carry."""
         body = self.message.encode()
-        moment = self.moment
+        round_id = self.round_id
         return (
             _HEADER.pack(
                 _MAGIC,
                 _VERSION,
                 self.message.kind,
-                moment.run,
-                moment.round,
-                moment.attempt,
+                round_id.run,
+                round_id.round,
+                round_id.attempt,
                 self.sender,
                 self.recipient,
                 len(body),
@@ -115,7 +115,7 @@ class Envelope:
         if length != len(data) - _HEADER.size:
             raise ProtocolError(f"a message announces {length} bytes and has {len(data) - _HEADER.size}")
         return cls(
-            moment=Moment(run=run, round=round_number, attempt=attempt),
+            round_id=RoundId(run=run, round=round_number, attempt=attempt),
             sender=sender,
             recipient=recipient,
             message=kind.decode(data[_HEADER.size :]),
@@ -168,24 +168,24 @@ class Inbox:
 
     def __init__(self, owner: int) -> None:
         self._owner = owner
-        self._moment: Moment | None = None
+        self._round_id: RoundId | None = None
         self._seen: set[tuple[int, int]] = set()
 
-    def open(self, moment: Moment) -> None:
+    def open(self, round_id: RoundId) -> None:
         """Begin a round or an attempt, which must come after every earlier one of the run.
 
         Raises:
             ProtocolError: it is not later than the last one, so its keys were used before.
         """
-        last = self._moment
+        last = self._round_id
         if last is not None and (
-            moment.run != last.run or (moment.round, moment.attempt) <= (last.round, last.attempt)
+            round_id.run != last.run or (round_id.round, round_id.attempt) <= (last.round, last.attempt)
         ):
             raise ProtocolError(
-                f"round {moment.round}, attempt {moment.attempt} does not follow round {last.round}, "
+                f"round {round_id.round}, attempt {round_id.attempt} does not follow round {last.round}, "
                 f"attempt {last.attempt} of the same run; keys are used once"
             )
-        self._moment = moment
+        self._round_id = round_id
         self._seen.clear()
 
     def accept(self, envelope: Envelope, *kinds: type[Message]) -> None:
@@ -197,10 +197,10 @@ class Inbox:
         sender = None if envelope.sender == SERVER else envelope.sender
         if envelope.recipient != self._owner:
             raise ProtocolError("a message is addressed to somebody else", silo=sender)
-        if envelope.moment != self._moment:
+        if envelope.round_id != self._round_id:
             raise ProtocolError(
-                f"a message belongs to another run, or to round {envelope.moment.round}, attempt "
-                f"{envelope.moment.attempt}, which is not being played",
+                f"a message belongs to another run, or to round {envelope.round_id.round}, attempt "
+                f"{envelope.round_id.attempt}, which is not being played",
                 silo=sender,
             )
         if not isinstance(envelope.message, kinds):

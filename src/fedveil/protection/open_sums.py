@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.privacy.claims import Tells
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import told
@@ -83,7 +83,7 @@ class OpenServer:
     def __init__(self, length: int) -> None:
         self._length = length
         self._inbox = Inbox(SERVER)
-        self._moment: Moment | None = None
+        self._round_id: RoundId | None = None
         self._cohort: tuple[int, ...] = ()
         self._members: frozenset[int] = frozenset()
         self._early: dict[int, Vector] = {}
@@ -100,10 +100,10 @@ class OpenServer:
         """All of the cohort."""
         return len(self._cohort)
 
-    def begin(self, moment: Moment, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
         """Begin an attempt: nobody needs to be told."""
-        self._inbox.open(moment)
-        self._moment, self._cohort, self._members = moment, cohort, frozenset(cohort)
+        self._inbox.open(round_id)
+        self._round_id, self._cohort, self._members = round_id, cohort, frozenset(cohort)
         self._early, self._added, self._sum = {}, 0, np.zeros(self._length)
         return []
 
@@ -169,10 +169,10 @@ class OpenClient:
         """Refuse: no message is awaited."""
         raise ProtocolError("a client in the open awaits no message")
 
-    def contribute(self, moment: Moment, given: Vector) -> list[bytes]:
+    def contribute(self, round_id: RoundId, given: Vector) -> list[bytes]:
         """Return the vector's message."""
         content = OpenVector(values=given)
-        return [Envelope(moment=moment, sender=self._number, recipient=SERVER, message=content).encode()]
+        return [Envelope(round_id=round_id, sender=self._number, recipient=SERVER, message=content).encode()]
 
     def result(self) -> Vector:
         """Refuse: the sum is the server's."""

@@ -118,9 +118,9 @@ class PartialSilo(KeyedSilo):
         """Whether the sum has arrived."""
         return self._phase is Phase.DONE
 
-    def vouch(self, content: bytes) -> bytes:
+    def tag(self, content: bytes) -> bytes:
         """Return 32 bytes that are the same for all silos if what they have is; to others they tell nothing of it."""
-        return derive(self._secret, _RESULT, self._moment, salt=hashlib.sha256(content).digest())
+        return derive(self._secret, _RESULT, self._round_id, salt=hashlib.sha256(content).digest())
 
     @property
     def partition(self) -> Bool[np.ndarray, " d"]:
@@ -152,7 +152,7 @@ class PartialSilo(KeyedSilo):
         if isinstance(content, SealedKeys):
             self._unseal(content)
         elif isinstance(content, Partition):
-            count = self._plan.hidden(self._moment.round)
+            count = self._plan.hidden(self._round_id.round)
             self._divide(decode_bitmap(content.bitmap, self._plan.length, count))
         elif isinstance(content, PartialSum):
             self._open(content)
@@ -175,17 +175,17 @@ class PartialSilo(KeyedSilo):
             raise ProtocolError("no round awaits this silo's votes", silo=self.index)
         if values.shape != (plan.length,) or not np.isfinite(values).all():
             raise ProtocolError(f"its update is not {plan.length} finite numbers", silo=self.index)
-        count = plan.hidden(self._moment.round)
-        moment = replace(
-            self._moment, run=bytes(RUN_BYTES)
+        count = plan.hidden(self._round_id.round)
+        round_id = replace(
+            self._round_id, run=bytes(RUN_BYTES)
         )  # the secret is the run's own, whatever the session
-        self._order = secret_order(derive(self.order_secret, _ORDER, moment), plan.length)
+        self._order = secret_order(derive(self.order_secret, _ORDER, round_id), plan.length)
         if count in (0, plan.length):
             self._divide(np.full(plan.length, count > 0))
             return []
         sizes = np.abs(values)[self._order]
         chosen = largest(sizes if plan.pick == "largest" else -sizes, count)
-        if not plan.votes(self._moment.round):
+        if not plan.votes(self._round_id.round):
             self._divide(chosen)
             return []
         self._phase = Phase.PARTITION
@@ -244,7 +244,7 @@ class PartialSilo(KeyedSilo):
         self._take(common)
         sealed = []
         for silo in range(1, self._plan.silos):
-            seal_key = self._peers.key(silo, _SEAL, self._moment)
+            seal_key = self._peers.key(silo, _SEAL, self._round_id)
             content = SealedKeys(sealed=seal(seal_key, common, self._associated(silo)))
             sealed.append(self._envelope(content, silo))
         return sealed
@@ -252,7 +252,7 @@ class PartialSilo(KeyedSilo):
     def _unseal(self, content: SealedKeys) -> None:
         if not self._directory_known:
             raise ProtocolError("the common keys came before the silos' keys", silo=0)
-        key = self._peers.key(0, _SEAL, self._moment)
+        key = self._peers.key(0, _SEAL, self._round_id)
         try:
             self._take(unseal(key, content.sealed, self._associated(self.index)))
         except CryptoError as error:
@@ -264,7 +264,7 @@ class PartialSilo(KeyedSilo):
         self._phase = Phase.IDLE
 
     def _associated(self, recipient: int) -> bytes:
-        return self._moment.encode() + recipient.to_bytes(2, "big")
+        return self._round_id.encode() + recipient.to_bytes(2, "big")
 
     def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
         if self._phase is Phase.SETUP:
@@ -285,7 +285,7 @@ class PartialSilo(KeyedSilo):
                 )
             counts += noise[self._order]
         words = plan.pack_counts(counts)
-        apply_masks_(words, self._peers.mask_keys(self._cohort, _MASK, self._moment))
+        apply_masks_(words, self._peers.mask_keys(self._cohort, _MASK, self._round_id))
         return words
 
     def _divide(self, chosen: Bool[np.ndarray, " d"]) -> None:
@@ -312,4 +312,4 @@ class PartialSilo(KeyedSilo):
         self._phase = Phase.DONE
 
     def _tag(self) -> bytes:
-        return derive(self._secret, _TAG, self._moment)
+        return derive(self._secret, _TAG, self._round_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.ckks import CkksSum
 from fedveil.crypto.errors import CryptoError
 from fedveil.protection.ballots import decode_bitmap, encode_bitmap, largest
@@ -44,7 +44,7 @@ class PartialServer(CohortServer):
         """Whether a part in clear of this attempt has arrived: from then on its privacy event counts."""
         return self._phase is Phase.DONE or (self._phase is Phase.INPUTS and bool(self._arrived))
 
-    def begin(self, moment: Moment, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
         """Begin a round, or another attempt of it; return the messages to the cohort.
 
         Raises:
@@ -52,14 +52,14 @@ class PartialServer(CohortServer):
         """
         if self._phase is Phase.SETUP:
             raise ProtocolError("a round cannot begin before every silo has the common keys")
-        self._start(moment, cohort)
+        self._start(round_id, cohort)
         self._tag = (0, b"")
-        plan, count = self._plan, self._plan.hidden(moment.round)
+        plan, count = self._plan, self._plan.hidden(round_id.round)
         self._counts = np.zeros(plan.length, dtype=np.int64)
         self._words = np.zeros(plan.count_words, dtype="<u4")
         self._clear = np.zeros(plan.length - count, dtype=np.int64)
         self._hidden = CkksSum(plan.ckks, count)
-        self._phase = Phase.VOTES if plan.votes(moment.round) else Phase.INPUTS
+        self._phase = Phase.VOTES if plan.votes(round_id.round) else Phase.INPUTS
         return self._to_cohort(RoundStart(cohort=cohort))
 
     def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
@@ -99,7 +99,7 @@ class PartialServer(CohortServer):
         if isinstance(content, Announcement):
             self._keys[sender] = content.key
         elif isinstance(content, Ballot):
-            self._counts += decode_bitmap(content.bitmap, plan.length, plan.hidden(self._moment.round))
+            self._counts += decode_bitmap(content.bitmap, plan.length, plan.hidden(self._round_id.round))
         elif isinstance(content, MaskedVector):
             if content.words.dtype != self._words.dtype or content.words.shape != self._words.shape:
                 raise ProtocolError(f"votes under masks are {plan.count_words} words of 4 bytes")
@@ -130,7 +130,7 @@ class PartialServer(CohortServer):
         if (
             self._phase is not Phase.SETUP
             or envelope.sender != 0
-            or envelope.moment != self._moment
+            or envelope.round_id != self._round_id
             or not 0 < recipient < self._plan.silos
             or len(self._keys) < self._plan.silos
             or recipient in self._relayed
@@ -149,7 +149,7 @@ class PartialServer(CohortServer):
             self._arrived, self._phase = set(), Phase.INPUTS
             masked = self._plan.ballots == "secagg"
             counts = self._plan.unpack_counts(self._words) if masked else self._counts
-            chosen = largest(counts, self._plan.hidden(self._moment.round))
+            chosen = largest(counts, self._plan.hidden(self._round_id.round))
             return self._to_cohort(Partition(bitmap=encode_bitmap(chosen)))
         self._phase = Phase.DONE
         sums = PartialSum(

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.partial_encryption import PartialSilo
 from fedveil.protection.partial_plan import PartialPlan
@@ -127,10 +127,10 @@ class PartialSumsServer:
         """All of the cohort."""
         return len(self._cohort)
 
-    def begin(self, moment: Moment, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
         """Begin an attempt with a cohort; who is drawn, its vectors say."""
         self._cohort = cohort
-        return self._server.begin(moment, cohort)
+        return self._server.begin(round_id, cohort)
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
         """Read a client's message; return those that follow."""
@@ -165,9 +165,9 @@ class PartialSumsClient:
         """Read a message of the server, or what it relays of client 0; return the answers."""
         return self._silo.receive(data) + self._divide()
 
-    def contribute(self, moment: Moment, given: PartialGiven) -> list[bytes]:
+    def contribute(self, round_id: RoundId, given: PartialGiven) -> list[bytes]:
         """Return the votes, or where nobody votes both parts; the server's message has begun the round."""
-        self._silo.check_moment(moment)
+        self._silo.check_round(round_id)
         self._given = given
         return self._silo.propose(given.values, given.votes) + self._divide()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from fedveil.crypto.agreement import Moment, SignedKey
+from fedveil.crypto.agreement import RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Announcement, Directory, Envelope, Inbox, Message, RoundStart
@@ -34,13 +34,13 @@ class Party:
 
     def __init__(self, plan: Plan, number: int) -> None:
         self._silos, self._number = plan.silos, number
-        self._moment = Moment(run=plan.run, round=0, attempt=0)
+        self._round_id = RoundId(run=plan.run, round=0, attempt=0)
         self._inbox = Inbox(number)
-        self._inbox.open(self._moment)
+        self._inbox.open(self._round_id)
 
     def _envelope(self, message: Message, recipient: int = SERVER) -> bytes:
-        moment, sender = self._moment, self._number
-        return Envelope(moment=moment, sender=sender, recipient=recipient, message=message).encode()
+        round_id, sender = self._round_id, self._number
+        return Envelope(round_id=round_id, sender=sender, recipient=recipient, message=message).encode()
 
     def _to_each(self, silos: Iterable[int], message: Message) -> list[tuple[int, bytes]]:
         return [(silo, self._envelope(message, silo)) for silo in silos]
@@ -72,28 +72,28 @@ class KeyedSilo(Party):
 
     def announce(self) -> bytes:
         """Return the silo's first message: its signed public key."""
-        return self._envelope(Announcement(key=self._peers.sign(self._moment)))
+        return self._envelope(Announcement(key=self._peers.sign(self._round_id)))
 
-    def check_moment(self, moment: Moment) -> None:
+    def check_round(self, round_id: RoundId) -> None:
         """Return if this is the round and attempt that has begun here.
 
         Raises:
             ProtocolError: it is another one.
         """
-        check_same_moment(moment, self._moment, self.index)
+        check_same_round(round_id, self._round_id, self.index)
 
     def _agree(self, directory: Directory) -> None:
         """Agree with every silo of the plan."""
         if len(directory.keys) != self._silos:
             raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._silos}")
-        self._peers.meet(directory.keys, self._moment)
+        self._peers.meet(directory.keys, self._round_id)
 
     def _join(self, envelope: Envelope, start: RoundStart) -> None:
         """Go on to a round of which this silo is asked to be."""
         check_cohort(start.cohort, self._silos, index=self.index)
-        self._inbox.open(envelope.moment)
+        self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, RoundStart)
-        self._moment, self._cohort = envelope.moment, start.cohort
+        self._round_id, self._cohort = envelope.round_id, start.cohort
 
 
 class CohortServer(Party):
@@ -127,11 +127,11 @@ class CohortServer(Party):
         """Silos of the cohort whose message for the present step has not arrived."""
         return tuple(silo for silo in self._cohort if silo not in self._arrived)
 
-    def _start(self, moment: Moment, cohort: tuple[int, ...]) -> None:
+    def _start(self, round_id: RoundId, cohort: tuple[int, ...]) -> None:
         """Go on to a round or another attempt of it."""
         check_cohort(cohort, self._silos)
-        self._inbox.open(moment)
-        self._moment, self._cohort, self._arrived = moment, cohort, set()
+        self._inbox.open(round_id)
+        self._round_id, self._cohort, self._arrived = round_id, cohort, set()
 
     def _directory(self) -> Directory:
         """Return all silos' keys."""
@@ -141,11 +141,11 @@ class CohortServer(Party):
         return self._to_each(self._cohort, message)
 
 
-def check_same_moment(moment: Moment, begun: Moment, silo: int) -> None:
+def check_same_round(round_id: RoundId, begun: RoundId, silo: int) -> None:
     """Return if a round and attempt is the one that the server's message has begun at a silo.
 
     Raises:
         ProtocolError: it is another one.
     """
-    if moment != begun:
-        raise ProtocolError(f"round {moment.round}, attempt {moment.attempt} has not begun", silo=silo)
+    if round_id != begun:
+        raise ProtocolError(f"round {round_id.round}, attempt {round_id.attempt} has not begun", silo=silo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedveil.crypto.agreement import AgreementKey, Moment, PairwiseSecret, SignedKey
+from fedveil.crypto.agreement import AgreementKey, PairwiseSecret, RoundId, SignedKey
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.protection.errors import ProtocolError
@@ -42,13 +42,13 @@ class Peers:
         """The silo's own key pair."""
         return self._key
 
-    def sign(self, moment: Moment) -> SignedKey:
+    def sign(self, round_id: RoundId) -> SignedKey:
         """Return the silo's public key for everybody, signed."""
         return SignedKey.sign(
-            self._identity, self._key.public, owner=self._index, purpose=self._purpose, moment=moment
+            self._identity, self._key.public, owner=self._index, purpose=self._purpose, round_id=round_id
         )
 
-    def meet(self, keys: tuple[tuple[int, SignedKey], ...], moment: Moment) -> None:
+    def meet(self, keys: tuple[tuple[int, SignedKey], ...], round_id: RoundId) -> None:
         """Agree with the owner of every key but the silo's own.
 
         Raises:
@@ -64,25 +64,25 @@ class Peers:
             if silo >= len(self._roster):
                 raise ProtocolError("is not in the roster of this run", silo=silo)
             try:
-                key.verify(self._roster[silo], owner=silo, purpose=self._purpose, moment=moment)
+                key.verify(self._roster[silo], owner=silo, purpose=self._purpose, round_id=round_id)
                 if silo != self._index:
                     self._secrets[silo] = self._key.agree(key.public)
             except CryptoError as error:
                 raise ProtocolError(f"its public key was refused: {error}", silo=silo) from error
 
-    def key(self, peer: int, purpose: str, moment: Moment) -> bytes:
+    def key(self, peer: int, purpose: str, round_id: RoundId) -> bytes:
         """Return the 32-byte key shared with one peer for one purpose at one moment."""
         if peer not in self._secrets:
             raise ProtocolError("no key was agreed with it", silo=peer)
-        return self._secrets[peer].derive(purpose, moment)
+        return self._secrets[peer].derive(purpose, round_id)
 
     def mask_keys(
-        self, cohort: tuple[int, ...], purpose: str, moment: Moment
+        self, cohort: tuple[int, ...], purpose: str, round_id: RoundId
     ) -> Iterator[tuple[bytes, bool]]:
         """Yield key and sign of each pairwise mask: of a pair the lower number adds, the higher subtracts."""
         for peer in cohort:
             if peer != self._index:
-                yield self.key(peer, purpose, moment), self._index < peer
+                yield self.key(peer, purpose, round_id), self._index < peer
 
 
 def check_cohort(cohort: tuple[int, ...], silos: int, *, index: int | None = None) -> None:

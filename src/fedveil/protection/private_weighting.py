@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 
 Contributions = Int64[np.ndarray, "m d"] | Int32[np.ndarray, "m d"]
 
@@ -102,6 +102,6 @@ class Phase(Enum):
     DONE = auto()
 
 
-def transfer_context(moment: Moment, silo: int, user: int) -> bytes:
+def transfer_context(round_id: RoundId, silo: int, user: int) -> bytes:
     """Return the name of one oblivious transfer, different for every round, attempt, silo and user."""
-    return moment.encode() + silo.to_bytes(2, "big") + user.to_bytes(4, "big")
+    return round_id.encode() + silo.to_bytes(2, "big") + user.to_bytes(4, "big")

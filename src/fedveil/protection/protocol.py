@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Bool
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
@@ -72,11 +72,11 @@ class ServerProtocol(Protocol[ResultOut]):
         """How many clients the result is over."""
         ...
 
-    def begin(self, moment: Moment, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
         """Begin an attempt at a round; return the messages to its cohort.
 
         Args:
-            moment: a later round or attempt than any before.
+            round_id: a later round or attempt than any before.
             cohort: the clients that begin it, ascending.
             drawn: (|U|,) which users take part; None for all. Most protocols leave it to what the clients give.
 
@@ -125,11 +125,11 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
         """
         ...
 
-    def contribute(self, moment: Moment, given: GivenIn) -> list[bytes]:
+    def contribute(self, round_id: RoundId, given: GivenIn) -> list[bytes]:
         """Return the messages that bring what this client gives into the sum.
 
         Args:
-            moment: the round and attempt that has begun.
+            round_id: the round and attempt that has begun.
             given: what goes into the sum.
 
         Raises:

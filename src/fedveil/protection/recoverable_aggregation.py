@@ -34,14 +34,14 @@ import numpy as np
 from jaxtyping import Int64
 
 from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.agreement import AgreementKey, Moment
+from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, MaskedVector, Message, RoundStart
-from fedveil.protection.parties import Party, check_same_moment
+from fedveil.protection.parties import Party, check_same_round
 from fedveil.protection.peers import Peers, Roster, check_cohort
 from fedveil.protection.recovery_messages import (
     AgreedSurvivors,
@@ -85,9 +85,9 @@ def check_threshold(threshold: int, silos: int, colluding: int = 0) -> None:
         )
 
 
-def _list_of(moment: Moment, survivors: tuple[int, ...]) -> bytes:
+def _list_of(round_id: RoundId, survivors: tuple[int, ...]) -> bytes:
     """Return what silos sign of a list of survivors."""
-    return SIGN_PURPOSE.encode() + moment.encode() + Survivors(silos=survivors).encode()
+    return SIGN_PURPOSE.encode() + round_id.encode() + Survivors(silos=survivors).encode()
 
 
 class RecoverableSilo(Party):
@@ -129,9 +129,9 @@ class RecoverableSilo(Party):
     def announce(self) -> None:
         """Nothing is to be set up: every attempt has keys of its own."""
 
-    def check_moment(self, moment: Moment) -> None:
+    def check_round(self, round_id: RoundId) -> None:
         """Return if this is the round and attempt that has begun here; else raise a ProtocolError."""
-        check_same_moment(moment, self._moment, self.index)
+        check_same_round(round_id, self._round_id, self.index)
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server; return the answers to it.
@@ -166,7 +166,7 @@ class RecoverableSilo(Party):
         if self._step is not _Step.VECTORS:
             raise ProtocolError("no round awaits this silo's vector", silo=self.index)
         words = self._plan.encode(units, self.index)
-        pairwise = self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._moment)
+        pairwise = self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._round_id)
         apply_masks_(words, [(self._seed, True), *pairwise])
         self._step = _Step.SIGN
         return self._envelope(MaskedVector(words=words))
@@ -178,24 +178,24 @@ class RecoverableSilo(Party):
         )
 
     def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
-        if envelope.moment.run != self._plan.run:
+        if envelope.round_id.run != self._plan.run:
             raise ProtocolError("a round of another run begins")
         check_cohort(start.cohort, self._plan.silos, index=self.index)
-        self._inbox.open(envelope.moment)
+        self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, RoundStart)
-        self._moment, self._cohort = envelope.moment, start.cohort
+        self._round_id, self._cohort = envelope.round_id, start.cohort
         self._new_peers()
         self._seed, self._held = os.urandom(32), {}
         self._step = _Step.KEYS
-        mask, seal = self._masking.sign(self._moment), self._sealing.sign(self._moment)
+        mask, seal = self._masking.sign(self._round_id), self._sealing.sign(self._round_id)
         return [self._envelope(RecoveryKeys(mask=mask, seal=seal))]
 
     def _share(self, directory: RecoveryDirectory) -> list[bytes]:
         members = tuple(silo for silo, _ in directory.keys)
         if not set(members) <= set(self._cohort) or len(members) < self._threshold:
             raise ProtocolError(f"the directory names {len(members)} silos; {self._threshold} are needed")
-        self._masking.meet(tuple((silo, keys.mask) for silo, keys in directory.keys), self._moment)
-        self._sealing.meet(tuple((silo, keys.seal) for silo, keys in directory.keys), self._moment)
+        self._masking.meet(tuple((silo, keys.mask) for silo, keys in directory.keys), self._round_id)
+        self._sealing.meet(tuple((silo, keys.seal) for silo, keys in directory.keys), self._round_id)
         seeds = split(self._seed, holders=self._plan.silos, threshold=self._threshold)
         private = self._masking.agreement_key.private_bytes()
         keys = split(private, holders=self._plan.silos, threshold=self._threshold)
@@ -203,7 +203,7 @@ class RecoverableSilo(Party):
         sealed = []
         for silo in members:
             if silo != self.index:
-                key = self._sealing.key(silo, SHARE_PURPOSE, self._moment)
+                key = self._sealing.key(silo, SHARE_PURPOSE, self._round_id)
                 content = seeds[silo].value + keys[silo].value
                 sealed.append((silo, seal(key, content, self._associated(self.index, silo))))
         self._cohort, self._step = members, _Step.SHARES
@@ -216,7 +216,7 @@ class RecoverableSilo(Party):
         for silo, sealed in relayed.shares:
             if silo not in self._cohort or silo == self.index:
                 raise ProtocolError("shares come from a silo that is not in the directory", silo=silo)
-            key = self._sealing.key(silo, SHARE_PURPOSE, self._moment)
+            key = self._sealing.key(silo, SHARE_PURPOSE, self._round_id)
             try:
                 content = unseal(key, sealed, self._associated(silo, self.index))
             except CryptoError as error:
@@ -235,7 +235,7 @@ class RecoverableSilo(Party):
                 "shared, this one among them, are needed"
             )
         self._survivors, self._step = survivors.silos, _Step.REVEAL
-        signature = self._identity.sign(_list_of(self._moment, self._survivors))
+        signature = self._identity.sign(_list_of(self._round_id, self._survivors))
         return [self._envelope(SignedSurvivors(signature=signature))]
 
     def _reveal(self, agreed: AgreedSurvivors) -> list[bytes]:
@@ -243,7 +243,7 @@ class RecoverableSilo(Party):
             if silo not in self._survivors:
                 raise ProtocolError("signs a list of survivors that it is not in", silo=silo)
             try:
-                self._roster[silo].verify(_list_of(self._moment, self._survivors), signature)
+                self._roster[silo].verify(_list_of(self._round_id, self._survivors), signature)
             except CryptoError as error:
                 raise ProtocolError(f"was told of other survivors: {error}", silo=silo) from error
         if len(agreed.signatures) < self._threshold:
@@ -256,7 +256,7 @@ class RecoverableSilo(Party):
         return [self._envelope(RevealedShares(shares=shares))]
 
     def _associated(self, sender: int, recipient: int) -> bytes:
-        return self._moment.encode() + sender.to_bytes(2, "big") + recipient.to_bytes(2, "big")
+        return self._round_id.encode() + sender.to_bytes(2, "big") + recipient.to_bytes(2, "big")
 
 
 class RecoverableServer(Party):
@@ -301,7 +301,7 @@ class RecoverableServer(Party):
         """Whether shares of this attempt were asked for: from then on its privacy event counts."""
         return self._step in (_Step.REVEAL, _Step.DONE)
 
-    def begin(self, moment: Moment, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
         """Begin a round, or another attempt of it; return the messages to the cohort.
 
         Raises:
@@ -309,10 +309,10 @@ class RecoverableServer(Party):
         """
         check_cohort(cohort, self._plan.silos)
         self._check_enough(len(cohort))
-        if moment.run != self._plan.run:
+        if round_id.run != self._plan.run:
             raise ProtocolError("a round of another run cannot be played")
-        self._inbox.open(moment)
-        self._moment, self._cohort, self._asked, self._step = moment, cohort, cohort, _Step.KEYS
+        self._inbox.open(round_id)
+        self._round_id, self._cohort, self._asked, self._step = round_id, cohort, cohort, _Step.KEYS
         self._arrived, self._keys = {}, {}
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
         return self._to_each(self._cohort, RoundStart(cohort=cohort))
@@ -428,6 +428,6 @@ class RecoverableServer(Party):
             if vanished.public != self._keys[silo]:
                 raise ProtocolError("the shares of its key give another key", silo=silo)
             for survivor in self._cohort:
-                key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._moment)
+                key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._round_id)
                 masks.append((key, survivor > silo))
         apply_masks_(self._sum, masks)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.agreement import KEY_BYTES, AgreementKey, Moment, PairwiseSecret
+from fedveil.crypto.agreement import KEY_BYTES, AgreementKey, PairwiseSecret, RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
@@ -92,8 +92,8 @@ class SealedServer(OpenServer):
     def __init__(self, agreed: SealedSums, run: bytes) -> None:
         super().__init__(agreed.length)
         self._agreed, self._own = agreed, AgreementKey.generate()
-        self._setup = Moment(run=run, round=0, attempt=0)
-        self._moment = self._setup
+        self._setup = RoundId(run=run, round=0, attempt=0)
+        self._round_id = self._setup
         self._inbox.open(self._setup)
         self._shared: dict[int, PairwiseSecret] = {}
 
@@ -103,7 +103,7 @@ class SealedServer(OpenServer):
         Raises:
             ProtocolError: as for a message in the open, or one that does not open or decode; names the client.
         """
-        if self._moment != self._setup:
+        if self._round_id != self._setup:
             return super().receive(sender, data)
         try:
             envelope = Envelope.decode(data)
@@ -116,7 +116,9 @@ class SealedServer(OpenServer):
         except (ProtocolError, CryptoError) as error:
             raise ProtocolError(getattr(error, "reason", str(error)), silo=sender) from error
         key = SealingKey(public=self._own.public)
-        return [(sender, Envelope(moment=self._setup, sender=SERVER, recipient=sender, message=key).encode())]
+        return [
+            (sender, Envelope(round_id=self._setup, sender=SERVER, recipient=sender, message=key).encode())
+        ]
 
     def _read(self, sender: int, envelope: Envelope) -> Vector:
         self._inbox.accept(envelope, SealedMessage)
@@ -125,8 +127,8 @@ class SealedServer(OpenServer):
         if sender not in self._shared:
             raise ProtocolError("seals a message before the keys are known")
         try:
-            key = self._shared[sender].derive(SEAL_PURPOSE, envelope.moment)
-            given = unseal(key, content.sealed, _associated(envelope.moment, sender))
+            key = self._shared[sender].derive(SEAL_PURPOSE, envelope.round_id)
+            given = unseal(key, content.sealed, _associated(envelope.round_id, sender))
         except CryptoError as error:
             raise ProtocolError(f"its message was refused: {error}") from error
         return self._agreed.decode(given)
@@ -141,7 +143,7 @@ class SealedClient:
 
     def __init__(self, place: Place) -> None:
         self._number, self._own = place.number, AgreementKey.generate()
-        self._setup = Moment(run=place.run, round=0, attempt=0)
+        self._setup = RoundId(run=place.run, round=0, attempt=0)
         self._inbox = Inbox(place.number)
         self._inbox.open(self._setup)
         self._shared: PairwiseSecret | None = None
@@ -166,7 +168,7 @@ class SealedClient:
             raise ProtocolError(f"the server's key was refused: {error}") from error
         return []
 
-    def contribute(self, moment: Moment, given: bytes) -> list[bytes]:
+    def contribute(self, round_id: RoundId, given: bytes) -> list[bytes]:
         """Return what a codec made, sealed for the server.
 
         Raises:
@@ -174,17 +176,17 @@ class SealedClient:
         """
         if self._shared is None:
             raise ProtocolError("a message is due before the server's key is known", silo=self._number)
-        key = self._shared.derive(SEAL_PURPOSE, moment)
-        sealed = seal(key, given, _associated(moment, self._number))
-        return [self._message(moment, SealedMessage(sealed=sealed))]
+        key = self._shared.derive(SEAL_PURPOSE, round_id)
+        sealed = seal(key, given, _associated(round_id, self._number))
+        return [self._message(round_id, SealedMessage(sealed=sealed))]
 
     def result(self) -> Vector:
         """Refuse: the sum is the server's."""
         raise ProtocolError("clients of sealed messages learn no sum", silo=self._number)
 
-    def _message(self, moment: Moment, content: Message) -> bytes:
-        return Envelope(moment=moment, sender=self._number, recipient=SERVER, message=content).encode()
+    def _message(self, round_id: RoundId, content: Message) -> bytes:
+        return Envelope(round_id=round_id, sender=self._number, recipient=SERVER, message=content).encode()
 
 
-def _associated(moment: Moment, sender: int) -> bytes:
-    return moment.encode() + sender.to_bytes(2, "big")
+def _associated(round_id: RoundId, sender: int) -> bytes:
+    return round_id.encode() + sender.to_bytes(2, "big")

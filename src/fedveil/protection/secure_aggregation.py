@@ -22,7 +22,7 @@ from enum import Enum, auto
 import numpy as np
 from jaxtyping import Int64, UInt32, UInt64
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.protection.errors import ProtocolError
@@ -143,9 +143,9 @@ class AggregationSilo(KeyedSilo):
         self._seed = b""
 
     @property
-    def moment(self) -> Moment:
+    def round_id(self) -> RoundId:
         """The round and attempt being played."""
-        return self._moment
+        return self._round_id
 
     @property
     def awaits_input(self) -> bool:
@@ -183,7 +183,7 @@ class AggregationSilo(KeyedSilo):
             raise ProtocolError("no round awaits this silo's vector", silo=self.index)
         words = self._plan.encode(units, self.index)
         self._seed = os.urandom(32)
-        pairwise = self._peers.mask_keys(self._cohort, MASK_PURPOSE, self._moment)
+        pairwise = self._peers.mask_keys(self._cohort, MASK_PURPOSE, self._round_id)
         apply_masks_(words, [(self._seed, True), *pairwise])
         self._phase = _Phase.REVEAL
         return self._envelope(MaskedVector(words=words))
@@ -227,7 +227,7 @@ class AggregationServer(CohortServer):
         """Whether own masks of this attempt were asked for: from then on its privacy event counts."""
         return self._phase in (_Phase.REVEAL, _Phase.DONE)
 
-    def begin(self, moment: Moment, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
         """Begin a round, or another attempt of it; return the messages to the cohort.
 
         Raises:
@@ -235,7 +235,7 @@ class AggregationServer(CohortServer):
         """
         if self._phase is _Phase.SETUP:
             raise ProtocolError("a round cannot begin before every silo's key is known")
-        self._start(moment, cohort)
+        self._start(round_id, cohort)
         self._phase = _Phase.INPUTS
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
         return self._to_cohort(RoundStart(cohort=cohort))

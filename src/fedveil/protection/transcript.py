@@ -57,8 +57,8 @@ class Transcript:
         envelope = Envelope.decode(data)
         self._lines.append(
             Line(
-                round=envelope.moment.round,
-                attempt=envelope.moment.attempt,
+                round=envelope.round_id.round,
+                attempt=envelope.round_id.attempt,
                 sender=_name(envelope.sender),
                 recipient=_name(envelope.recipient),
                 purpose=envelope.message.purpose,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
 from fedveil.protection.protocol import ClientProtocol, Drawn, Outgoing, Place, ServerProtocol
@@ -107,10 +107,10 @@ class WeightedServer:
         """All clients."""
         return self._plan.silos
 
-    def begin(self, moment: Moment, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
         """Begin an attempt with all clients: with encrypted weights of the drawn users, or an offer to draw them."""
         by_server = self._plan.renewed and not self._plan.places
-        return self._server.begin(moment, drawn if by_server else None)
+        return self._server.begin(round_id, drawn if by_server else None)
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
         """Read a client's message; return those that follow."""
@@ -143,9 +143,9 @@ class WeightedClient:
         """Read a message of the server, or what it relays of client 0; return the answers."""
         return self._silo.receive(data)
 
-    def contribute(self, moment: Moment, given: WeightedGiven) -> list[bytes]:
+    def contribute(self, round_id: RoundId, given: WeightedGiven) -> list[bytes]:
         """Return the encrypted weighted sum; the server's message has begun the round."""
-        self._silo.check_moment(moment)
+        self._silo.check_round(round_id)
         return [self._silo.contribute(given.contributions, given.noise, given.dither)]
 
     def result(self) -> Units:

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int64
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.protection.errors import OwnRecordsError, ProtocolError
 
 _LARGEST_COMMON_BITS = 8192
@@ -131,9 +131,9 @@ class WeightingPlan:
         return (self.norm_limit * self.count_limit).bit_length()
 
     @property
-    def setup(self) -> Moment:
+    def setup(self) -> RoundId:
         """The moment of the setup."""
-        return Moment(run=self.run, round=0, attempt=0)
+        return RoundId(run=self.run, round=0, attempt=0)
 
     def sensitivity(self, clip_units: float) -> float:
         """Return by how much one user moves the rounded sum in l2, in grid units.

@@ -8,7 +8,7 @@ import numpy as np
 from gmpy2 import invert, mpz
 from jaxtyping import Bool, Float64
 
-from fedveil.crypto.agreement import Moment
+from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.transfer import TransferSender
 from fedveil.protection.errors import ProtocolError
@@ -66,12 +66,12 @@ class WeightingServer(CohortServer):
         return tuple(self._inverses)
 
     def begin(
-        self, moment: Moment, drawn: Bool[np.ndarray, " users"] | None = None
+        self, round_id: RoundId, drawn: Bool[np.ndarray, " users"] | None = None
     ) -> list[tuple[int, bytes]]:
         """Begin a round, or another attempt of it; return the messages to the silos.
 
         Args:
-            moment: a later round or attempt than any before.
+            round_id: a later round or attempt than any before.
             drawn: (|U|,) which users take part; None for all, or where oblivious transfer draws them.
 
         Raises:
@@ -85,9 +85,9 @@ class WeightingServer(CohortServer):
             raise ProtocolError(
                 "users are drawn by the server in plans with renewed weights and without oblivious transfer"
             )
-        self._inbox.open(moment)
+        self._inbox.open(round_id)
         known = self._phase is Phase.DONE  # the silos of a complete round all have its weights
-        self._moment, self._arrived, self._own_masks = moment, set(), []
+        self._round_id, self._arrived, self._own_masks = round_id, set(), []
         self._holder.begin()
         if self._plan.places:
             return self._offer()
@@ -222,7 +222,7 @@ class WeightingServer(CohortServer):
         blocks: list[bytes] = []
         try:
             for user, point, places in zip(self._inverses, requests.points, self._places, strict=True):
-                blocks += self._sender.answer(point, places, transfer_context(self._moment, sender, user))
+                blocks += self._sender.answer(point, places, transfer_context(self._round_id, sender, user))
         except CryptoError as error:
             raise ProtocolError(f"its request was refused: {error}") from error
         return self._to_each([sender], TransferAnswers(blocks=tuple(blocks)))

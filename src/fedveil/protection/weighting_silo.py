@@ -170,7 +170,7 @@ class WeightingSilo(KeyedSilo):
             raise OwnRecordsError(f"the noise share exceeds {plan.noise_limit} grid units", silo=self.index)
         blind = secrets.randbelow(plan.check_blind + 1) if self.index == 0 else 0
         self._own_mask = os.urandom(SEED_BYTES)
-        keys = list(self._peers.mask_keys(tuple(range(plan.silos)), _SUM, self._moment))
+        keys = list(self._peers.mask_keys(tuple(range(plan.silos)), _SUM, self._round_id))
         blocks = self._evaluator.encrypt_sum(
             contributions,
             self._counts[members],
@@ -190,7 +190,7 @@ class WeightingSilo(KeyedSilo):
         self._root = os.urandom(SEED_BYTES)
         sealed = []
         for silo in range(1, self._plan.silos):
-            key = self._peers.key(silo, _SEED, self._moment)
+            key = self._peers.key(silo, _SEED, self._round_id)
             content = SealedSeed(sealed=seal(key, self._root, self._associated(silo)))
             sealed.append(self._envelope(content, silo))
         return sealed + self._histogram()
@@ -198,7 +198,7 @@ class WeightingSilo(KeyedSilo):
     def _unseal(self, content: SealedSeed) -> list[bytes]:
         if not self._directory_known:
             raise ProtocolError("the blinding seed came before the silos' keys", silo=0)
-        key = self._peers.key(0, _SEED, self._moment)
+        key = self._peers.key(0, _SEED, self._round_id)
         try:
             root = unseal(key, content.sealed, self._associated(self.index))
         except CryptoError as error:
@@ -209,17 +209,17 @@ class WeightingSilo(KeyedSilo):
         return self._histogram()
 
     def _associated(self, recipient: int) -> bytes:
-        return self._moment.encode() + recipient.to_bytes(2, "big")
+        return self._round_id.encode() + recipient.to_bytes(2, "big")
 
     def _histogram(self) -> list[bytes]:
         """Send the doubly blinded counts as soon as key, directory and seed are all there."""
         if self._evaluator is None or not self._root:
             return []
         modulus = self._evaluator.modulus
-        stream = UniformIntegers(derive(self._root, _BLIND, self._moment), modulus)
+        stream = UniformIntegers(derive(self._root, _BLIND, self._round_id), modulus)
         self._blinds = [_unit(stream, modulus) for _ in range(self._plan.users)]
         totals = [blind * int(n) % modulus for blind, n in zip(self._blinds, self._counts, strict=True)]
-        for key, adds in self._peers.mask_keys(tuple(range(self._plan.silos)), _HISTOGRAM, self._moment):
+        for key, adds in self._peers.mask_keys(tuple(range(self._plan.silos)), _HISTOGRAM, self._round_id):
             masks = UniformIntegers(key, modulus).take(self._plan.users)
             totals = [
                 (total + mask if adds else total - mask) % modulus
@@ -247,9 +247,9 @@ class WeightingSilo(KeyedSilo):
             raise ProtocolError("a round begins before the setup is complete")
         if envelope.sender != SERVER or isinstance(content, TransferOffer) != (self._plan.places > 0):
             raise ProtocolError("a round begins in a way that the plan does not have")
-        self._inbox.open(envelope.moment)
+        self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, type(content))
-        self._moment = envelope.moment
+        self._round_id = envelope.round_id
         if isinstance(content, TransferOffer):
             return self._choose(content)
         assert isinstance(content, EncryptedWeights)
@@ -284,7 +284,7 @@ class WeightingSilo(KeyedSilo):
                 check_point(point)
         except CryptoError as error:
             raise ProtocolError(f"the server's offer was refused: {error}") from error
-        places = UniformIntegers(derive(self._root, _PLACE, self._moment), self._plan.places)
+        places = UniformIntegers(derive(self._root, _PLACE, self._round_id), self._plan.places)
         self._receivers = [
             TransferReceiver.choose(int(place), offer.constants) for place in places.take(len(self._present))
         ]
@@ -302,7 +302,7 @@ class WeightingSilo(KeyedSilo):
                 receiver.open(
                     offer.public,
                     list(answers.blocks[k * places : (k + 1) * places]),
-                    transfer_context(self._moment, self.index, user),
+                    transfer_context(self._round_id, self.index, user),
                 )
                 for k, (user, receiver) in enumerate(zip(self._present, self._receivers, strict=True))
             ]

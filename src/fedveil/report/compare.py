@@ -107,18 +107,20 @@ class _Variant:
         of_seeds = []
         for run in self.runs:
             counted = [row for row in run.rounds if row.bytes_up is not None and row.round <= last]
-            plain = sum(row.uplink.float32_bytes for row in counted if row.uplink is not None)
+            plain = sum(
+                row.communication_cost.float32_bytes for row in counted if row.communication_cost is not None
+            )
             if not plain:
                 return None
             of_seeds.append(32 * sum(row.bytes_up or 0 for row in counted) / plain)
         return Spread.of(of_seeds)
 
-    def curve(self, metric: str, *, over: Literal["rounds", "epsilon", "uplink"]) -> Curve | None:
+    def curve(self, metric: str, *, over: Literal["rounds", "epsilon", "communication_cost"]) -> Curve | None:
         """The metric over rounds, over the epsilon of rounds that have spent any, or over what was sent until then."""
         places = {
             "rounds": {number: float(number) for number in self.rounds},
             "epsilon": {number: spent for number in self.rounds if (spent := self.epsilon(number)) > 0},
-            "uplink": self.sent,
+            "communication_cost": self.sent,
         }[over]
         points = [
             (places[number], Spread.of(values))
@@ -269,9 +271,11 @@ class Comparison:
                         private, unprotected, metric, measured_by=f"one {units}"
                     )
                 )
-            by_uplink = [curve for v in self.variants if (curve := v.curve(metric, over="uplink"))]
-            if by_uplink:
-                shown.append(comparison_plots.compared_by_uplink(by_uplink, metric))
+            by_communication = [
+                curve for v in self.variants if (curve := v.curve(metric, over="communication_cost"))
+            ]
+            if by_communication:
+                shown.append(comparison_plots.compared_by_communication(by_communication, metric))
         return figures(shown, wide=True)
 
 

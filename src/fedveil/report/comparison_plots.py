@@ -51,7 +51,7 @@ def compared_by_epsilon(
     )
 
 
-def compared_by_uplink(curves: Sequence[Curve], metric: str) -> Plot:
+def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
     """Rate-accuracy curves: a test metric against the bytes that were sent to the server until then."""
     figure = blank(x="MiB sent to the server, all messages so far", y=f"test {words(metric)}")
     figure.update_layout(hovermode="closest")

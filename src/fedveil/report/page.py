@@ -168,9 +168,12 @@ def population_section(run: RunData) -> Section | None:
         shown.append(plots.contribution_norms(run))
     if any(row.clipped is not None for row in run.rounds):
         shown.append(plots.clipped_fraction(run))
-    if any(row.uplink is not None for row in run.rounds):
+    if any(row.communication_cost is not None for row in run.rounds):
         shown.append(plots.uplink_bits(run))
-    if any(row.uplink is not None and row.uplink.acceptance is not None for row in run.rounds):
+    if any(
+        row.communication_cost is not None and row.communication_cost.acceptance is not None
+        for row in run.rounds
+    ):
         shown.append(plots.uplink_acceptance(run))
     nonfinite = sum(row.nonfinite for row in run.rounds)
     if not shown and not nonfinite:

@@ -180,9 +180,16 @@ def clipped_fraction(run: RunData) -> Plot:
 
 def uplink_bits(run: RunData) -> Plot:
     """Bits a parameter of all messages over rounds, against the information limit of the same updates."""
-    sent = [(row.round, row.uplink) for row in run.rounds if row.uplink is not None]
-    rounds, bits = [number for number, _ in sent], [uplink.bits_per_parameter for _, uplink in sent]
-    limits = [(number, uplink.limit) for number, uplink in sent if uplink.limit is not None]
+    sent = [(row.round, row.communication_cost) for row in run.rounds if row.communication_cost is not None]
+    rounds, bits = (
+        [number for number, _ in sent],
+        [communication_cost.bits_per_parameter for _, communication_cost in sent],
+    )
+    limits = [
+        (number, communication_cost.limit)
+        for number, communication_cost in sent
+        if communication_cost.limit is not None
+    ]
     figure = blank(x="round", y="bits a parameter")
     line(figure, 0, name="messages", x=rounds, y=bits)
     ending = f"{show(bits[-1])} bits a parameter at round {rounds[-1]}"
@@ -192,11 +199,11 @@ def uplink_bits(run: RunData) -> Plot:
         ending += f", the limit {show(bound[-1])}"
     log_y(figure, [value for value in (*bits, *(limit for _, limit in limits)) if value > 0])
     total = sum(row.bytes_up or 0 for row in run.rounds)
-    plain = sum(uplink.float32_bytes for _, uplink in sent)
+    plain = sum(communication_cost.float32_bytes for _, communication_cost in sent)
     fewer = f", {show(plain / total)} times fewer than the same in float32" if total else ""
     return Plot(
         figure=figure,
-        title="Uplink",
+        title="CommunicationCost",
         alt=f"Lines on a logarithmic axis: {ending}.",
         caption=f"{ending}. All messages together: {show(total)} bytes{fewer}.",
     )
@@ -205,9 +212,9 @@ def uplink_bits(run: RunData) -> Plot:
 def uplink_acceptance(run: RunData) -> Plot:
     """The share of the quantisers' draws that were accepted, over rounds."""
     points = [
-        (row.round, row.uplink.acceptance)
+        (row.round, row.communication_cost.acceptance)
         for row in run.rounds
-        if row.uplink is not None and row.uplink.acceptance is not None
+        if row.communication_cost is not None and row.communication_cost.acceptance is not None
     ]
     figure = blank(x="round", y="share of draws accepted")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")

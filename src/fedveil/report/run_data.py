@@ -27,7 +27,7 @@ _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UplinkData:
+class CommunicationData:
     """What a channel's messages cost; `limit` in bits a parameter, `acceptance` the share of draws accepted.
 
     Both are None where messages are not compressed to their noise.
@@ -61,7 +61,7 @@ class RoundRow:
     clip: float | None
     clipped: float | None
     bytes_up: int | None
-    uplink: UplinkData | None
+    communication_cost: CommunicationData | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,16 +377,18 @@ def _round(row: _Object) -> RoundRow:
         clip=row.optional_number("clip"),
         clipped=row.optional_number("clipped"),
         bytes_up=row.count("bytes_up") if row.fields.get("bytes_up") is not None else None,
-        uplink=None if row.fields.get("uplink") is None else _uplink(row.child("uplink")),
+        communication_cost=None
+        if row.fields.get("communication_cost") is None
+        else _communication_cost(row.child("communication_cost")),
     )
 
 
-def _uplink(uplink: _Object) -> UplinkData:
-    return UplinkData(
-        float32_bytes=uplink.count("float32_bytes"),
-        bits_per_parameter=uplink.number("bits_per_parameter"),
-        limit=uplink.optional_number("limit"),
-        acceptance=uplink.optional_number("acceptance"),
+def _communication_cost(communication_cost: _Object) -> CommunicationData:
+    return CommunicationData(
+        float32_bytes=communication_cost.count("float32_bytes"),
+        bits_per_parameter=communication_cost.number("bits_per_parameter"),
+        limit=communication_cost.optional_number("limit"),
+        acceptance=communication_cost.optional_number("acceptance"),
     )
 
 

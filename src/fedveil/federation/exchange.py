@@ -1,0 +1,81 @@
+"""What is under way between coordinator and silos: the letters of one exchange, and those to silos left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.protection.parts import Part, Refused
+
+Answers = dict[int, tuple[Part, ...]]
+"""What every silo of an exchange has answered."""
+
+
+@dataclass(kw_only=True)
+class Exchange:
+    """One letter to each of some silos, and their answers.
+
+    Attributes:
+        session: of the run.
+        number: of the exchange in the session.
+        letters: by silo.
+        then: what follows once no answer is missing.
+        answers: those that have arrived.
+    """
+
+    session: int
+    number: int
+    letters: dict[int, bytes]
+    then: Callable[[Answers], None]
+    answers: Answers = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The silos whose answers have not arrived."""
+        return tuple(silo for silo in self.letters if silo not in self.answers)
+
+    def awaits(self, silo: int, letter: SignedMessage) -> bool:
+        """Return whether a letter of a silo is an answer that is missing here."""
+        return (letter.session, letter.number) == (self.session, self.number) and silo in self.missing
+
+
+class Absentees:
+    """The silos that were left behind. The last letter to each goes on being sent: an answer shows that it is back."""
+
+    def __init__(self) -> None:
+        self._unanswered: dict[int, tuple[Exchange, bytes]] = {}
+        self._silent: set[int] = set()
+        self._back: set[int] = set()
+
+    def __contains__(self, silo: object) -> bool:
+        """Return whether a silo was left behind, back or not."""
+        return silo in self._unanswered
+
+    def leave(self, silo: int, exchange: Exchange) -> None:
+        """Leave a silo of an exchange behind."""
+        self._unanswered[silo] = exchange, exchange.letters.pop(silo)
+        self._silent.add(silo)
+
+    def letters(self) -> list[tuple[int, bytes]]:
+        """Return the letters to those that have not been heard."""
+        return [(silo, self._unanswered[silo][1]) for silo in sorted(self._silent)]
+
+    def hear(self, silo: int, letter: SignedMessage) -> None:
+        """Note that a silo has answered its last letter; one that refuses to go on stays away."""
+        exchange, _ = self._unanswered[silo]
+        if silo in self._silent and (letter.session, letter.number) == (exchange.session, exchange.number):
+            self._silent.discard(silo)
+            if not any(isinstance(part, Refused) for part in letter.parts):
+                self._back.add(silo)
+
+    @property
+    def back(self) -> int:
+        """How many are back, so that the next session has them."""
+        return len(self._back)
+
+    def readmit(self) -> None:
+        """Forget those that are back: they are asked again like all others."""
+        for silo in self._back:
+            del self._unanswered[silo]
+        self._back.clear()

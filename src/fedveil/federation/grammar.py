@@ -1,0 +1,174 @@
+"""Which letters a session of a run has: for every state the one shape of each side's letter, and no other.
+
+    session = opening, setup exchanges of the protection, rounds
+    round   = task -> answer, exchanges of the protection
+
+Claim: whatever a party that signs its letters sends, and whenever, a silo and the coordinator read a part only where
+the experiment's method has a use for it: totals where weights are by records and silos tell their counts, once a
+session; a commitment to drawn users under private weighting alone; and so on. Enforced by :class:`Conversation`, which
+both sides keep for every session: a letter is matched **whole** before any part of it takes effect, and a letter of
+another shape changes nothing. ``tests/test_federation_grammar.py`` sends every kind, alone and in pairs, in every
+state.
+
+The shapes come from the stages' own declarations: the protocol's :class:`~fedveil.federation.shapes.Exchanges`,
+and what the method lists of its messages (:meth:`~fedveil.methods.method.Method.sends`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fedveil.engine.setup import Prepared
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.protocols import exchanges
+from fedveil.federation.shapes import Exchanges, Shape, Step, shape_of
+from fedveil.privacy.claims import Role
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.parts import (
+    Agreement,
+    Counts,
+    DrawnUsers,
+    Joined,
+    Lost,
+    Model,
+    OwnDraw,
+    Part,
+    Refused,
+    Sealed,
+    Task,
+    Terms,
+    Totals,
+    Vector,
+)
+
+OPENINGS: Final[tuple[Shape, ...]] = ((Terms,), (Terms, Agreement))
+"""The letters that propose a run; which of them a method has is known once the experiment is read."""
+
+ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Lost,))
+"""What a silo may answer to any letter; the session is over then."""
+
+MISSHAPEN: Final = "a letter of another shape than this state of the session has; nothing was changed"
+"""All that is said of such a letter: the same words in every state, whatever the silo holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """The letters between the coordinator and one silo, for one session of a run.
+
+    Attributes:
+        opening: the run is proposed, the silo joins.
+        totals: whether the silo is told all users' totals before its first round.
+        task: a task, and what stands before it in its letter: who takes part, the model.
+        protocol: the exchanges of the protection.
+        rounds: how many the run has.
+    """
+
+    opening: Step
+    totals: bool
+    task: Shape
+    protocol: Exchanges
+    rounds: int
+
+    @classmethod
+    def of(cls, prepared: Prepared, silo: int) -> Grammar:
+        """Return the letters of an experiment with a silo."""
+        method, coded = prepared.method, prepared.method.channel.coded
+        played = exchanges(prepared, silo)
+        agreement: Shape = (Agreement,) if coded else ()
+        told = {one.kind for one in method.sends() if one.to & Role.SILO}
+        return cls(
+            opening=Step(
+                (Terms, *agreement),
+                (
+                    Joined,
+                    *((Counts,) if method.shows_counts else ()),
+                    *agreement,
+                    *(() if played is None else played.joined),
+                ),
+            ),
+            totals=method.shows_counts,
+            task=tuple(kind for kind in (DrawnUsers, OwnDraw, Model, Task) if kind in told),
+            protocol=played or Exchanges(played=lambda _: ((Sealed if coded else Vector,), ())),
+            rounds=prepared.experiment.rounds,
+        )
+
+    def round(self, number: int, *, first: bool) -> tuple[Step, ...]:
+        """Return the exchanges of a round, which may be the first of its session.
+
+        Raises:
+            RefusalError: the run has no such round.
+        """
+        if not 1 <= number <= self.rounds:
+            raise RefusalError("replay", f"the run has rounds 1 to {self.rounds}")
+        before: Shape = ((Totals,) if self.totals else ()) + self.protocol.first if first else ()
+        answer, following = self.protocol.played(number)
+        return Step((*before, *self.protocol.begin, *self.task), answer), *following
+
+
+class Conversation:
+    """What coordinator and silo have said in a session, as far as it decides what may be said next.
+
+    Args:
+        grammar: of the session.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._ahead: tuple[Step, ...] = (grammar.opening, *grammar.protocol.setup)
+        self._rounds = 0
+        self._asked: tuple[Step, ...] = ()
+
+    def ask(self, parts: Sequence[Part]) -> None:
+        """Take a letter of the coordinator; until it is answered, another one may stand in its place.
+
+        Raises:
+            RefusalError: another shape than the one that is due, or a round that the run lacks; nothing changes.
+        """
+        ahead = self._ahead or self._round(parts)
+        if _shape(parts) != ahead[0].asked:
+            raise RefusalError("request", MISSHAPEN)
+        self._asked = ahead
+
+    def answer(self, parts: Sequence[Part]) -> None:
+        """Take the silo's answer to the letter before it, and go on.
+
+        Raises:
+            RefusalError: another shape than the one that is due; nothing changes.
+        """
+        if not self._asked or _shape(parts) != self._asked[0].answered:
+            raise RefusalError("request", MISSHAPEN)
+        self._rounds += not self._ahead
+        self._ahead, self._asked = self._asked[1:], ()
+
+    def _round(self, parts: Sequence[Part]) -> tuple[Step, ...]:
+        task = next((part for part in parts if isinstance(part, Task)), None)
+        if task is None:
+            raise RefusalError("request", MISSHAPEN)
+        return self._grammar.round(task.round, first=not self._rounds)
+
+
+def _shape(parts: Sequence[Part]) -> Shape:
+    try:
+        return shape_of(parts)
+    except ProtocolError:
+        raise RefusalError("request", MISSHAPEN) from None
+
+
+def opens(parts: Sequence[Part]) -> bool:
+    """Return whether a letter proposes a run; what else it may be is then for its grammar to say.
+
+    Raises:
+        RefusalError: it does so among parts that no proposal has.
+    """
+    if not any(isinstance(part, Terms) for part in parts):
+        return False
+    if _shape(parts) not in OPENINGS:
+        raise RefusalError("request", MISSHAPEN)
+    return True
+
+
+def ends(parts: Sequence[Part]) -> bool:
+    """Return whether a silo's answer ends its session: a refusal or a loss, and nothing beside it."""
+    return tuple(type(part) for part in parts) in ENDINGS

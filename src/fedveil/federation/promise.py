@@ -1,0 +1,74 @@
+"""What a silo charges its users a round, and the weights that this charge was computed for: one value, never apart.
+
+Claim: a silo trains a round only with the weights of which its guarantee speaks: exactly 1/|S| where they are uniform,
+1 where they are one, n_su / N_u in [0, 1] from the totals of this session where they are by records. Enforced by
+:meth:`Promise.of_round`, which is the one way to the event that is charged, before anything is trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from fedveil.engine.setting import Setting
+from fedveil.engine.setup import Prepared
+from fedveil.federation.errors import RefusalError
+from fedveil.methods.claims import Guarantee
+from fedveil.methods.weights import Weights
+from fedveil.population.records import Groups
+from fedveil.privacy.events import Event
+from fedveil.protection.errors import OwnRecordsError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Promise:
+    """The guarantee of a run, as one silo charges it.
+
+    Attributes:
+        guarantee: of the method.
+        event: of it, what the silo's own ledger counts of a round.
+        weights: (m,) of the silo's contributions, for which both hold; None until all users' totals are known.
+    """
+
+    guarantee: Guarantee
+    event: Event
+    weights: Float64[Tensor, " m"] | None
+
+    @classmethod
+    def of(cls, prepared: Prepared, event: Event) -> Promise:
+        """Return the promise of an experiment, from the method's declaration and no silo's counts."""
+        weights, groups = None, prepared.setting.cohort.groups
+        if not prepared.method.shows_counts:
+            uniform = prepared.method.weights is Weights.UNIFORM
+            value = 1.0 / prepared.population.n_silos if uniform else 1.0
+            weights = torch.full((len(groups),), value, dtype=torch.float64)
+        return cls(guarantee=prepared.guarantee, event=event, weights=weights)
+
+    def by_records(self, groups: Groups, totals: Int64[np.ndarray, " users"]) -> Promise:
+        """Return the promise for weights n_su / N_u.
+
+        Args:
+            groups: the silo's contributions.
+            totals: (|U|,) N_u, what every user holds over all silos.
+
+        Raises:
+            OwnRecordsError: a weight above 1.
+        """
+        held = totals[groups.user]
+        if (held < groups.size).any():
+            raise OwnRecordsError("a user has fewer records over all silos than in this one")
+        return replace(self, weights=torch.from_numpy(groups.size / held))
+
+    def of_round(self, setting: Setting, number: int) -> Event:
+        """Return what a round is charged as, if it is trained with the weights of this promise.
+
+        Raises:
+            RefusalError: other weights, or none yet.
+        """
+        if self.weights is None or not torch.equal(setting.weights, self.weights):
+            raise RefusalError("state", "the weights are not those that the guarantee was computed for")
+        return self.guarantee.of_round(self.event, number)

@@ -1,0 +1,143 @@
+"""Carries a coordinator's letters over Flower's Grid: pushes, pulls, and sends again what got no answer.
+
+The Grid's own ``send_and_receive`` sleeps 3 seconds between looks; pushing and pulling is what it is made of, and
+lets the coordinator look as often as it likes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.flower.certificates import node_key_pem
+from fedveil.flower.envelope import content_of, letter_in
+from fedveil.flower.folders import CoordinatorFolder
+from fedveil.foreign import foreign, quiet_log
+from fedveil.protection.errors import ProtocolError
+
+_LOOK_SECONDS: Final = 0.1
+_NODES_SECONDS: Final = 2.0
+_LONGEST_WAIT: Final = 3600.0
+_log = quiet_log("fedveil.coordinator")
+
+
+@dataclass(kw_only=True)
+class _UnderWay:
+    """A letter under way.
+
+    Attributes:
+        silo: to whom.
+        keys: Flower's numbers of the messages that carry it; an answer to any will do.
+        again: when it is sent again; the intervals double, because training may simply take long, up to an hour.
+        wait: seconds between the last two sendings.
+    """
+
+    silo: int
+    keys: set[str]
+    again: float
+    wait: float
+
+
+def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
+    """Carry letters until the run ends, or until nobody has answered for the coordinator's patience.
+
+    Where the run's protocol recovers, it goes on without silent silos before that.
+
+    Args:
+        grid: Flower's.
+        party: the coordinator, open.
+        home: the coordinator's folder: which node key is which silo's, and how long to wait.
+    """
+    settings, silos = home.settings, home.membership.silos
+    keys = {node_key_pem(home / "nodes" / f"{name}.pub"): number for number, name in enumerate(silos)}
+    enough = min(settings.go_on_after, settings.patience)
+    under_way: dict[bytes, _UnderWay] = {}
+    nodes: dict[int, int] = {}
+    heard, look_again = time.monotonic(), 0.0
+    while not party.finished:
+        now = time.monotonic()
+        if now >= look_again:
+            nodes = _online(grid, keys)
+            look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
+        _push(grid, party, nodes, under_way, settings.resend_after)
+        silence = time.monotonic() - heard
+        if _pull(grid, party, under_way):
+            heard = time.monotonic()
+        elif silence > enough and (left := party.go_on()):
+            heard = time.monotonic()
+            _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), enough)
+        elif silence > settings.patience:
+            missing = ", ".join(silos[silo] for silo, _ in party.letters())
+            party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
+    """Return the node of each silo that is online."""
+    found = {keys[node.public_key]: node.node_id for node in grid.get_nodes() if node.public_key in keys}
+    _log.info("%d of %d silos are online", len(found), len(keys))
+    return found
+
+
+def _push(
+    grid: Grid,
+    party: CoordinatorParty,
+    nodes: dict[int, int],
+    under_way: dict[bytes, _UnderWay],
+    resend_after: float,
+) -> None:
+    """Send what waits for an answer and is not under way, or has been for too long."""
+    now, waiting = time.monotonic(), party.letters()
+    for letter in under_way.keys() - {letter for _, letter in waiting}:
+        del under_way[letter]
+    due = [
+        (silo, letter)
+        for silo, letter in waiting
+        if silo in nodes and (letter not in under_way or now >= under_way[letter].again)
+    ]
+    if not due:
+        return
+    messages = [
+        Message(
+            content_of(letter),
+            dst_node_id=nodes[silo],
+            message_type=MessageType.QUERY,
+        )
+        for silo, letter in due
+    ]
+    for (silo, letter), key in zip(due, grid.push_messages(messages), strict=True):
+        if not key:
+            continue
+        sent = under_way.get(letter) or _UnderWay(silo=silo, keys=set(), again=0.0, wait=resend_after / 2)
+        sent.keys.add(key)
+        sent.wait = min(2 * sent.wait, max(_LONGEST_WAIT, resend_after))
+        sent.again = now + sent.wait
+        under_way[letter] = sent
+
+
+def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]) -> bool:
+    """Hand over the answers that have arrived; return whether there was one."""
+    by_key = {key: sent for sent in under_way.values() for key in sent.keys}
+    if not by_key:
+        return False
+    heard = False
+    for reply in grid.pull_messages(list(by_key)):
+        key = reply.metadata.reply_to_message_id
+        sent = by_key.get(key)
+        if sent is None:
+            continue
+        sent.keys.discard(key)
+        if reply.has_error():
+            _log.warning("silo %d: no answer: %s", sent.silo, foreign(str(reply.error.reason)))
+            continue
+        try:
+            party.receive(sent.silo, letter_in(reply))
+            heard = True
+        except ProtocolError as error:
+            _log.warning("an answer was refused: %s", error)
+    return heard

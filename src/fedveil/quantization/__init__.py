@@ -1,0 +1,50 @@
+"""Quantisers whose error is privacy noise of an exact law, and the bytes that carry them.
+
+A :class:`~fedveil.quantization.codec.Codec` turns an update into one byte string and back into update + noise.
+Start there; docs/theory/lrsuq.md states what holds and under which conditions.
+"""
+
+from fedveil.quantization.codec import Codec, decode_any, gaussian_channel
+from fedveil.quantization.errors import (
+    ChannelError,
+    ForeignStreamError,
+    MessageError,
+    StreamReuseError,
+    UnsupportedPairError,
+    UpdateError,
+)
+from fedveil.quantization.information import gaussian_limit, information_limit
+from fedveil.quantization.lattices import Lattice, lattice
+from fedveil.quantization.laws import BallLaw, CellLaw, GaussianLaw, LaplaceLaw, Law, NoiseLaw, StudentLaw
+from fedveil.quantization.quantizers import LayeredQuantizer
+from fedveil.quantization.streams import InsecureSimulationStreams, KeyedStreams, SharedStreams, update_key
+from fedveil.quantization.wire import read_header
+
+__all__ = [
+    "BallLaw",
+    "CellLaw",
+    "ChannelError",
+    "Codec",
+    "ForeignStreamError",
+    "GaussianLaw",
+    "InsecureSimulationStreams",
+    "KeyedStreams",
+    "LaplaceLaw",
+    "Lattice",
+    "Law",
+    "LayeredQuantizer",
+    "MessageError",
+    "NoiseLaw",
+    "SharedStreams",
+    "StreamReuseError",
+    "StudentLaw",
+    "UnsupportedPairError",
+    "UpdateError",
+    "decode_any",
+    "gaussian_channel",
+    "gaussian_limit",
+    "information_limit",
+    "lattice",
+    "read_header",
+    "update_key",
+]

@@ -1,0 +1,184 @@
+"""Lattices with exact, vectorised closest-point decoders.
+
+A lattice point is ``k @ generator`` for an integer row ``k``. Generators are lower triangular, so the last
+coordinate of a point depends on the last integer alone, the one before it on the last two, and so on: the
+entropy coder sends the integers in that order. Closest-point algorithms: Conway & Sloane, Sphere Packings,
+Lattices and Groups, ch. 20.
+
+=======  ==========  ==================  ======  ==========================
+lattice  dimension   packing radius      volume  ball / cell (acceptance)
+=======  ==========  ==================  ======  ==========================
+Z^n      n           1/2                 1       1, 0.785, 0.524, ...
+A2       2           1/2                 0.866   0.907
+D3       3           0.707               2       0.740
+D4       4           0.707               2       0.617
+E8       8           0.707               1       0.254
+=======  ==========  ==================  ======  ==========================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from fedveil.quantization.errors import ChannelError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lattice:
+    """A lattice in n dimensions.
+
+    Attributes:
+        name: Z1, Z2, ..., A2, D3, D4 or E8.
+        generator: (n, n), lower triangular, positive diagonal; rows are basis vectors.
+        packing_radius: radius of the largest ball inside the basic (Voronoi) cell.
+        nearest: maps (m, n) points to the (m, n) closest lattice points; on a border any of the closest.
+    """
+
+    name: str
+    generator: Float64[np.ndarray, "n n"]
+    packing_radius: float
+    nearest: Callable[[Float64[np.ndarray, "m n"]], Float64[np.ndarray, "m n"]]
+
+    @property
+    def dimension(self) -> int:
+        """Number of coordinates n."""
+        return len(self.generator)
+
+    @property
+    def volume(self) -> float:
+        """Volume of the basic cell."""
+        return float(np.prod(np.diagonal(self.generator)))
+
+    @property
+    def acceptance(self) -> float:
+        """Volume of the packing ball over the volume of the cell: the probability that a dither is
+        accepted.
+        """
+        n = self.dimension
+        ball: float = math.pi ** (n / 2) / math.gamma(n / 2 + 1) * self.packing_radius**n
+        return min(1.0, ball / self.volume)
+
+    def points(self, integers: Int64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
+        """Return the lattice points with these integer coordinates, by additions in a fixed order."""
+        points = np.zeros(integers.shape)
+        for i, row in enumerate(self.generator):
+            for j in np.flatnonzero(row):
+                points[:, j] += row[j] * integers[:, i]
+        return points
+
+    def integers(self, points: Float64[np.ndarray, "m n"]) -> Int64[np.ndarray, "m n"]:
+        """Return the integer coordinates of lattice points; the inverse of :meth:`points`."""
+        rest = points.copy()
+        integers = np.empty(points.shape, dtype=np.int64)
+        for i in range(self.dimension - 1, -1, -1):
+            k = np.rint(rest[:, i] / self.generator[i, i])
+            integers[:, i] = k
+            for j in np.flatnonzero(self.generator[i, :i]):
+                rest[:, j] -= self.generator[i, j] * k
+        return integers
+
+    def cell_points(self, uniforms: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
+        """Map uniforms on the unit cube to points uniform on the basic cell (a parallelepiped folded into
+        it).
+        """
+        if self.nearest is np.rint:
+            return uniforms - 0.5
+        points = np.zeros(uniforms.shape)
+        for i, row in enumerate(self.generator):
+            for j in np.flatnonzero(row):
+                points[:, j] += row[j] * uniforms[:, i]
+        points -= self.nearest(points)
+        return points
+
+
+def _closest_even(x: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
+    """D_n: round every coordinate; where the sum is odd, round the worst coordinate the other way."""
+    rounded: Float64[np.ndarray, "m n"] = np.rint(x)
+    error = x - rounded
+    odd = np.flatnonzero(np.rint(rounded.sum(axis=1) * 0.5) * 2.0 != rounded.sum(axis=1))
+    worst = np.argmax(np.abs(error[odd]), axis=1)
+    rounded[odd, worst] += np.where(error[odd, worst] < 0, -1.0, 1.0)
+    return rounded
+
+
+def _closer(
+    x: Float64[np.ndarray, "m n"], first: Float64[np.ndarray, "m n"], second: Float64[np.ndarray, "m n"]
+) -> Float64[np.ndarray, "m n"]:
+    difference = first - second
+    middle = 0.5 * (first + second)
+    nearer_second = np.einsum("ij,ij->i", x - middle, difference) < 0
+    first[nearer_second] = second[nearer_second]
+    return first
+
+
+def _closest_hexagonal(x: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
+    """A2 is a rectangular lattice with sides 1 and sqrt(3), and the same moved to the middle of a
+    rectangle.
+    """
+    sides = np.array([1.0, math.sqrt(3.0)])
+    return _closer(x, np.rint(x / sides) * sides, (np.rint(x / sides - 0.5) + 0.5) * sides)
+
+
+def _closest_e8(x: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
+    """E8 is D8 and D8 moved by (1/2, ..., 1/2)."""
+    return _closer(x, _closest_even(x), _closest_even(x - 0.5) + 0.5)
+
+
+def integer_lattice(n: int) -> Lattice:
+    """Z^n, n >= 1.
+
+    Raises:
+        ChannelError: n is below 1.
+    """
+    if n < 1:
+        raise ChannelError(f"Z^n needs n >= 1, got {n}")
+    return Lattice(name=f"Z{n}", generator=np.eye(n), packing_radius=0.5, nearest=np.rint)
+
+
+def _even_generator(n: int) -> Float64[np.ndarray, "n n"]:
+    generator = np.eye(n) - np.eye(n, k=-1)
+    generator[0, 0] = 2.0
+    return generator
+
+
+def _e8_generator() -> Float64[np.ndarray, "8 8"]:
+    generator = _even_generator(8)
+    generator[7] = 0.5
+    return generator
+
+
+A2 = Lattice(
+    name="A2",
+    generator=np.array([[1.0, 0.0], [0.5, math.sqrt(3.0) / 2]]),
+    packing_radius=0.5,
+    nearest=_closest_hexagonal,
+)
+D3 = Lattice(name="D3", generator=_even_generator(3), packing_radius=math.sqrt(0.5), nearest=_closest_even)
+D4 = Lattice(name="D4", generator=_even_generator(4), packing_radius=math.sqrt(0.5), nearest=_closest_even)
+E8 = Lattice(name="E8", generator=_e8_generator(), packing_radius=math.sqrt(0.5), nearest=_closest_e8)
+
+Z1 = integer_lattice(1)
+Z2 = integer_lattice(2)
+Z3 = integer_lattice(3)
+
+
+def lattice(name: str) -> Lattice:
+    """Return the lattice of this name: A2, D3, D4, E8, or Z and a number of dimensions.
+
+    Raises:
+        ChannelError: there is no such lattice.
+
+    >>> lattice("Z5").dimension
+    5
+    """
+    known = {known.name: known for known in (Z1, Z2, Z3, A2, D3, D4, E8)}
+    if name in known:
+        return known[name]
+    if name[:1] == "Z" and name[1:].isascii() and name[1:].isdigit() and 1 <= int(name[1:]) <= 64:
+        return integer_lattice(int(name[1:]))
+    raise ChannelError(f"no lattice is called {name!r}: choose Z1 to Z64, A2, D3, D4 or E8")

@@ -1,0 +1,317 @@
+"""Noise laws as mixtures of uniform balls: a latent U and the radius of its layer.
+
+A density f that falls with the distance from its centre is a mixture of uniform laws on balls: draw the
+latent U, then a uniform point of the layer, the ball of radius r(U). For N(0, sigma^2 I_n) the latent is
+chi-square with n + 2 degrees of freedom and r = sigma sqrt(U) (CEPAM, Lemma 17); for Laplace(0, b) in one
+dimension it is Gamma(2, 1) and r = b U (Lemma 18); for Student's t with nu degrees it is chi-square(n + 2) /
+(chi-square(nu) / nu), r = scale sqrt(U).
+
+Latents are drawn with portable arithmetic (see :mod:`fedveil.quantization.portable`), so both ends get the same
+bits. They are kept above a floor that they pass with a probability below 2^-64, so that lattice points stay
+64-bit integers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import stats
+
+from fedveil.quantization import portable
+from fedveil.quantization.errors import ChannelError, UnsupportedPairError
+from fedveil.randomness import BitSource
+
+SMALLEST_SCALE = 2.0**-200
+"""Scales outside [2^-200, 2^200] are refused: products with them would leave the normal numbers."""
+SQUARE_FLOOR = 2.0**-44
+"""Smallest latent of a law whose radius is scale * sqrt(U): P(chi-square(3) < 2^-44) < 2^-67, less in more
+dimensions."""
+LINEAR_FLOOR = 2.0**-32
+"""Smallest latent of the Laplace law: P(Gamma(2, 1) < 2^-32) < 2^-64."""
+
+
+@runtime_checkable
+class Law(Protocol):
+    """A spherically symmetric noise law that layers into balls."""
+
+    @property
+    def name(self) -> str:
+        """The law's name in files and messages."""
+        ...
+
+    @property
+    def scale(self) -> float:
+        """The law's scale, in the unit of the update."""
+        ...
+
+    @property
+    def shape(self) -> int:
+        """The law's integer shape parameter, 0 where it has none."""
+        ...
+
+    def require(self, dimension: int) -> None:
+        """Raise :class:`UnsupportedPairError` unless the law's layers are balls in this dimension."""
+        ...
+
+    def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
+        """Draw ``count`` latents U for sub-vectors of ``dimension`` parameters."""
+        ...
+
+    def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
+        """Return the radius of the layer of each latent, in the unit of the update."""
+        ...
+
+
+@runtime_checkable
+class NoiseLaw(Law, Protocol):
+    """A layered law with a density, fit to be privacy noise."""
+
+    def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+        """Return the distribution function of one coordinate of the noise."""
+        ...
+
+    def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
+        """Return the distribution function of the squared length of the noise in ``dimension`` dimensions."""
+        ...
+
+    @property
+    def variance(self) -> float:
+        """Variance of one coordinate; infinite where there is none."""
+        ...
+
+
+def _require_scale(name: str, value: float) -> None:
+    if not SMALLEST_SCALE <= value <= 1 / SMALLEST_SCALE:
+        raise ChannelError(f"{name} must be a finite number above 0, between 2^-200 and 2^200, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianLaw:
+    """N(0, std^2 I_n) in any dimension n.
+
+    Args:
+        std: standard deviation per coordinate, in the unit of the update.
+    """
+
+    std: float
+
+    name = "gaussian"
+    shape = 0
+
+    def __post_init__(self) -> None:
+        _require_scale("std", self.std)
+
+    @property
+    def scale(self) -> float:
+        """The standard deviation."""
+        return self.std
+
+    @property
+    def variance(self) -> float:
+        """Variance of one coordinate."""
+        return self.std**2
+
+    def require(self, dimension: int) -> None:
+        """Accept every dimension."""
+
+    def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
+        """Draw U of the chi-square law with ``dimension + 2`` degrees of freedom."""
+        return np.asarray(np.maximum(portable.chi_square(source, count, dimension + 2), SQUARE_FLOOR))
+
+    def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
+        """Return std * sqrt(U)."""
+        return np.asarray(self.std * np.sqrt(latent))
+
+    def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+        """Return Phi(x / std)."""
+        return np.asarray(stats.norm.cdf(x, scale=self.std))
+
+    def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
+        """Return the chi-square distribution function at x / std^2."""
+        return np.asarray(stats.chi2.cdf(x / self.std**2, dimension))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceLaw:
+    """Laplace(0, b) on the line: density exp(-|z|/b) / 2b.
+
+    Args:
+        b: the law's scale, in the unit of the update; its variance is 2 b^2.
+    """
+
+    b: float
+
+    name = "laplace"
+    shape = 0
+
+    def __post_init__(self) -> None:
+        _require_scale("b", self.b)
+
+    @property
+    def scale(self) -> float:
+        """The scale b."""
+        return self.b
+
+    @property
+    def variance(self) -> float:
+        """Variance 2 b^2."""
+        return 2 * self.b**2
+
+    def require(self, dimension: int) -> None:
+        """Accept one dimension alone.
+
+        Raises:
+            UnsupportedPairError: more dimensions, where independent Laplace coordinates have layers that are
+                cross-polytopes, not balls.
+        """
+        if dimension != 1:
+            raise UnsupportedPairError(
+                f"the Laplace law works on the line only, not in {dimension} dimensions: the layers of independent "
+                "Laplace coordinates are cross-polytopes, which no ball fills; use the lattice Z1"
+            )
+
+    def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
+        """Draw U of the Gamma(2, 1) law."""
+        product = portable.uniforms(source, count)
+        product *= portable.uniforms(source, count)
+        return np.asarray(np.maximum(-portable.log(product), LINEAR_FLOOR))
+
+    def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
+        """Return b U."""
+        return self.b * latent
+
+    def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+        """Return the Laplace distribution function."""
+        return np.asarray(stats.laplace.cdf(x, scale=self.b))
+
+    def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
+        """Return P(z^2 <= x) = 1 - exp(-sqrt(x)/b)."""
+        self.require(dimension)
+        return np.asarray(-np.expm1(-np.sqrt(x) / self.b))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentLaw:
+    """Multivariate Student t: N(0, scale^2 I_n) divided by sqrt(chi-square(degrees) / degrees).
+
+    Args:
+        t_scale: the law's scale, in the unit of the update.
+        degrees: degrees of freedom, an integer from 1 to 255.
+    """
+
+    t_scale: float
+    degrees: int
+
+    name = "student"
+
+    def __post_init__(self) -> None:
+        _require_scale("t_scale", self.t_scale)
+        if not 1 <= self.degrees <= 255:
+            raise ChannelError(f"degrees must be an integer from 1 to 255, got {self.degrees}")
+
+    @property
+    def scale(self) -> float:
+        """The scale."""
+        return self.t_scale
+
+    @property
+    def shape(self) -> int:
+        """The degrees of freedom."""
+        return self.degrees
+
+    @property
+    def variance(self) -> float:
+        """scale^2 degrees / (degrees - 2), infinite for 1 and 2 degrees."""
+        return self.t_scale**2 * self.degrees / (self.degrees - 2) if self.degrees > 2 else math.inf
+
+    def require(self, dimension: int) -> None:
+        """Accept every dimension."""
+
+    def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
+        """Draw U = chi-square(dimension + 2) / (chi-square(degrees) / degrees)."""
+        latent = portable.chi_square(source, count, dimension + 2) * self.degrees
+        latent /= np.maximum(portable.chi_square(source, count, self.degrees), SQUARE_FLOOR**2)
+        return np.asarray(np.maximum(latent, SQUARE_FLOOR))
+
+    def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
+        """Return scale * sqrt(U)."""
+        return np.asarray(self.t_scale * np.sqrt(latent))
+
+    def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+        """Return Student's distribution function."""
+        return np.asarray(stats.t.cdf(x, self.degrees, scale=self.t_scale))
+
+    def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
+        """Return the F(dimension, degrees) distribution function at x / (dimension scale^2)."""
+        return np.asarray(stats.f.cdf(x / (dimension * self.t_scale**2), dimension, self.degrees))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BallLaw:
+    """Uniform on the ball of one radius: the error of RSUQ, a single layer.
+
+    Args:
+        ball_radius: radius of the ball, in the unit of the update.
+    """
+
+    ball_radius: float
+
+    name = "ball"
+    shape = 0
+
+    def __post_init__(self) -> None:
+        _require_scale("ball_radius", self.ball_radius)
+
+    @property
+    def scale(self) -> float:
+        """The ball's radius."""
+        return self.ball_radius
+
+    def require(self, dimension: int) -> None:
+        """Accept every dimension."""
+
+    def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
+        """Return ones: there is one layer."""
+        return np.ones(count)
+
+    def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
+        """Return the radius."""
+        return self.ball_radius * latent
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellLaw:
+    """Uniform on a lattice's scaled basic cell: the error of subtractive dithering (SDQ); every dither is
+    accepted.
+
+    Args:
+        inner_radius: packing radius of the scaled cell, in the unit of the update: half the step on Z^n.
+    """
+
+    inner_radius: float
+
+    name = "cell"
+    shape = 0
+
+    def __post_init__(self) -> None:
+        _require_scale("inner_radius", self.inner_radius)
+
+    @property
+    def scale(self) -> float:
+        """The packing radius of the scaled cell."""
+        return self.inner_radius
+
+    def require(self, dimension: int) -> None:
+        """Accept every dimension."""
+
+    def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
+        """Return ones: there is one layer."""
+        return np.ones(count)
+
+    def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
+        """Return the packing radius of the scaled cell."""
+        return self.inner_radius * latent

@@ -1,0 +1,283 @@
+"""Exact simulation of the Gaussian channel at low rates: choose among the cyclic shifts of shared noise.
+
+A quantiser spends about 1.03 r bits on a parameter of standard deviation r sigma when r is small; the channel x + N(0,
+sigma^2) carries r^2 / 2 nats. The gap is the price of layers, whose borders betray the latent. Here nothing is layered:
+both ends draw Z ~ N(0, sigma^2 I_D), the sender looks at the D cyclic shifts of Z and names one that is about right.
+
+With w(y) = density of N(x, sigma^2 I) over that of N(0, sigma^2 I) at y, W(y) the mean of w over y's shifts (a
+Gaussian vector and its shifts have one law, so W is the density ratio of orbits), and a ceiling M:
+
+1. Trial: y ~ N(x, sigma^2 I) by the scalar LRSUQ. With probability 1 - min(W(y), M) / W(y) it is sent as it is.
+2. Otherwise: draw shared Z until one is accepted, with probability min(W(Z), M) / M each, then name a shift with
+   probability proportional to its w.
+
+Step 2 is reached with probability A = E min(W, M), and its output has the density N(0, sigma^2 I)(y) w(y) min(W, M) /
+(W A); step 1 leaves N(x, sigma^2 I)(y) (1 - min(W, M) / W). The two add up to N(x, sigma^2 I) for EVERY x: the error is
+exactly Gaussian and independent of x. D and M change only the number of bits and the sender's work (M draws a row).
+D parameters cost log2 D bits for the shift and about log2 M + 1.4 for the number of draws. All shifts are scored by
+one convolution (FFT), so a draw costs O(log D) a parameter.
+
+Selecting among shared candidates is channel simulation by rejection and importance sampling (Harsha et al., "The
+communication complexity of correlation"; Havasi et al., "Minimal random code learning"). An orbit as one candidate
+makes the search D times shorter, and the trial makes the truncated search exact.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import constriction
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from fedveil.quantization.errors import MessageError
+from fedveil.quantization.points import read_points, write_points
+from fedveil.quantization.portable import normals, uniforms
+from fedveil.quantization.quantizers import LayeredQuantizer, Quantized
+from fedveil.quantization.streams import SharedStreams
+from fedveil.quantization.symbols import SymbolReader, SymbolWriter
+
+MAX_SEARCH = 7
+"""Largest log2 M."""
+TARGET_ENERGY = 10.0
+"""|x|^2 / sigma^2 of a row that log2 D shifts serve well."""
+MIN_ORDER, MAX_ORDER = 5, 16
+_FRACTION_BITS = 6
+_SEARCH_BITS = 3
+_MOST_TRIALS_SENT = 48
+_MAX_ENERGY = 36.0
+
+
+def choose_order(ratio: float, length: int) -> int | None:
+    """Choose log2 D for a block, or None where a quantiser is cheaper.
+
+    Args:
+        ratio: root mean square of the block over the noise's standard deviation.
+        length: number of parameters of the block.
+    """
+    order = round(math.log2(TARGET_ENERGY / max(ratio, 2.0**-20) ** 2))
+    order = min(order, MAX_ORDER, math.ceil(math.log2(length)) if length > 1 else 0)
+    if order < MIN_ORDER:
+        return None
+    rows = -(-length >> order)
+    return order if rows * (order + 4) < length * ratio else None
+
+
+@lru_cache(maxsize=1 << _FRACTION_BITS)
+def _trial_model(code: int) -> object:
+    sent = (code + 0.5) / 2**_FRACTION_BITS
+    return constriction.stream.model.Categorical(np.array([1.0 - sent, sent]), perfect=False)
+
+
+def _acceptance(code: int, search: int) -> float:
+    """Probability that a draw is accepted: (1 - fraction of trials sent) / M."""
+    return float((1.0 - (code + 0.5) / 2**_FRACTION_BITS) / 2.0**search)
+
+
+def _signs(streams: SharedStreams, block: int, shape: tuple[int, int]) -> Float64[np.ndarray, "rows d"]:
+    """Shared signs, so that a constant update does not look the same in every shift."""
+    words = streams.source("sign", block).uint64(-(-shape[0] * shape[1] // 64))
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=shape[0] * shape[1])
+    return (2.0 * bits - 1.0).reshape(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scores:
+    """Likelihood ratios of every shift of candidates against rows of the update."""
+
+    shares: Float64[np.ndarray, "rows d"]
+    mean: Float64[np.ndarray, " rows"]
+
+    @classmethod
+    def of(cls, rows: _Rows, which: Int64[np.ndarray, " rows"], y: Float64[np.ndarray, "rows d"]) -> _Scores:
+        scores = np.fft.irfft(np.fft.rfft(y) * rows.spectrum[which], n=y.shape[1])
+        top = scores.max(axis=1)
+        scores -= top[:, None]
+        shares = np.exp(scores, out=scores)
+        with np.errstate(over="ignore"):
+            mean = shares.mean(axis=1) * np.exp(top - 0.5 * rows.energy[which])
+        return cls(shares=shares, mean=mean)
+
+    def pick(self, u: Float64[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"]:
+        """Choose a shift per row with probability proportional to its share."""
+        cumulative = np.cumsum(self.shares, axis=1)
+        picked = (cumulative < (u * cumulative[:, -1])[:, None]).sum(axis=1)
+        return np.asarray(np.minimum(picked, self.shares.shape[1] - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Rows of the update in units of sigma, signs turned."""
+
+    spectrum: np.ndarray
+    energy: Float64[np.ndarray, " rows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a sender says of one block.
+
+    Attributes:
+        order: log2 D.
+        search: log2 M.
+        draws: (rows,) rejected draws before the accepted one; 0 where the trial is sent.
+        shifts: (rows,) the named shift; 0 where the trial is sent.
+        sent: (rows,) whether the trial itself is sent.
+        trial: the scalar quantiser's trial of all rows, D sub-vectors a row.
+    """
+
+    order: int
+    search: int
+    draws: Int64[np.ndarray, " rows"]
+    shifts: Int64[np.ndarray, " rows"]
+    sent: Bool[np.ndarray, " rows"]
+    trial: Quantized
+
+    @property
+    def code(self) -> int:
+        """Fraction of rows whose trial is sent, as the message gives it."""
+        return int(min(self.sent.mean() * 2**_FRACTION_BITS, 2**_FRACTION_BITS - 1))
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether enough rows did without their trial."""
+        return self.code <= _MOST_TRIALS_SENT
+
+
+def _padded(x: Float64[np.ndarray, " m"], order: int) -> Float64[np.ndarray, "rows d"]:
+    return np.append(x, np.zeros(-len(x) % (1 << order))).reshape(-1, 1 << order)
+
+
+def select(
+    x: Float64[np.ndarray, " m"],
+    scalar: LayeredQuantizer,
+    streams: SharedStreams,
+    block: int,
+    order: int,
+    search: int,
+) -> Selection:
+    """Choose draws and shifts for a block.
+
+    Args:
+        x: (m,) the block's parameters.
+        scalar: the Gaussian law on Z1.
+        streams: this update's streams.
+        block: number of the block.
+        order: log2 D.
+        search: log2 M, 0 to 7: one more doubles the draws and saves about a fourteenth of the bits.
+    """
+    padded = _padded(x, order)
+    signs = _signs(streams, block, padded.shape)
+    z = padded * signs / scalar.law.scale
+    rows = _Rows(spectrum=np.conj(np.fft.rfft(z)), energy=np.einsum("ij,ij->i", z, z))
+    trial = scalar.quantize(padded.reshape(-1, 1), streams, block)
+    y = scalar.reconstruct(trial.points, trial.dithers, trial.scales).reshape(padded.shape)
+    count, ceiling = len(padded), 2.0**search
+    choice = streams.source("choice", block)
+    score = _Scores.of(rows, np.arange(count), y * signs / scalar.law.scale)
+    sent = (uniforms(choice, count) * score.mean > ceiling) | (rows.energy > _MAX_ENERGY)
+    draws, shifts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    left = np.flatnonzero(~sent)
+    source = streams.source("candidate", block)
+    draw = 0
+    while len(left):
+        candidates = normals(source.uint64(len(left) << order)).reshape(-1, 1 << order)
+        score = _Scores.of(rows, left, candidates)
+        accepted = uniforms(choice, len(left)) * ceiling < score.mean
+        shifts[left] = score.pick(uniforms(choice, len(left)))
+        draws[left] = draw
+        left = left[~accepted]
+        draw += 1
+    return Selection(order=order, search=search, draws=draws, shifts=shifts, sent=sent, trial=trial)
+
+
+def write_selection(
+    writer: SymbolWriter, selection: Selection, scalar: LayeredQuantizer, spread: float, checksum: int
+) -> int:
+    """Write a block's selection and return the checksum of its symbols."""
+    code = selection.code
+    writer.field(selection.search, _SEARCH_BITS)
+    writer.field(code, _FRACTION_BITS)
+    sent, named = selection.sent, np.flatnonzero(~selection.sent)
+    writer.categories(sent.astype(np.int64), _trial_model(code))
+    writer.attempts(selection.draws[named], _acceptance(code, selection.search))
+    writer.fields(selection.shifts[named], selection.order)
+    trials = np.repeat(sent, 1 << selection.order)
+    points = selection.trial.points[trials]
+    ratio = spread * scalar.law.scale / selection.trial.scales[trials]
+    write_points(writer, points, selection.trial.dithers[trials], ratio, scalar.lattice)
+    return _checksum(selection.draws[named], selection.shifts[named], points, checksum)
+
+
+def read_selection(
+    reader: SymbolReader,
+    length: int,
+    scalar: LayeredQuantizer,
+    streams: SharedStreams,
+    block: int,
+    order: int,
+    spread: float,
+    checksum: int,
+) -> tuple[Float64[np.ndarray, " m"], int]:
+    """Read what :func:`write_selection` wrote; return the block's values and the checksum of its symbols.
+
+    Raises:
+        MessageError: a number that no sender writes.
+    """
+    rows, size = -(-length >> order), 1 << order
+    search, code = reader.field(_SEARCH_BITS), reader.field(_FRACTION_BITS)
+    if code > _MOST_TRIALS_SENT:
+        raise MessageError("the message sends more trials than any sender does")
+    sent = reader.categories(rows, _trial_model(code)).astype(np.bool_)
+    named = np.flatnonzero(~sent)
+    acceptance = _acceptance(code, search)
+    draws = reader.attempts(len(named), acceptance, math.ceil((4 * rows + 64) / acceptance))
+    shifts = reader.fields(len(named), order)
+    values = np.zeros((rows, size))
+    values[named] = _shifted(_candidates(draws, streams, block, order), shifts)
+    values *= _signs(streams, block, (rows, size)) * scalar.law.scale
+    points = np.empty((0, 1))
+    if sent.any():
+        trials = np.repeat(sent, size)
+        scales = scalar.scales(streams, block, rows * size)[trials]
+        dithers = scalar.replay_dithers(np.zeros(rows * size, dtype=np.int64), streams, block)[trials]
+        points = read_points(reader, dithers, spread * scalar.law.scale / scales, scalar.lattice)
+        values[sent] = scalar.reconstruct(points, dithers, scales).reshape(-1, size)
+    return values.reshape(-1)[:length], _checksum(draws, shifts, points, checksum)
+
+
+def _candidates(
+    draws: Int64[np.ndarray, " named"], streams: SharedStreams, block: int, order: int
+) -> Float64[np.ndarray, "named d"]:
+    """Draw as the sender did, and keep the words of the accepted draws."""
+    source = streams.source("candidate", block)
+    words = np.empty((len(draws), 1 << order), dtype=np.uint64)
+    left = np.arange(len(draws))
+    for draw in range(int(draws.max(initial=-1)) + 1):
+        drawn = source.uint64(len(left) << order).reshape(-1, 1 << order)
+        accepted = draws[left] == draw
+        words[left[accepted]] = drawn[accepted]
+        left = left[~accepted]
+    return normals(words.reshape(-1)).reshape(words.shape)
+
+
+def _shifted(
+    candidates: Float64[np.ndarray, "named d"], shifts: Int64[np.ndarray, " named"]
+) -> Float64[np.ndarray, "named d"]:
+    size = candidates.shape[1]
+    places = (np.arange(size) + shifts[:, None]) & (size - 1)
+    return np.take_along_axis(candidates, places, axis=1)
+
+
+def _checksum(
+    draws: Int64[np.ndarray, " named"],
+    shifts: Int64[np.ndarray, " named"],
+    points: Float64[np.ndarray, "k 1"],
+    checksum: int,
+) -> int:
+    for part in (draws, shifts, points):
+        checksum = zlib.crc32(part.astype("<i8").tobytes(), checksum)
+    return checksum

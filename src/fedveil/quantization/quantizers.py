@@ -1,0 +1,150 @@
+"""Quantisers whose error has a chosen law and is independent of what is quantised.
+
+===========  ================================================================  ====================================
+quantiser    output for x                                                      error
+===========  ================================================================  ====================================
+SDQ          Q(x - V) + V, V uniform on the cell                               uniform on the cell
+RSUQ         the same with the first V whose error lies in the packing ball    uniform on the ball
+LRSUQ        RSUQ of x / beta, times beta, beta = layer radius / ball radius   exactly the layered law
+===========  ================================================================  ====================================
+
+All three are :class:`LayeredQuantizer` with another law: :class:`~fedveil.quantization.laws.CellLaw`,
+:class:`~fedveil.quantization.laws.BallLaw`, or a law of noise. References: CEPAM, Section III and eq. (8); Ling &
+Li, "Rejection-sampled universal quantization".
+
+Synchronisation: attempt i takes dithers from the shared stream only for the sub-vectors that are still
+without an accepted one, in index order. The receiver is told the accepted attempt of each, so it knows that
+set too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from fedveil.quantization.errors import UnsupportedPairError
+from fedveil.quantization.lattices import Lattice
+from fedveil.quantization.laws import CellLaw, Law
+from fedveil.quantization.portable import uniforms
+from fedveil.quantization.streams import SharedStreams
+
+MIN_ACCEPTANCE = 2.0**-10
+"""Pairs that would reject more than 1023 dithers of 1024 are refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """What a sender knows after quantising m sub-vectors of n parameters.
+
+    Attributes:
+        points: (m, n) lattice points.
+        attempts: (m,) rejected dithers before the accepted one.
+        dithers: (m, n) accepted dithers.
+        scales: (m,) beta of each sub-vector, in the unit of the update.
+    """
+
+    points: Float64[np.ndarray, "m n"]
+    attempts: Int64[np.ndarray, " m"]
+    dithers: Float64[np.ndarray, "m n"]
+    scales: Float64[np.ndarray, " m"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayeredQuantizer:
+    """Layered rejection-sampled universal quantiser (LRSUQ) of a law on a lattice.
+
+    Raises:
+        UnsupportedPairError: the law's layers do not fit the lattice's cell, or fill too little of it.
+    """
+
+    law: Law
+    lattice: Lattice
+
+    def __post_init__(self) -> None:
+        self.law.require(self.lattice.dimension)
+        if self.rejects and self.lattice.acceptance < MIN_ACCEPTANCE:
+            raise UnsupportedPairError(
+                f"on {self.lattice.name} a ball fills {self.lattice.acceptance:.2g} of the cell, so almost every "
+                f"dither would be rejected: choose a lattice that fills at least {MIN_ACCEPTANCE:.2g}"
+            )
+
+    @property
+    def rejects(self) -> bool:
+        """Whether a dither can be rejected: never for SDQ, nor on the line, where the ball is the cell."""
+        return self.lattice.dimension > 1 and not isinstance(self.law, CellLaw)
+
+    def scales(self, streams: SharedStreams, block: int, count: int) -> Float64[np.ndarray, " count"]:
+        """Draw the latents of ``count`` sub-vectors and return beta, the scale at which layer and cell
+        touch.
+        """
+        latent = self.law.latent(streams.source("latent", block), count, self.lattice.dimension)
+        return self.law.radius(latent) / self.lattice.packing_radius
+
+    def quantize(self, x: Float64[np.ndarray, "m n"], streams: SharedStreams, block: int) -> Quantized:
+        """Quantise sub-vectors.
+
+        Args:
+            x: (m, n) finite sub-vectors, n the lattice's dimension.
+            streams: the shared streams of this update.
+            block: number of the block within the update; each block has streams of its own.
+        """
+        count, n = x.shape
+        scales = self.scales(streams, block, count)
+        scaled = x / scales[:, None]
+        source = streams.source("dither", block)
+        dithers = self._dithers(uniforms(source, count * n))
+        target = scaled - dithers
+        points = self.lattice.nearest(target)
+        attempts = np.zeros(count, dtype=np.int64)
+        if self.rejects:
+            left = np.flatnonzero(self._outside(points, target))
+            attempt = 0
+            while len(left):
+                attempt += 1
+                fresh = self._dithers(uniforms(source, len(left) * n))
+                target = scaled[left] - fresh
+                nearest = self.lattice.nearest(target)
+                points[left], dithers[left], attempts[left] = nearest, fresh, attempt
+                left = left[self._outside(nearest, target)]
+        return Quantized(points=points, attempts=attempts, dithers=dithers, scales=scales)
+
+    def replay_dithers(
+        self, attempts: Int64[np.ndarray, " m"], streams: SharedStreams, block: int
+    ) -> Float64[np.ndarray, "m n"]:
+        """Return the accepted dithers of the sender, from its numbers of rejected attempts."""
+        n = self.lattice.dimension
+        source = streams.source("dither", block)
+        if not self.rejects:
+            return self._dithers(uniforms(source, len(attempts) * n))
+        place = np.empty(len(attempts), dtype=np.int64)
+        left, waiting, drawn = np.arange(len(attempts)), attempts, 0
+        while len(left):
+            accepted = waiting == 0
+            taken = np.flatnonzero(accepted)
+            place[left[taken]] = drawn + taken
+            drawn += len(left)
+            rejected = np.flatnonzero(~accepted)
+            left, waiting = left[rejected], waiting[rejected] - 1
+        return self._dithers(uniforms(source, drawn * n).reshape(-1, n)[place].reshape(-1))
+
+    def reconstruct(
+        self,
+        points: Float64[np.ndarray, "m n"],
+        dithers: Float64[np.ndarray, "m n"],
+        scales: Float64[np.ndarray, " m"],
+    ) -> Float64[np.ndarray, "m n"]:
+        """Return beta (M + V)."""
+        decoded: Float64[np.ndarray, "m n"] = points + dithers
+        decoded *= scales[:, None]
+        return decoded
+
+    def _dithers(self, flat: Float64[np.ndarray, " k"]) -> Float64[np.ndarray, "m n"]:
+        return self.lattice.cell_points(flat.reshape(-1, self.lattice.dimension))
+
+    def _outside(
+        self, points: Float64[np.ndarray, "m n"], target: Float64[np.ndarray, "m n"]
+    ) -> Bool[np.ndarray, " m"]:
+        error = points - target
+        return np.asarray(np.einsum("ij,ij->i", error, error) > self.lattice.packing_radius**2)
