@@ -91,6 +91,10 @@ COMMANDS: Final = {
         "benchmarks:bench_command",
         "Measure, against peers, in one run (from a checkout: benchmarks/ is not installed).",
     ),
+    "reproduce": Command(
+        "reproduction:reproduce_command",
+        "Make a published table again, run by run; what a result file has is not run again.",
+    ),
     "federation": Command(
         "federation:federation",
         "Found a federation between institutions, check a silo, run an experiment.",
