@@ -86,6 +86,7 @@ class Statement:
         as_published: figures reproduced although their theory has a gap.
         reasons: why nothing is guaranteed; empty exactly when ``epsilon`` is a number.
         notes: what a reader must know of the data (a subset, a public scaling).
+        released: what the claim is about, in words.
 
     Raises:
         PrivacyError: an epsilon without or with contradicting reasons, or a value outside its domain.
@@ -107,6 +108,7 @@ class Statement:
     as_published: tuple[AsPublished, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    released: Literal["models", "statistics"] = "models"
 
     def __post_init__(self) -> None:
         """Refuse a statement that contradicts itself."""
@@ -116,6 +118,8 @@ class Statement:
             raise PrivacyError(
                 f"statement epsilon = {self.epsilon}: must be finite and not negative, or None"
             )
+        if self.released not in ("models", "statistics"):
+            raise PrivacyError(f"statement of {self.released!r}: models or statistics are released")
         if not 0 < self.delta < 1:
             raise PrivacyError(f"statement delta = {self.delta}: must be above 0 and below 1")
         if (self.epsilon is None) != bool(self.reasons):
@@ -158,7 +162,7 @@ class Statement:
             return f"Nothing is guaranteed for {unit}: {'; '.join(self.reasons)}."
         change = _ADJACENCY_WORDS[self.adjacency].format(unit=unit)
         return (
-            f"{change} changes the probability of anything computed from the released models by at most a "
+            f"{change} changes the probability of anything computed from the released {self.released} by at most a "
             f"factor e^{show_epsilon(self.epsilon)}, except with probability {self.delta:g} (accountant: "
             f"{self.accountant})."
         )
@@ -198,6 +202,7 @@ class Statement:
             "reasons": list(self.reasons),
             "notes": list(self.notes),
             "event": self.event.to_json(),
+            **({} if self.released == "models" else {"released": self.released}),
         }
 
     @classmethod
@@ -233,6 +238,7 @@ class Statement:
                     as_published=tuple(AsPublished(**item) for item in data["as_published"]),
                     reasons=tuple(data["reasons"]),
                     notes=tuple(data["notes"]),
+                    released=data.get("released", "models"),
                 )
             except PrivacyError as error:
                 raise RunFolderError(f"privacy statement is damaged: {error}") from error
