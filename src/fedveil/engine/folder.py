@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float32
@@ -65,6 +65,19 @@ class Checkpoint:
     ledger: Head
 
 
+class Document(Protocol):
+    """What a run folder is made for."""
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        ...
+
+    def to_toml(self) -> str:
+        """Return the complete document."""
+        ...
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths and atomic writes of one run folder."""
@@ -72,8 +85,8 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, parent: Path, experiment: Experiment) -> RunFolder:
-        """Make a new folder for the experiment; an existing one is never touched, the new one is numbered."""
+    def create(cls, parent: Path, experiment: Document, file: str = "experiment.toml") -> RunFolder:
+        """Make a new folder for what runs; an existing one is never touched, the new one is numbered."""
         number = 1
         while True:
             path = parent / (experiment.name if number == 1 else f"{experiment.name}-{number}")
@@ -86,7 +99,7 @@ class RunFolder:
             except OSError as error:
                 raise RunFolderError(f"{path}: cannot make the run folder: {error.strerror}") from None
         folder = cls(path)
-        folder.write("experiment.toml", experiment.to_toml().encode())
+        folder.write(file, experiment.to_toml().encode())
         return folder
 
     @classmethod
