@@ -343,8 +343,8 @@ def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
         event=spent,
         units=prepared.schema.n_users,
         mechanisms=(
-            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos by at "
-            "most 1 (l2)",
+            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos by "
+            "at most 1 (l2)",
             *guarantee.mechanisms,
         ),
         trust=tuple(

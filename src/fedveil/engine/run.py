@@ -41,6 +41,10 @@ _TRANSCRIPT: Final = "transcript.jsonl"
 _ATTEMPTS: Final = "attempts.jsonl"
 
 
+class StopTraining(Exception):
+    """Raised by an observer when a round is complete: the run ends there, with this reason, as at its last round."""
+
+
 class Observer(Protocol):
     """Who is told how a run goes on, and so sees what no guarantee covers.
 
@@ -55,7 +59,11 @@ class Observer(Protocol):
         """Local training of a round has taken ``done`` of ``total`` steps."""
 
     def completed(self, row: Row) -> None:
-        """A round is complete; its line of metrics."""
+        """A round is complete; its line of metrics.
+
+        Raises:
+            StopTraining: the run shall end here.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +108,15 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
 def resume(path: Path, observer: Observer) -> Outcome:
     """Go on with an interrupted run; a complete one is evaluated and reported again, nothing else."""
     folder, experiment = RunFolder.open(path)
-    prepared = prepare(experiment)
+    return go_on(folder, prepare(experiment), observer)
+
+
+def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
+    """Go on with the run of a folder, whose experiment has been prepared again.
+
+    Raises:
+        RunFolderError: the training records are others.
+    """
     folder.write_json("environment.json", _environment(prepared))
     if (folder / "diagnostics.json").exists():
         require_same_records(folder, prepared)
@@ -141,7 +157,11 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 folder.append(_TRANSCRIPT, *(line.to_json() for line in listed.take()))
             folder.write_checkpoint(checkpoint)
             folder.append("metrics.jsonl", checkpoint.row)
-            observer.completed(checkpoint.row)
+            try:
+                observer.completed(checkpoint.row)
+            except StopTraining as asked:
+                stopped = str(asked)
+                break
         return conclude(prepared, folder, checkpoint, ledger, stopped)
 
 
