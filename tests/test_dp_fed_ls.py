@@ -182,8 +182,8 @@ def test_any_denoiser_follows_any_noisy_aggregate_at_the_same_price(denoiser: st
         "method": {"name": method, "clip": 0.3, "noise_multiplier": 3.0},
     }
     plain = prepare(parse(base, "test"))
-    options = {"smoothing": 2.0} if denoiser == "laplacian" else {}
-    denoised = prepare(parse(base | {"server": {"denoiser": denoiser, **options}}, "test"))
+    section = {"name": denoiser} | ({"smoothing": 2.0} if denoiser == "laplacian" else {})
+    denoised = prepare(parse(base | {"server": {"denoiser": section}}, "test"))
     assert denoised.guarantee.event == plain.guarantee.event
     assert denoised.guarantee.adjacency is plain.guarantee.adjacency
     before, _ = one_round(plain)

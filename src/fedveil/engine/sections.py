@@ -14,6 +14,22 @@ from fedveil.engine.choice import Choice, Chosen
 from fedveil.keys import Count, Fraction, NonNegative, Positive
 from fedveil.population.allocation import Law
 
+SESSION = "session:"
+"""How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
+
+
+def refuse_session(key: str, name: str) -> None:
+    """Refuse to look for something that was handed over in Python, and is nowhere else.
+
+    Raises:
+        ConfigError: it was; names the key and how to go on.
+    """
+    if name.startswith(SESSION):
+        raise ConfigError(
+            f"{key}: '{name}' was handed over in a Python session, and is nowhere to be found from here; "
+            "fedveil.resume(folder, model, people) goes on with the same objects"
+        )
+
 
 class Section(BaseModel):
     """A table of the document: unknown keys are refused, values are fixed once read."""
@@ -87,6 +103,9 @@ class ModelSection(Section):
     name: str | None = Field(None, description="a shipped model, or package.module:factory")
     loss: str | None = Field(None, description="a shipped loss, or package.module:function")
     metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="of a model that was handed over in Python: its layers and all their values"
+    )
     initial: Path | None = Field(None, description="public model to start from, a safetensors file")
     initial_layers: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None, description="layers that are taken from initial; default: all"

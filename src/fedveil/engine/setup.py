@@ -5,8 +5,9 @@ Everything that can be wrong with data, model, composition or budget is found he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from fedveil.engine.composition import Composition
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.parties import Agreed
-from fedveil.engine.sections import DataSection
+from fedveil.engine.sections import DataSection, refuse_session
 from fedveil.engine.setting import Setting
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
@@ -45,6 +46,7 @@ from fedveil.population.tables import read_tables
 from fedveil.privacy.accounting import Accountant, epsilon_on_grid
 from fedveil.privacy.events import Event
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.statistics.local import LocalStatistic
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,11 +85,19 @@ class Prepared:
         return self.setting.method
 
 
-_BY_TASK: Final = {
-    "classification": ("linear", "cross_entropy", ("accuracy", "loss")),
-    "two classes": ("linear", "binary_cross_entropy", ("accuracy", "auc", "loss")),
-    "regression": ("linear", "squared_error", ("loss",)),
-    "survival": ("linear", "cox", ("c_index", "loss")),
+class Defaults(NamedTuple):
+    """What is trained where nobody names it."""
+
+    model: str
+    loss: str
+    metrics: tuple[str, ...]
+
+
+BY_TASK: Final[Mapping[str, Defaults]] = {
+    "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
+    "two classes": Defaults("linear", "binary_cross_entropy", ("accuracy", "auc", "loss")),
+    "regression": Defaults("linear", "squared_error", ("loss",)),
+    "survival": Defaults("linear", "cox", ("c_index", "loss")),
 }
 """Model, loss and metrics where neither the experiment nor the data set names them."""
 
@@ -106,19 +116,22 @@ class Populations:
         return self._loaded[key]
 
 
-def prepare(experiment: Experiment, populations: Populations | None = None) -> Prepared:
+def prepare(
+    experiment: Experiment, populations: Populations | None = None, task: Task | None = None
+) -> Prepared:
     """Load the data, build the model, compose the method and derive its guarantee.
 
     Args:
         experiment: what is to run.
         populations: of the study that it belongs to; None loads its own.
+        task: model, loss and metrics that were handed over in Python; None builds those that the experiment names.
 
     Raises:
         FedveilError: whatever is wrong, named by file, key, silo or row.
     """
     randomness = ExperimentRandomness(experiment.seed)
     population = (populations or Populations()).of(experiment.data, experiment.seed)
-    task = _task(experiment, population, randomness)
+    task = _task(experiment, population, randomness) if task is None else task
     composition = Composition(experiment=experiment, population=population)
     method = composition.method()
     records = _kept(method, population.train)
@@ -246,6 +259,7 @@ def load_population(data: DataSection, seed: int) -> Population:
         )
     assert data.name is not None
     assert data.n_users is not None
+    refuse_session("data.name", data.name)
     law = {} if data.allocation is None else data.allocation.model_dump()
     return load(
         data.name,
@@ -259,8 +273,11 @@ def load_population(data: DataSection, seed: int) -> Population:
 
 def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
     asked, source = experiment.model, experiment.data.name
+    named = (("name", asked.name), ("loss", asked.loss), *(("metrics", one) for one in asked.metrics or ()))
+    for key, name in named:
+        refuse_session(f"model.{key}", name or "")
     chosen = None if source is None else data_set(source)
-    model_name, loss_name, metrics = _BY_TASK["two classes" if population.n_classes == 2 else population.task]
+    model_name, loss_name, metrics = BY_TASK["two classes" if population.n_classes == 2 else population.task]
     if chosen is not None:
         model_name, loss_name = chosen.model or model_name, chosen.loss or loss_name
         metrics = chosen.metrics or metrics
@@ -296,6 +313,7 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
             privacy=privacy_randomness(experiment),
             together=records_together(task, cohort),
         )
+    assert not isinstance(method.local, LocalStatistic), "statistics train nothing"
     return choose_trainer(
         task,
         method.local,
@@ -309,7 +327,12 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
 
 def _initial(experiment: Experiment) -> tuple[str, ...]:
     """Name what a model from outside leaves open: whether it is public cannot be seen from here."""
-    path = experiment.model.initial
+    path, digest = experiment.model.initial, experiment.model.sha256
+    if digest is not None:
+        return (
+            f"the initial model was handed over (sha256 {digest[:16]}...) and counts as public: what it was trained "
+            "on, and how it was chosen, is not covered",
+        )
     if path is None:
         return ()
     return (

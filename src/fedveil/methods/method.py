@@ -25,6 +25,7 @@ from fedveil.protection.parts import Joined, Lost, Refused, Terms
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import Optimizer
 from fedveil.stage import ClosedForm, answers
+from fedveil.statistics.local import LocalStatistic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,13 @@ class Method:
         closed_form: the published theorem that finds the noise for a target epsilon, where there is one.
         public_counts: what rests on numbers of records that count as public, in words for the statement; where there is
             any, they are among the public facts.
+        released: what readers read, in words.
     """
 
     name: str
     contribution: Contribution
     sampler: AnySampler
-    local: LocalSgd | LocalGradient | LocalDpSgd
+    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStatistic
     bound: Bound
     weights: Weights
     channel: Channel
@@ -71,6 +73,7 @@ class Method:
     calibrated_to: Literal["readers", "server", "nobody"] = "readers"
     closed_form: ClosedForm | None = None
     public_counts: tuple[str, ...] = ()
+    released: Literal["models", "statistics"] = "models"
 
     @property
     def parties(self) -> tuple[Role, ...]:
