@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedveil.engine.choice import Choice, Chosen
+from fedveil.errors import ConfigError
 from fedveil.keys import Count, Fraction, NonNegative, Positive
 from fedveil.population.allocation import Law
 

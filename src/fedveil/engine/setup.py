@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +46,6 @@ from fedveil.population.tables import read_tables
 from fedveil.privacy.accounting import Accountant, epsilon_on_grid
 from fedveil.privacy.events import Event
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.statistics.local import LocalStatistic
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -301,22 +300,22 @@ def _task(experiment: Experiment, population: Population, randomness: Experiment
 
 
 def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort) -> Trainer:
-    if method.local.own_noise:
+    local: Any = method.local  # a method's contribution goes with its local step: it says so itself
+    if local.own_noise:
         if experiment.trainer.processes > 1:
             raise ConfigError(
                 f"trainer.processes: {method.name} draws noise in every local step and runs in one process"
             )
         return DpSgdTrainer(
             task=task,
-            local=method.local,
+            local=local,
             noise=grid_gaussian,
             privacy=privacy_randomness(experiment),
             together=records_together(task, cohort),
         )
-    assert not isinstance(method.local, LocalStatistic), "statistics train nothing"
     return choose_trainer(
         task,
-        method.local,
+        local,
         name=experiment.trainer.name,
         memory=None if experiment.trainer.memory_mb is None else experiment.trainer.memory_mb << 20,
         compile=experiment.trainer.compile,
