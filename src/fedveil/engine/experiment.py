@@ -6,6 +6,8 @@ path) and written back complete, defaults included, into the run folder. Its tab
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -64,6 +66,10 @@ class Experiment(Section):
         if self.server.denoiser != "laplacian" and self.server.options():
             key = next(iter(self.server.options()))
             raise ValueError(f"server.{key}: {_smoothed_by(self.method.name, key)}")
+        if self.server.optimizer is not None and self.method.learning_rate is not None:
+            raise ValueError(
+                "method.learning_rate: server.optimizer has a learning rate of its own; remove one of the two"
+            )
         calibrated = isinstance(self.method.noise_multiplier, str)
         if calibrated and self.privacy.epsilon is None:
             raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
@@ -175,8 +181,15 @@ def parse(document: dict[str, Any], origin: str) -> Experiment:
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
-        path = ".".join(str(part) for part in problem["loc"] if not _is_union_tag(part))
-        message = plain(problem, _known_keys(problem["loc"][:-1]))
+        tables = _tables(problem["loc"])
+        path = ".".join(
+            str(part)
+            for part, table in zip(problem["loc"], tables, strict=True)
+            if table is not None and not _is_union_tag(part)
+        )
+        message = plain(
+            problem, _keys(next((one for one in reversed(tables) if one is not None), (Experiment,)))
+        )
         lines.append(f"{path}: {message}" if path else message)
     return "; ".join(dict.fromkeys(lines))
 
@@ -187,15 +200,41 @@ def _is_union_tag(part: object) -> bool:
     )
 
 
-def _known_keys(path: tuple[int | str, ...]) -> list[str]:
-    model: Any = Experiment
+def _known_keys(path: tuple[str, ...]) -> list[str]:
+    """Return the keys of the table at a path; those of all its arms where a name chooses one."""
+    inside = _tables((*path, ""))[-1]
+    return [] if inside is None else _keys(inside)
+
+
+def _tables(path: tuple[int | str, ...]) -> list[tuple[type, ...] | None]:
+    """Return what the table that each part of a path lies in may be; None for the name of an arm, which is no key."""
+    tables: list[tuple[type, ...] | None] = []
+    inside: tuple[type, ...] = (Experiment,)
     for part in path:
-        field = model.model_fields.get(part)
-        inner = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        model = next(
-            (one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), Experiment
-        )
-    return sorted(model.model_fields)
+        named = tuple(one for one in inside if part and part == getattr(one, "name", None))
+        tables.append(None if named else inside)
+        found = [_fields(one)[part] for one in inside if part in _fields(one)]
+        inside = named or tuple(one for annotation in found for one in _classes(annotation)) or inside
+    return tables
+
+
+def _keys(tables: tuple[type, ...]) -> list[str]:
+    return sorted({str(key) for one in tables for key in _fields(one)})
+
+
+def _fields(table: Any) -> dict[int | str, Any]:
+    """Return the annotation of every key of a table: a section, or a stage."""
+    if issubclass(table, BaseModel):
+        return {key: field.annotation for key, field in table.model_fields.items()}
+    return {field.name: field.type for field in fields(table) if field.init}
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """Yield the sections and stages that a value with this annotation may be."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from _classes(inner)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.methods import METHODS
@@ -18,6 +25,7 @@ from fedveil.methods.protections import (
 )
 from fedveil.population.allocation import Law
 from fedveil.privacy.bounds import Clip
+from fedveil.server.optimizers import AnyOptimizer
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -140,7 +148,9 @@ class MethodSection(Section):
     """The method and its stages' parameters; a parameter that the method does not have is refused."""
 
     name: str
-    learning_rate: Positive = Field(1.0, description="eta_g, the server's learning rate")
+    learning_rate: Positive | None = Field(
+        None, description="eta_g of the server's plain step; default: 1; server.optimizer has its own"
+    )
     clip: Positive | None = Field(None, description="C, l2 bound of a contribution")
     noise_multiplier: NonNegative | Literal["calibrated", "closed-form"] | None = Field(
         None,
@@ -326,7 +336,11 @@ class ProtectionSection(Section):
 
 
 class ServerSection(Section):
-    """What the server does to the noisy mean, whatever the method: post-processing, free of charge."""
+    """What the server does with the noisy mean, whatever the method: post-processing, free of charge."""
+
+    optimizer: AnyOptimizer | None = Field(
+        None, description="the server's step; default: a plain one at method.learning_rate"
+    )
 
     denoiser: Literal["none", "laplacian", "james-stein", "soft-threshold"] | None = Field(
         None, description="default: the method's own, which is none but for dp-fed-ls"
@@ -339,9 +353,17 @@ class ServerSection(Section):
         None, description="the order in which the laplacian unfolds convolution kernels; default: BCHW"
     )
 
+    @field_validator("optimizer", mode="wrap")
+    @classmethod
+    def _possible(cls, given: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return read(given)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
     def options(self) -> dict[str, Any]:
         """Return the options that were given; all are the laplacian denoiser's."""
-        return self.model_dump(exclude={"denoiser"}, exclude_none=True)
+        return self.model_dump(exclude={"denoiser", "optimizer"}, exclude_none=True)
 
 
 class PrivacySection(Section):

@@ -351,6 +351,8 @@ def _compose(
     server = experiment.server
     if server.denoiser is not None:
         method = replace(method, denoiser=make_denoiser(server.denoiser, **server.options()))
+    if server.optimizer is not None:
+        method = replace(method, server=server.optimizer)
     method = _protected(method, experiment.protection.value(), population.n_users)
     if experiment.method.calibration == "as-published":
         uncovered += ("the noise is measured in the records of the largest client, which count as public",)

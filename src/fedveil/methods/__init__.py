@@ -73,9 +73,12 @@ class Recipe:
         n_users: int,
         largest_silo: int,
         colluding_silos: int,
-        learning_rate: float,
+        learning_rate: float | None = None,
     ) -> Method:
-        """Build the method for ``n_silos`` silos of at most ``largest_silo`` records, and ``n_users`` users."""
+        """Build the method for ``n_silos`` silos of at most ``largest_silo`` records, and ``n_users`` users.
+
+        Without a ``learning_rate`` it has the method's own.
+        """
         shared = {
             "local": local,
             "n_silos": n_silos,
@@ -84,6 +87,8 @@ class Recipe:
             "colluding_silos": colluding_silos,
             "learning_rate": learning_rate,
         }
+        if learning_rate is None:
+            del shared["learning_rate"]
         return self.build(**given, **{key: shared[key] for key in shared if key in self._parameters})
 
     @property
