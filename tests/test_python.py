@@ -517,7 +517,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda folder: fv.uldp_sgd(learning_rate=1.0),
         r"server=fedveil.Sgd",
     ),
-    "a method that is none": (lambda folder: method("uldp"), "there is no 'uldp'; there are: fedavg"),
+    "a method that is none": (lambda folder: method("uldp"), "no method 'uldp'; there are: fedavg"),
     "a clip of zero": (
         bad_train(method=fv.uldp_avg(clip=0.0, noise_multiplier=1.0)),
         "method.clip: must be > 0",
@@ -555,7 +555,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a server that is none": (bad_train(server="adam"), "server: a server optimiser is needed"),
     "settings of no table": (bad_train(settings={"chanel": {}}), "no table or key 'chanel'.*channel"),
-    "settings of no key": (bad_train(settings={"channel": {"nam": "x"}}), "channel.nam: no such key"),
+    "settings of no key": (bad_train(settings={"channel": {"nam": "x"}}), "channel.name: is required"),
     "several processes": (
         bad_train(settings={"trainer": {"processes": 2}}),
         "trainer.processes: .*leave processes at 1",
