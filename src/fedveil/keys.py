@@ -123,8 +123,7 @@ def check_ranges(stage: Any) -> None:
     Raises:
         CompositionError: one is not; names the field and says what would be right.
     """
-    kind: Any = type(stage)
-    for name, limits, wanted in _ranges(kind):
+    for name, limits, wanted in _ranges(type(stage)):
         value = getattr(stage, name)
         if value is None or isinstance(value, str):
             continue
@@ -138,7 +137,7 @@ def limits_of(hint: Any) -> list[str]:
 
 
 @cache
-def _ranges(kind: type) -> tuple[tuple[str, tuple[Callable[[float], bool], ...], str], ...]:
+def _ranges(kind: Any) -> tuple[tuple[str, tuple[Callable[[float], bool], ...], str], ...]:
     """Return the fields with limits: name, what must hold, and that in words."""
     found_ranges = []
     for key in keys_of(kind):

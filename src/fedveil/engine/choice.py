@@ -9,7 +9,7 @@ called only then. A stage without such fields is built when it is read, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
@@ -143,6 +143,21 @@ def section_of(kind: str, name: str) -> type[BaseModel]:
         fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
     config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
     return create_model(f"{kind}:{name}", __config__=config, **fields)
+
+
+def flat(
+    found: Sequence[Any], above: tuple[str | int, ...] = (), known: list[str] | None = None
+) -> Iterator[tuple[tuple[str | int, ...], Any, list[str] | None]]:
+    """Yield each problem of a validation with its path, those inside of choices too.
+
+    With it come the keys that are known where it lies, if that is inside of a choice.
+    """
+    for problem in found:
+        path, inner = (*above, *problem["loc"]), problem.get("ctx", {})
+        if "problems" in inner:
+            yield from flat(inner["problems"], path, inner["known"])
+        else:
+            yield path, problem, known
 
 
 def own_keys(member: Callable[..., Any]) -> tuple[Key, ...]:
