@@ -123,7 +123,8 @@ def check_ranges(stage: Any) -> None:
     Raises:
         CompositionError: one is not; names the field and says what would be right.
     """
-    for name, limits, wanted in _ranges(type(stage)):
+    kind: Any = type(stage)
+    for name, limits, wanted in _ranges(kind):
         value = getattr(stage, name)
         if value is None or isinstance(value, str):
             continue
