@@ -15,7 +15,9 @@ import torch
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.round import play_round
 from fedveil.engine.run import run
+from fedveil.engine.setting import Setting
 from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, DataError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import GaussianShares
@@ -66,11 +68,19 @@ class Silent:
     def completed(self, row: dict[str, Any]) -> None: ...
 
 
+def first_turn(setting: Setting, start: torch.Tensor, seed: int) -> Turn:
+    return Turn(
+        setting=setting,
+        model=start,
+        round_number=1,
+        experiment=ExperimentRandomness(0),
+        privacy=PrivacyRandomness.insecure(seed),
+    )
+
+
 def one_round(prepared: Prepared, seed: int = 1) -> tuple[torch.Tensor, Any]:
     start = prepared.task.initial()
-    model, shown = play_round(
-        prepared.setting, start, 1, ExperimentRandomness(0), PrivacyRandomness.insecure(seed)
-    )
+    model, _, shown = play_round(first_turn(prepared.setting, start, seed))
     return (model - start).double(), shown
 
 
@@ -137,7 +147,7 @@ def test_a_round_that_draws_nobody_still_releases_its_noise() -> None:
     method = dataclasses.replace(prepared.method, sampler=PoissonUsers(rate=2.0**-65))
     setting = dataclasses.replace(prepared.setting, method=method)
     start = prepared.task.initial()
-    model, shown = play_round(setting, start, 1, ExperimentRandomness(0), PrivacyRandomness.insecure(1))
+    model, _, shown = play_round(first_turn(setting, start, 1))
     assert (shown.participants, shown.contributions) == (0, 0)
     assert float((model - start).norm()) > 0
 

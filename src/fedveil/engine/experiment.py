@@ -55,6 +55,10 @@ class Experiment(Section):
             raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
         if not trains and self.local is not None:
             raise ValueError(f"local: {self.method.name} sends one gradient per contribution; remove [local]")
+        if self.server.optimizer is not None and not self.method.as_default("learning_rate"):
+            raise ValueError(
+                "method.learning_rate: server.optimizer has a learning rate of its own; remove one of the two"
+            )
         found = isinstance(self.method.get("noise_multiplier"), str)
         if found and self.privacy.epsilon is None:
             raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
