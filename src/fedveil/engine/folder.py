@@ -41,7 +41,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.engine.experiment import SCHEMA_VERSION, Experiment, parse, read_toml
+from fedveil.engine.documents import SCHEMA_VERSION, RoundRow, read_line
+from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content, reading, replace_file
 from fedveil.privacy.ledger import Head
@@ -194,10 +195,6 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
 
-    def read_lines(self, name: str) -> list[Row]:
-        """Return the rows of a file of lines; none if it does not exist, and without a last line that was torn."""
-        return read_rows(self.path / name)
-
     def drop_torn_line(self, name: str) -> None:
         """Make a file of lines end with a whole one, whatever the crash left."""
         content = read_content(self.path / name, RunFolderError, largest=LARGEST_FILE)
@@ -210,33 +207,14 @@ class RunFolder:
         content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
         for line in content.split(b"\n"):
             try:
-                row = _row(line, path)
+                row, _ = read_line(line, path, RoundRow)
             except RunFolderError:
                 break
-            if row["round"] >= checkpoint.round:
+            if row.round >= checkpoint.round:
                 break
             kept.append(line)
         kept.append(json.dumps(checkpoint.row, allow_nan=False).encode())
         self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file of lines; none if it does not exist, and without a last line that was torn.
-
-    Raises:
-        RunFolderError: a line is no row of a round; names it.
-    """
-    if not path.exists():
-        return []
-    lines = read_content(path, RunFolderError, largest=LARGEST_FILE).split(b"\n")[:-1]
-    return [_row(line, f"{path}, line {number},") for number, line in enumerate(lines, start=1)]
-
-
-def _row(line: bytes, place: object) -> Row:
-    row = parse_json(line, place, RunFolderError)
-    if not isinstance(row, dict) or type(row.get("round")) is not int:
-        raise RunFolderError(f"{place} is damaged: it is no row of a round")
-    return row
 
 
 @contextmanager

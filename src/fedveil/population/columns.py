@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int8, Int32, Int64
 
 from fedveil.errors import DataError
+from fedveil.population.identities import numbered
 from fedveil.population.records import Groups
 from fedveil.population.schema import Amount, Category, Label, Number, Schema, Survival
-from fedveil.population.tables import TableReader, number_of, numbered, open_table, silo_numbers
+from fedveil.population.tables import TableReader, number_of, open_table, silo_numbers
 
 
 class State(IntEnum):

@@ -19,10 +19,11 @@ from jaxtyping import Bool, Float32, Float64, Int32, Int64
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import check_file
 from fedveil.foreign import foreign
+from fedveil.population.identities import keys_of, numbered
 from fedveil.population.records import Population, Records, Targets, Task
 from fedveil.population.schema import Category, Label, Number, Schema, Survival
 from fedveil.population.splits import holdout_by_user
-from fedveil.randomness import ExperimentRandomness, key_of
+from fedveil.randomness import ExperimentRandomness
 
 TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
 
@@ -79,7 +80,7 @@ def read_tables(
     features = np.concatenate([part.features for part in parts])
     targets = np.concatenate([part.targets for part in parts])
     users, user = numbered([who for part in parts for who in part.user])
-    key = _keys(users)[user]
+    key = keys_of(users)[user]
     if len(users) > schema.n_users:
         raise DataError(
             f"n_users is {schema.n_users} in the schema, but {len(users)} users have records; it is the "
@@ -158,7 +159,7 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
         targets=part.targets,
         silo=np.full(len(place), silo, dtype=np.int32),
         user=np.array(place, dtype=np.int32),
-        key=_keys(list(number))[place],
+        key=keys_of(list(number))[place],
     )
 
 
@@ -408,17 +409,6 @@ def number_of(cell: str | None) -> float | None:
         return None if cell is None else float(cell)
     except ValueError:
         return None
-
-
-def numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
-    """Sorted distinct names, and the place of each name among them."""
-    distinct, place = np.unique(np.array(names, dtype=np.str_), return_inverse=True)
-    return distinct.tolist(), place.astype(np.int32)
-
-
-def _keys(users: list[str]) -> Int64[np.ndarray, "users"]:
-    """What each user's batches are seeded by: her id, not her place among those present."""
-    return np.array([key_of(who) for who in users], dtype=np.int64)
 
 
 def silo_numbers(
