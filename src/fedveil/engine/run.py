@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.attempts import Absences, OnMissing, RetryPolicy
+from fedveil.engine.attempts import Absences, RetryPolicy
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
-from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
+from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
+from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
@@ -29,7 +30,6 @@ from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
-from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
@@ -38,6 +38,10 @@ from fedveil.server.spectrum import spectrum
 
 _TRANSCRIPT: Final = "transcript.jsonl"
 _ATTEMPTS: Final = "attempts.jsonl"
+
+
+class StopTraining(Exception):
+    """Raised by an observer when a round is complete: the run ends there, with this reason, as at its last round."""
 
 
 class Observer(Protocol):
@@ -54,7 +58,11 @@ class Observer(Protocol):
         """Local training of a round has taken ``done`` of ``total`` steps."""
 
     def completed(self, row: Row) -> None:
-        """A round is complete; its line of metrics."""
+        """A round is complete; its line of metrics.
+
+        Raises:
+            StopTraining: the run shall end here.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +107,15 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
 def resume(path: Path, observer: Observer) -> Outcome:
     """Go on with an interrupted run; a complete one is evaluated and reported again, nothing else."""
     folder, experiment = RunFolder.open(path)
-    prepared = prepare(experiment)
+    return go_on(folder, prepare(experiment), observer)
+
+
+def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
+    """Go on with the run of a folder, whose experiment has been prepared again.
+
+    Raises:
+        RunFolderError: the training records are others.
+    """
     folder.write_json("environment.json", _environment(prepared))
     if (folder / "diagnostics.json").exists():
         require_same_records(folder, prepared)
@@ -140,7 +156,11 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 folder.append(_TRANSCRIPT, *(line.to_json() for line in listed.take()))
             folder.write_checkpoint(checkpoint)
             folder.append("metrics.jsonl", checkpoint.row)
-            observer.completed(checkpoint.row)
+            try:
+                observer.completed(checkpoint.row)
+            except StopTraining as asked:
+                stopped = str(asked)
+                break
         return conclude(prepared, folder, checkpoint, ledger, stopped)
 
 
@@ -284,14 +304,11 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
     A round needs one charge, and one more for every attempt that may have released its sum before it failed; those are
     listed on disk first, so that a resumed run counts them too.
     """
-    section, protection = prepared.experiment.protection, prepared.method.protection
-    missing = protection.missing_silos if isinstance(protection, SecureAggregation) else 0
-    rule: OnMissing = "end"
-    if isinstance(protection, SecureAggregation | PrivateWeighting):
-        rule = protection.on_missing
+    protection = prepared.method.protection
+    rule, missing = protection.on_missing, protection.missing_silos
 
-    def failed() -> list[Row]:
-        return [row for row in folder.read_lines(_ATTEMPTS) if row["round"] == number]
+    def failed() -> list[FailedAttempt]:
+        return [row for row in read_lines(folder / _ATTEMPTS, FailedAttempt)[0] if row.round == number]
 
     def record(attempt: int, vanished: SiloVanished) -> None:
         silos, released = list(vanished.silos), vanished.may_have_released
@@ -300,14 +317,14 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
 
     def pay() -> None:
         charged = sum(entry.round == number for entry in ledger.entries)
-        if charged <= sum(row["may_have_released"] for row in failed()):
+        if charged <= sum(row.may_have_released for row in failed()):
             reason = over_budget(prepared, number, len(ledger.entries) + 1)
             if reason:
                 raise BudgetError(reason)
             event = prepared.guarantee.of_round(prepared.guarantee.event, number)
             ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
 
-    rate = section.dropout_rate or 0.0
+    rate = protection.dropout_rate
     randomness = ExperimentRandomness(prepared.experiment.seed)
     return RetryPolicy(
         on_missing=rule,
