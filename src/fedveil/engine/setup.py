@@ -100,7 +100,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Defaults:
+class Defaults:
     """What a data set's publications train on it."""
 
     model: str
@@ -109,32 +109,30 @@ class _Defaults:
 
 
 _BY_DATA_SET = {
-    "digits": _Defaults(model="mlp", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "mnist": _Defaults(model="cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "mnist_canonical": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "mnist_centred": _Defaults(model="mlp_32_16", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "mnist_rgb": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "svhn": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "svhn_subset": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "imagenette_subset": _Defaults(
+    "digits": Defaults(model="mlp", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "mnist": Defaults(model="cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "mnist_canonical": Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "mnist_centred": Defaults(model="mlp_32_16", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "mnist_rgb": Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "svhn": Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "svhn_subset": Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "imagenette_subset": Defaults(
         model="resnet_small_groupnorm", loss="cross_entropy", metrics=("accuracy", "loss")
     ),
-    "shakespeare": _Defaults(model="lstm", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "creditcard": _Defaults(
+    "shakespeare": Defaults(model="lstm", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "creditcard": Defaults(
         model="mlp_groupnorm", loss="cross_entropy", metrics=("balanced_accuracy", "loss")
     ),
-    "heart_disease": _Defaults(
+    "heart_disease": Defaults(
         model="linear", loss="binary_cross_entropy", metrics=("accuracy", "auc", "loss")
     ),
-    "tcga_brca": _Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
+    "tcga_brca": Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
 }
-BY_TASK = {
-    "classification": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "two classes": _Defaults(
-        model="linear", loss="binary_cross_entropy", metrics=("accuracy", "auc", "loss")
-    ),
-    "regression": _Defaults(model="linear", loss="squared_error", metrics=("loss",)),
-    "survival": _Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
+_BY_TASK = {
+    "classification": Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
+    "two classes": Defaults(model="linear", loss="binary_cross_entropy", metrics=("accuracy", "auc", "loss")),
+    "regression": Defaults(model="linear", loss="squared_error", metrics=("loss",)),
+    "survival": Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
 }
 
 
@@ -165,9 +163,8 @@ def prepare(
     Raises:
         FedveilError: whatever is wrong, named by file, key, silo or row.
     """
-    randomness = ExperimentRandomness(experiment.seed)
     population = (populations or Populations()).of(experiment.data, experiment.seed)
-    task = _task(experiment, population, randomness) if task is None else task
+    task = task_of(experiment, population) if task is None else task
     method, uncovered = _compose(experiment, population)
     records = population.train
     if isinstance(method.contribution, RecordContribution):
@@ -304,10 +301,19 @@ def load_population(data: DataSection, seed: int) -> Population:
     )
 
 
-def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
-    asked = experiment.model
+def defaults_of(data_set: str | None, population: Population) -> Defaults:
+    """Return what is trained on a population where the experiment does not say."""
     kind = "two classes" if population.n_classes == 2 else population.task
-    defaults = _BY_DATA_SET.get(experiment.data.name or "", BY_TASK[kind])
+    return _BY_DATA_SET.get(data_set or "", _BY_TASK[kind])
+
+
+def task_of(experiment: Experiment, population: Population) -> Task:
+    """Build the model that an experiment names, with its loss and its metrics.
+
+    Raises:
+        FedveilError: a name that does not exist, or something that does not fit the targets.
+    """
+    asked, defaults = experiment.model, defaults_of(experiment.data.name, population)
     for key, named in (
         ("name", asked.name),
         ("loss", asked.loss),
@@ -323,7 +329,7 @@ def _task(experiment: Experiment, population: Population, randomness: Experiment
         asked.name or defaults.model,
         input_shape=population.feature_shape,
         n_outputs=outputs,
-        randomness=randomness,
+        randomness=ExperimentRandomness(experiment.seed),
     )
     if asked.initial is not None:
         take_parameters(model, asked.initial, asked.initial_layers)
