@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 _WANTED: Final = {
     "int": "a whole number",
     "float": "a number",
     "finite": "a finite number",
+    "dataclass": "a table",
     "string": "text",
     "bool": "true or false",
     "tuple": "a list",
@@ -35,7 +38,7 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
     kind, context, given = problem["type"], problem.get("ctx", {}), _shown(problem["input"])
     if kind == "missing":
         return "is required"
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"no such key; known here: {', '.join(sorted(known))}"
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
@@ -56,6 +59,19 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
         return f"must have at most {context['max_length']} characters, not {len(problem['input'])}"
     wanted = _WANTED.get(kind.partition("_")[0])
     return str(problem["msg"]) if wanted is None else f"must be {wanted}, not {given}"
+
+
+def problems(error: ValidationError, known: Sequence[str]) -> str:
+    """Return what is wrong with a document, key by key.
+
+    Args:
+        error: what its validation raised.
+        known: the document's own keys.
+    """
+    return "; ".join(
+        ": ".join(part for part in (".".join(map(str, one["loc"])), plain(one, known)) if part)
+        for one in error.errors(include_url=False)
+    )
 
 
 def _shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,11 @@ def export_onnx(bundle: Bundle, path: Path) -> Path:
         ConfigError: the extra ``onnx`` is not installed.
         BundleError: the model has a part that ONNX has no word for.
     """
-    for name in ("onnx", "onnxscript"):
-        try:
-            import_module(name)
-        except ImportError:
-            raise ConfigError(f"{name} is not installed: pip install 'fedveil[onnx]'") from None
+    try:
+        import_module("onnx")
+        import_module("onnxscript")
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'fedveil[onnx]'") from None
     made_up = torch.zeros(2, *bundle.manifest.input.shape)
     given: dict[str, Any] = {
         "input_names": ["features"],
@@ -36,11 +37,12 @@ def export_onnx(bundle: Bundle, path: Path) -> Path:
         "verbose": False,
     }
     try:
-        torch.onnx.export(bundle.model, (made_up,), str(path), dynamo=True, external_data=False, **given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's exporter uses what PyTorch deprecates
+            torch.onnx.export(bundle.model, (made_up,), str(path), dynamo=True, external_data=False, **given)
     except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
-        raise BundleError(
-            f"{bundle.path}: the model cannot be written as ONNX: {foreign(str(error))}"
-        ) from error
+        why = foreign(str(error.__cause__ or error).splitlines()[0])
+        raise BundleError(f"{bundle.path}: the model cannot be written as ONNX: {why}") from error
     return path
 
 

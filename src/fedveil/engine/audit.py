@@ -24,18 +24,17 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.engine.diagnostics import require_same_records
+from fedveil.engine.documents import read_statement
 from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.files import parse_json, read_content
 from fedveil.local.choice import choose_trainer
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.local.trainer import Cohort
 from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
-from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 _MOST_RECORDS = 20_000
@@ -85,11 +84,7 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
             raise RunFolderError(
                 f"{path}: has no {name}: an audit needs a run that ended; `fedveil resume {path}` ends it"
             )
-    statement = Statement.from_json(
-        parse_json(
-            read_content(folder / "privacy.json", RunFolderError), folder / "privacy.json", RunFolderError
-        )
-    )
+    statement = read_statement(folder / "privacy.json")
     prepared = prepare(experiment)
     require_same_records(folder, prepared)
     with stored_tensors(folder / "model.safetensors") as stored:

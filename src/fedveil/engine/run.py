@@ -21,7 +21,8 @@ from torch import Tensor
 
 from fedveil.engine.attempts import Absences, OnMissing, RetryPolicy
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
-from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
+from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
+from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
@@ -310,8 +311,8 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
     if isinstance(protection, SecureAggregation | PrivateWeighting):
         rule = protection.on_missing
 
-    def failed() -> list[Row]:
-        return [row for row in folder.read_lines(_ATTEMPTS) if row["round"] == number]
+    def failed() -> list[FailedAttempt]:
+        return [row for row in read_lines(folder / _ATTEMPTS, FailedAttempt)[0] if row.round == number]
 
     def record(attempt: int, vanished: SiloVanished) -> None:
         silos, released = list(vanished.silos), vanished.may_have_released
@@ -320,7 +321,7 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
 
     def pay() -> None:
         charged = sum(entry.round == number for entry in ledger.entries)
-        if charged <= sum(row["may_have_released"] for row in failed()):
+        if charged <= sum(row.may_have_released for row in failed()):
             reason = over_budget(prepared, number, len(ledger.entries) + 1)
             if reason:
                 raise BudgetError(reason)

@@ -61,6 +61,7 @@ from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.privacy.ledger import Budget
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.denoise import make_denoiser
+from fedveil.statistics.local import LocalStatistic
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -441,6 +442,7 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
             privacy=privacy_randomness(experiment),
             together=records_together(task, cohort),
         )
+    assert not isinstance(method.local, LocalStatistic), "statistics train nothing"
     return choose_trainer(
         task,
         method.local,

@@ -1,234 +1,235 @@
-"""Columns that come from Python: numpy, PyTorch, pandas and pyarrow, read into the arrays that records are made of.
+"""Columns of tables as statistics count them: every cell has a place, whatever it holds.
 
-pandas is never imported: its tables are known by what they can do. Rows count from 0 in every error, and no error
-repeats a value.
+Training refuses a value that is not declared, and everybody sees that it did. A statistic must not: whether a run goes
+on would depend on one cell of one person. So a cell that is missing, out of range, undeclared or no number is counted
+as that, and no cell of a declared column is an error. Errors are about what links records to people (ids, silos), about
+files and about columns, and name them; none repeats a value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from enum import IntEnum
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import torch
+import pyarrow.compute as pc
+from jaxtyping import Float64, Int8, Int32, Int64
 
 from fedveil.errors import DataError
-from fedveil.foreign import foreign
-from fedveil.population.records import Features, Targets, Task
+from fedveil.population.identities import numbered
+from fedveil.population.records import Groups
+from fedveil.population.schema import Amount, Category, Label, Number, Schema, Survival
+from fedveil.population.tables import TableReader, number_of, open_table, silo_numbers
 
-_LARGEST_WHOLE: Final = 1 << 24
-Label: TypeAlias = str | int
-_LARGEST: Final = float(np.finfo(np.float32).max)
+
+class State(IntEnum):
+    """What a cell holds."""
+
+    VALID = 0
+    MISSING = 1
+    INVALID = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FeatureTable:
-    """Features as a model reads them, and the names of their columns where they came as a table."""
+class Numbers:
+    """A numeric column.
 
-    values: Features
-    names: tuple[str, ...] | None
+    Attributes:
+        values: (n,) numbers, 0 where the cell holds none; infinities are numbers out of range.
+        state: (n,) of every cell.
+    """
+
+    values: Float64[np.ndarray, "n"]
+    state: Int8[np.ndarray, "n"]
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> Numbers:
+        """Return the cells of these records."""
+        return Numbers(values=self.values[rows], state=self.state[rows])
 
 
-def read_features(given: Any, where: str = "features") -> FeatureTable:
-    """Read (n, ...) numbers: an array, a tensor, a list of lists, or a table whose columns are all numbers.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Places:
+    """A column of declared categories.
 
-    uint8 stays uint8; everything else becomes float32.
+    Attributes:
+        values: (n,) places among the declared categories, 0 where the cell is none of them.
+        state: (n,) of every cell; INVALID is a category that is not declared.
+    """
+
+    values: Int64[np.ndarray, "n"]
+    state: Int8[np.ndarray, "n"]
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> Places:
+        """Return the cells of these records."""
+        return Places(values=self.values[rows], state=self.state[rows])
+
+
+Column: TypeAlias = Numbers | Places
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColumnTable:
+    """The records of all silos, column by column.
+
+    Attributes:
+        columns: by name.
+        silo: (n,) the silo of every record, from 0.
+        user: (n,) whose record it is, from 0; the same number is the same person in every silo.
+        n_users: |U|, the public number of people.
+        silo_names: |S| names.
+    """
+
+    columns: dict[str, Column]
+    silo: Int32[np.ndarray, "n"]
+    user: Int32[np.ndarray, "n"]
+    n_users: int
+    silo_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Return n, the number of records."""
+        return len(self.silo)
+
+    def numbers(self, name: str) -> Numbers:
+        """Return a numeric column.
+
+        Raises:
+            DataError: it is one of categories, or not there.
+        """
+        found = self.columns.get(name)
+        if not isinstance(found, Numbers):
+            raise DataError(f"column '{name}' is none of the numeric columns that were read")
+        return found
+
+    def places(self, name: str) -> Places:
+        """Return a column of categories.
+
+        Raises:
+            DataError: it is numeric, or not there.
+        """
+        found = self.columns.get(name)
+        if not isinstance(found, Places):
+            raise DataError(f"column '{name}' is none of the columns of categories that were read")
+        return found
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> ColumnTable:
+        """Return the table of these records."""
+        return ColumnTable(
+            columns={name: column.take(rows) for name, column in self.columns.items()},
+            silo=self.silo[rows],
+            user=self.user[rows],
+            n_users=self.n_users,
+            silo_names=self.silo_names,
+        )
+
+    def pairs(self) -> Groups:
+        """Group by (silo, user), as training does. O(n log n) time."""
+        key = self.silo.astype(np.int64) << 32 | self.user
+        pairs, size = np.unique(key, return_counts=True)
+        return Groups(
+            order=np.argsort(key, kind="stable").astype(np.int64),
+            start=(np.cumsum(size) - size).astype(np.int64),
+            size=size.astype(np.int64),
+            silo=(pairs >> 32).astype(np.int32),
+            user=(pairs & 0xFFFFFFFF).astype(np.int32),
+        )
+
+
+def categories_of(schema: Schema, name: str) -> tuple[str, ...] | None:
+    """Return the declared categories of a column, whatever its role; None for a number.
 
     Raises:
-        DataError: no numbers, NaN or infinity, a value that float32 cannot hold, a single axis; names row and column.
+        DataError: the schema has no such column.
     """
-    names = _names(given, where)
-    if names is None:
-        values = _array(given, where)
-    else:
-        columns = [
-            _numbers(_array(_column(given, name), f"{where}, column '{foreign(name)}'"), name)
-            for name in names
-        ]
-        values = np.stack(columns, axis=1) if columns else np.zeros((len(given), 0), np.float32)
-    if values.ndim < 2:
-        raise DataError(
-            f"{where}: one row a record is needed, (records, ...), but the shape is {values.shape}; a single "
-            "feature is given as values[:, None]"
-        )
-    if 0 in values.shape[1:]:
-        raise DataError(f"{where}: a record has no feature: the shape is {values.shape}")
-    return FeatureTable(values=as_float32(values, where), names=names)
+    feature = schema.features.get(name)
+    if isinstance(feature, Category):
+        return feature.categories
+    if isinstance(feature, Number):
+        return None
+    target = schema.target
+    if isinstance(target, Label) and target.column == name:
+        return target.classes
+    if isinstance(target, Survival) and target.event == name:
+        return ("0", "1")
+    if (isinstance(target, Amount) and target.column == name) or (
+        isinstance(target, Survival) and target.time == name
+    ):
+        return None
+    known = ", ".join((*schema.features, *schema.target_columns))
+    raise DataError(f"the schema declares no column '{name}' that could be counted; it has: {known}")
 
 
-def as_float32(values: np.ndarray, where: str) -> Features:
-    """Return numbers as float32, or as uint8 where they are that.
-
-    Raises:
-        DataError: text or objects, a NaN, an infinity, or a number that float32 cannot hold.
-    """
-    if values.dtype == np.uint8:
-        return values
-    if values.dtype.kind not in "biuf":
-        raise DataError(
-            f"{where}: the values are {values.dtype}, not numbers; encode them first (a category as one 0/1 column for "
-            "each DECLARED category), or describe the table by a schema and use fedveil.tables"
-        )
-    _refuse(
-        ~np.isfinite(values),
-        where,
-        "the value is NaN or infinite; fill it with a declared constant, or leave the record out",
-    )
-    if values.dtype.kind in "iu":
-        _refuse(
-            np.abs(values.astype(np.float64)) > _LARGEST_WHOLE,
-            where,
-            "a whole number above 16777216, which float32 does not hold exactly; scale it first",
-        )
-    _refuse(
-        np.abs(values.astype(np.float64)) > _LARGEST,
-        where,
-        "the value is too large for float32; scale it first",
-    )
-    return values.astype(np.float32)
-
-
-def read_ids(given: Any, where: str) -> list[str]:
-    """Read one id a record: text or whole numbers, as text; the number 7 and the text "7" are the same.
-
-    Raises:
-        DataError: an id that is missing, or of another type.
-    """
-    values = _array(given, where)
-    if values.ndim != 1:
-        raise DataError(f"{where}: one id a record is needed, but the shape is {values.shape}")
-    if values.dtype.kind in "iuU":
-        return [str(one) for one in values.tolist()]
-    if values.dtype.kind != "O":
-        raise DataError(
-            f"{where}: ids are text or whole numbers, not {values.dtype}; a missing id makes a column of floats"
-        )
-    wrong = np.array(
-        [not isinstance(one, str | int) or isinstance(one, bool) for one in values.tolist()], dtype=np.bool_
-    )
-    _refuse(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
-    return [str(one) for one in values.tolist()]
-
-
-def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
-    """Read class labels; return each one's number, and the classes; 1, "1" and True are the same label.
+def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -> ColumnTable:
+    """Read declared columns of tables; no cell of them is refused.
 
     Args:
-        given: one label a record: whole numbers, text or truth values.
-        classes: in the order of their numbers; None takes those that occur, sorted.
-        where: what to call the column.
+        schema: what the columns are.
+        files: CSV or Parquet files; without a silo column each is a silo, named by the file's stem.
+        wanted: columns to read, besides users and silos.
 
     Raises:
-        DataError: a label that is missing, of another type, or not among the classes.
+        DataError: a file that cannot be read or lacks a column; a record without an id; more people than ``n_users``;
+            a silo that is not declared.
     """
-    values = _array(given, where)
-    if values.ndim != 1:
-        raise DataError(f"{where}: one class label a record is needed, but the shape is {values.shape}")
-    if values.dtype.kind == "f":
-        _refuse(~np.isfinite(values), where, "the label is missing")
-        _refuse(
-            values != np.round(values), where, "the label is a fraction; task='regression' predicts numbers"
+    categories = {name: categories_of(schema, name) for name in wanted}
+    ids = (schema.user,) if schema.silo is None else (schema.user, schema.silo)
+    read: dict[str, list[Column]] = {name: [] for name in wanted}
+    users, silos = list[str](), list[str]()
+    for path in files:
+        table = open_table(path, tuple(dict.fromkeys((*ids, *wanted))))
+        if table.num_rows == 0:  # columns without a value may have any type, or none
+            table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
+        reader = TableReader(path, table, schema.missing_values)
+        users += reader.identities(schema.user)
+        silos += [path.stem] * table.num_rows if schema.silo is None else reader.identities(schema.silo)
+        for name, declared in categories.items():
+            read[name].append(_numbers(reader, name) if declared is None else _places(reader, name, declared))
+    names, user = numbered(users)
+    if len(names) > schema.n_users:
+        raise DataError(
+            f"n_users is {schema.n_users} in the schema, but {len(names)} people have records; it is the public number "
+            "of all people and must not be below the number present"
         )
-        values = values.astype(np.int64)
-    wrong = np.array([not isinstance(one, str | int) for one in values.tolist()], dtype=np.bool_)
-    _refuse(wrong, where, "the label is missing, or neither text nor a whole number")
-    labels = values.tolist()
-    known = (
-        sorted(set(labels), key=lambda one: (isinstance(one, str), one)) if classes is None else list(classes)
+    silo_names, silo = silo_numbers(schema, files, silos)
+    return ColumnTable(
+        columns={name: _joined(parts) for name, parts in read.items()},
+        silo=silo,
+        user=user,
+        n_users=schema.n_users,
+        silo_names=silo_names,
     )
-    words = tuple(_label(one) for one in known)
-    if len(set(words)) != len(words):
-        raise DataError(f"{where}: a class is declared twice")
-    number = {word: place for place, word in enumerate(words)}
-    found = np.array([number.get(_label(one), -1) for one in labels], dtype=np.int64)
-    _refuse(found < 0, where, f"the label is not among the {len(words)} classes that were declared")
-    return found, tuple(_plain(one) for one in known)
 
 
-def read_numbers(given: Any, task: Task, where: str) -> Targets:
-    """Read (n,) numbers to predict, or (n, 2) of (event, time) for survival, as float32.
-
-    Raises:
-        DataError: another shape or type, NaN or infinity.
-    """
-    values = _array(given, where)
-    if task == "regression" and values.ndim != 1:
-        raise DataError(
-            f"{where}: one number a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1)"
-        )
-    if task == "survival" and (values.ndim != 2 or values.shape[1] != 2):
-        raise DataError(
-            f"{where}: survival needs (records, 2) of (event, time), but the shape is {values.shape}"
-        )
-    return as_float32(values, where).astype(np.float32)
-
-
-def _label(one: Any) -> str:
-    return str(_plain(one))
-
-
-def _plain(one: Any) -> Label:
-    """A label as JSON has it: text, or a whole number."""
-    return str(one) if isinstance(one, str) else int(one)
-
-
-def _names(given: Any, where: str) -> tuple[str, ...] | None:
-    """Names of a table's columns; None for anything that is no table."""
-    if isinstance(given, pa.Table | pa.RecordBatch):
-        names = tuple(given.schema.names)
-    elif hasattr(given, "columns") and hasattr(given, "iloc"):
-        names = tuple(str(name) for name in given.columns)
-    else:
-        return None
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{where}: two columns are called '{foreign(twice)}'")
-    return names
-
-
-def _column(given: Any, name: str) -> Any:
-    if isinstance(given, pa.Table | pa.RecordBatch):
-        return given.column(name)
-    return given.iloc[:, [str(one) for one in given.columns].index(name)]
-
-
-def _numbers(values: np.ndarray, name: str) -> np.ndarray:
-    """A table's column as float64, so that columns of any numeric type stack; text is refused by its column."""
-    if values.dtype.kind not in "biuf":
-        as_float32(values, f"features, column '{foreign(name)}'")
-    _refuse(
-        ~np.isfinite(values),
-        f"features, column '{foreign(name)}'",
-        "the value is missing, NaN or infinite; fill it with a declared constant, or leave the record out",
+def _joined(parts: Sequence[Column]) -> Column:
+    """Return one column of those of all files."""
+    values = np.concatenate([part.values for part in parts])
+    state = np.concatenate([part.state for part in parts])
+    return (
+        Numbers(values=values, state=state)
+        if isinstance(parts[0], Numbers)
+        else Places(values=values, state=state)
     )
-    return values.astype(np.float64)
 
 
-def _array(given: Any, where: str) -> np.ndarray:
-    """Any column or table of numbers, labels or ids as a numpy array; copied only where it must be."""
-    if isinstance(given, torch.Tensor):
-        return np.asarray(given.detach().cpu().numpy())
-    if isinstance(given, pa.Array | pa.ChunkedArray):
-        return np.asarray(
-            given.to_numpy() if isinstance(given, pa.ChunkedArray) else given.to_numpy(zero_copy_only=False)
-        )
-    try:
-        values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{where}: rows of different lengths, or no array at all ({type(given).__name__})"
-        ) from error
-    if values.ndim == 0:
-        raise DataError(f"{where}: one entry a record is needed, not a single {type(given).__name__}")
-    return values
+def _numbers(reader: TableReader, name: str) -> Numbers:
+    """Read a numeric column: what is no number is invalid, infinities are out of range."""
+    found, missing = reader.cells(name)
+    if pa.types.is_string(found.type):
+        filled = pc.if_else(pa.array(missing), None, found)
+        try:
+            found = pc.cast(filled, pa.float64())
+        except pa.ArrowInvalid:
+            found = pa.array([number_of(cell) for cell in filled.to_pylist()], pa.float64())
+    values = pc.fill_null(found, np.nan).to_numpy(zero_copy_only=False).astype(np.float64)
+    state = np.where(missing, State.MISSING, np.where(np.isnan(values), State.INVALID, State.VALID))
+    return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state.astype(np.int8))
 
 
-def _refuse(wrong: np.ndarray, where: str, problem: str) -> None:
-    """Raise the error of the first wrong entry, if any, by its row (and its place in the row)."""
-    if not wrong.any():
-        return
-    row, *place = np.argwhere(wrong)[0].tolist()
-    at = "" if not place else f", feature {place[0]}" if len(place) == 1 else f", feature {tuple(place)}"
-    raise DataError(f"{where}, row {row}{at}: {problem}")
+def _places(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
+    """Read a column of categories: what is not declared is invalid."""
+    place, missing = reader.places(name, declared)
+    state = np.where(missing, State.MISSING, np.where(place < 0, State.INVALID, State.VALID))
+    return Places(values=np.maximum(place, 0), state=state.astype(np.int8))

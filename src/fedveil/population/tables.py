@@ -87,7 +87,7 @@ def read_tables(
             "public number of "
             "all users and must not be below the number present"
         )
-    silo_names, silo = _silos(schema, files, [where for part in parts for where in part.silo])
+    silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])
     notes = [
         "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records."
     ]
@@ -182,7 +182,7 @@ def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "
     table = open_table(path, tuple(schema.features))
     if table.num_rows == 0:
         return np.zeros((0, schema.width), dtype=np.float32)
-    reader = _Reader(path, table, schema.missing_values)
+    reader = TableReader(path, table, schema.missing_values)
     return np.concatenate([reader.encode(name, feature) for name, feature in schema.features.items()], axis=1)
 
 
@@ -195,7 +195,7 @@ def read_number_columns(path: Path, columns: Sequence[str] | None) -> Float32[np
     table = open_table(path, columns)
     if table.num_rows == 0:
         return np.zeros((0, table.num_columns), dtype=np.float32)
-    reader = _Reader(path, table, MISSING_VALUES)
+    reader = TableReader(path, table, MISSING_VALUES)
     return np.stack([reader.number(name) for name in columns or table.column_names], axis=1)
 
 
@@ -275,7 +275,7 @@ def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
         raise DataError(f"{path} has no record; a test table needs at least one")
     if table.num_rows == 0:  # columns without a value may have any type, or none
         table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
-    reader = _Reader(path, table, schema.missing_values)
+    reader = TableReader(path, table, schema.missing_values)
     features = [reader.encode(column, feature) for column, feature in schema.features.items()]
     if tested:
         silo, user = [""] * table.num_rows, [""] * table.num_rows
@@ -302,7 +302,7 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
     return text, np.asarray(missing, dtype=np.bool_)
 
 
-class _Reader:
+class TableReader:
     """Turns columns of one file into arrays; every error names file, record and column."""
 
     def __init__(self, path: Path, table: pa.Table, missing_values: Sequence[str]) -> None:
@@ -363,7 +363,7 @@ class _Reader:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def _one_hot(self, column: str, feature: Category) -> Float32[np.ndarray, "n width"]:
-        place, missing = self._places(column, feature.categories)
+        place, missing = self.places(column, feature.categories)
         if feature.missing == "error":
             self._refuse(
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
@@ -375,7 +375,7 @@ class _Reader:
         return np.column_stack(columns).astype(np.float32)
 
     def _classes(self, target: Label) -> Int64[np.ndarray, "n"]:
-        place, missing = self._places(target.column, target.classes)
+        place, missing = self.places(target.column, target.classes)
         self._refuse(missing, target.column, "the label is missing")
         self._refuse(place < 0, target.column, "the label is not among the declared classes")
         return place
@@ -386,7 +386,7 @@ class _Reader:
         self._refuse(np.abs(values) > np.finfo(np.float32).max, column, "the target is too large for float32")
         return values
 
-    def _places(
+    def places(
         self, column: str, declared: Sequence[str]
     ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Place of every cell in a declared list, -1 where it is not in it; and which cells are missing."""
@@ -396,13 +396,9 @@ class _Reader:
 
     def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Values of a numeric column, 0 where missing; and which are missing."""
-        kind = self._table.schema.field(column).type
-        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
-            values = self._table.column(column).combine_chunks().cast(pa.float64(), safe=False)
-            missing = np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
-        else:
-            cells, missing = self._text(column)
-            values = self._parsed(column, pc.if_else(pa.array(missing), None, cells), missing)
+        values, missing = self.cells(column)
+        if not pa.types.is_floating(values.type):
+            values = self._parsed(column, pc.if_else(pa.array(missing), None, values), missing)
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         numbers[missing] = 0.0
         self._refuse(~np.isfinite(numbers), column, "the value is infinite")
@@ -413,9 +409,17 @@ class _Reader:
         try:
             return pc.cast(cells, pa.float64())
         except pa.ArrowInvalid:
-            values = pa.array([_number(cell) for cell in cells.to_pylist()], pa.float64())
+            values = pa.array([number_of(cell) for cell in cells.to_pylist()], pa.float64())
             self._refuse(np.asarray(values.is_null()) & ~missing, column, "the value is no number")
             return values
+
+    def cells(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+        """Cells as they are, float64 of a numeric column and else text; and which are missing."""
+        kind = self._table.schema.field(column).type
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+            values = self._table.column(column).combine_chunks().cast(pa.float64(), safe=False)
+            return values, np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
+        return self._text(column)
 
     def _text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
         try:
@@ -432,7 +436,7 @@ class _Reader:
             )
 
 
-def _number(cell: str | None) -> float | None:
+def number_of(cell: str | None) -> float | None:
     """A cell as a number, None if it is none."""
     try:
         return None if cell is None else float(cell)
@@ -440,7 +444,7 @@ def _number(cell: str | None) -> float | None:
         return None
 
 
-def _silos(
+def silo_numbers(
     schema: Schema, files: Sequence[Path], names: list[str]
 ) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
     """Silo names and the silo number of every record; a file that is a silo's is one without a record too."""
