@@ -10,11 +10,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from fedveil.engine.choice import Choice, own_keys
 from fedveil.engine.sections import LocalSection
 from fedveil.errors import ConfigError
-from fedveil.methods import METHODS, Recipe
+from fedveil.keys import Key
+from fedveil.registry import find
+
+
+_SERVER: Final = "learning_rate"
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class MethodChoice:
     @property
     def takes_noise(self) -> bool:
         """Whether the method has a noise multiplier."""
-        return "noise_multiplier" in METHODS[self.name].keys
+        return any(key.name == "noise_multiplier" for key in _keys(self.name))
 
 
 class Chooser(Protocol):
@@ -59,10 +64,9 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     >>> method("uldp-avg-w", clip=0.5, epochs=5).local
     {'epochs': 5}
     """
-    if name not in METHODS:
-        raise ConfigError(f"method: there is no '{name}'; there are: {', '.join(METHODS)}")
-    recipe = METHODS[name]
-    own, local = set(recipe.keys), set(LocalSection.model_fields) if recipe.uses_local else set()
+    own = {key.name for key in _keys(name)}
+    trains = _trains(name)
+    local = set(LocalSection.model_fields) if trains else set()
     unknown = [key for key in parameters if key not in own | local]
     if unknown:
         hint = (
@@ -76,47 +80,50 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     return MethodChoice(
         name=name,
         parameters={key: value for key, value in parameters.items() if key in own},
-        local={key: value for key, value in parameters.items() if key in local}
-        if recipe.uses_local
-        else None,
+        local={key: value for key, value in parameters.items() if key in local} if trains else None,
     )
 
 
-def _chooser(name: str) -> Chooser:
-    recipe = METHODS[name]
+def _keys(name: str) -> tuple[Key, ...]:
+    """Return a method's own keys, without the server's learning rate: that is ``server=``."""
+    return tuple(key for key in own_keys(find("methods", name).load()) if key.name != _SERVER)
 
+
+def _trains(name: str) -> bool:
+    """Return whether a contribution of the method trains, and so has a table ``[local]``."""
+    return Choice("methods", name).needs("local")
+
+
+def _chooser(name: str) -> Chooser:
     def choose(**parameters: Any) -> MethodChoice:
         return method(name, **parameters)
 
     choose.__name__ = choose.__qualname__ = name.replace("-", "_")
-    choose.__doc__ = f"{recipe.summary}\n\n{_parameters(recipe)}"
-    choose.__signature__ = _signature(recipe)  # type: ignore[attr-defined]
+    choose.__doc__ = f"{_summary(name)}\n\n{_parameters(name)}"
+    choose.__signature__ = _signature(name)  # type: ignore[attr-defined]
     return choose
 
 
-def _signature(recipe: Recipe) -> inspect.Signature:
+def _signature(name: str) -> inspect.Signature:
     """Return a builder's own parameters, with those of local training where it trains."""
-    builder = inspect.signature(recipe.build).parameters
-    found = {"noise_multiplier": "calibrated"}
-    own = [
-        builder[key].replace(
-            kind=inspect.Parameter.KEYWORD_ONLY, default=found.get(key, builder[key].default)
-        )
-        for key in recipe.keys
-    ]
-    local = [
-        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-        for key, field in LocalSection.model_fields.items()
-        if recipe.uses_local and key not in recipe.keys
-    ]
-    return inspect.Signature([*own, *local], return_annotation=MethodChoice)
+    found = {key.name: "calibrated" if key.name == "noise_multiplier" else key.default for key in _keys(name)}
+    if _trains(name):
+        fields = LocalSection.model_fields.items()
+        found |= {key: field.default for key, field in fields if key not in found}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    given = [inspect.Parameter(key, keyword, default=default) for key, default in found.items()]
+    return inspect.Signature(given, return_annotation=MethodChoice)
 
 
-def _parameters(recipe: Recipe) -> str:
-    trained = " and of local training (``[local]``)" if recipe.uses_local else ""
-    return (
-        f"Parameters of its own: {', '.join(recipe.keys) or 'none'}{trained}; see docs/reference/methods.md."
-    )
+def _summary(name: str) -> str:
+    """Return the first line of a builder's docstring."""
+    return (inspect.getdoc(find("methods", name).load()) or name).splitlines()[0]
+
+
+def _parameters(name: str) -> str:
+    trained = " and of local training (``[local]``)" if _trains(name) else ""
+    own = ", ".join(key.name for key in _keys(name)) or "none"
+    return f"Parameters of its own: {own}{trained}; see docs/reference/methods.md."
 
 
 fedavg = _chooser("fedavg")

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Shaped
 from torch import nn
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.in_memory import Label, read_features
+from fedveil.population.given import Label, read_features
 from fedveil.population.records import Affine, Task
 
 _BATCH: Final = 1024

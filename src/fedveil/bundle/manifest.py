@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
-from fedveil.population.in_memory import Label
+from fedveil.population.given import Label
 from fedveil.population.records import Task
 from fedveil.validation import plain
 

@@ -31,11 +31,12 @@ from fedveil.engine.round import play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.local.choice import choose_trainer
-from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.local.steps import LocalGradient, LocalSgd
 from fedveil.local.trainer import Cohort
 from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.stage import Stage
 
 _MOST_RECORDS = 20_000
 _MOST_CANARY_FLOATS = 1 << 28
@@ -186,7 +187,7 @@ def canary_scores(
     return coins, scores
 
 
-def as_trained(local: LocalSgd | LocalGradient | LocalDpSgd, number: int) -> LocalSgd | LocalGradient:
+def as_trained(local: Stage, number: int) -> LocalSgd | LocalGradient:
     """Return the local step by which a canary's update is told: the method's, or a gradient for DP-SGD's records."""
     return local.at_round(number) if isinstance(local, LocalSgd) else LocalGradient()
 

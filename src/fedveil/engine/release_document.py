@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomlkit
 from pydantic import Field, ValidationError, model_validator
 
+from fedveil.engine.choice import Choice, Chosen
 from fedveil.engine.experiment import read_toml
-from fedveil.engine.sections import DataSection, PrivacySection, ProtectionSection, Section
+from fedveil.engine.sections import DataSection, PrivacySection, Section
 from fedveil.errors import ConfigError
 from fedveil.statistics.request import (
     ColumnRelease,
@@ -31,7 +33,7 @@ class ReleaseDocument(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
     data: DataSection
     privacy: PrivacySection
-    protection: ProtectionSection = ProtectionSection()
+    protection: Annotated[Choice, Chosen("protections")] = Choice("protections", "none")
     statistics: Request
 
     @model_validator(mode="after")
@@ -44,7 +46,7 @@ class ReleaseDocument(Section):
             raise ValueError("privacy.epsilon: needed; it is what the release may spend")
         if self.privacy.budget is not None:
             raise ValueError("privacy.budget: belongs to training; a release spends privacy.epsilon at once")
-        if self.protection.dropout_rate is not None:
+        if self.protection.get("dropout_rate"):
             raise ValueError("protection.dropout_rate: belongs to the simulation of training")
         return self
 
@@ -63,7 +65,7 @@ def read_release_document(path: Path) -> ReleaseDocument:
     try:
         found = ReleaseDocument.model_validate(document)
     except ValidationError as error:
-        problems = dict.fromkeys(_told(problem) for problem in error.errors(include_url=False))
+        problems = dict.fromkeys(_told(error.errors(include_url=False)))
         raise ConfigError(f"{path}: {'; '.join(problems)}") from None
     table = found.data.table
     assert table is not None
@@ -71,13 +73,20 @@ def read_release_document(path: Path) -> ReleaseDocument:
     return found.model_copy(update={"data": data})
 
 
-def _told(problem: Any) -> str:
-    """Return a key's path and what is wrong there."""
-    place = [str(part) for part in problem["loc"]]
-    if place[:2] == ["statistics", "release"] and len(place) > 3:
-        del place[3]  # where pydantic puts the kind
-    message = plain(problem, _keys(problem["loc"]))
-    return f"{'.'.join(place)}: {message}" if place else message
+def _told(
+    found: Sequence[Any], above: tuple[int | str, ...] = (), known: Sequence[str] | None = None
+) -> Iterator[str]:
+    """Yield each key's path and what is wrong there, inside of a choice too."""
+    for problem in found:
+        path, inner = (*above, *problem["loc"]), problem.get("ctx", {})
+        if "problems" in inner:
+            yield from _told(inner["problems"], path, inner["known"])
+            continue
+        place = [str(part) for part in path]
+        if place[:2] == ["statistics", "release"] and len(place) > 3:
+            del place[3]  # where pydantic puts the kind
+        message = plain(problem, _keys(path) if known is None else list(known))
+        yield f"{'.'.join(place)}: {message}" if place else message
 
 
 def _keys(place: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -257,12 +257,11 @@ def _builder(
     document: ReleaseDocument, step: LocalStatistic, facts: PublicFacts
 ) -> Callable[[float], Method]:
     """Return the method as a function of its noise multiplier."""
-    section, asked = document.protection, document.statistics
-    if asked.silos == "equal" and section.name == "private-weighting":
-        section = section.model_copy(
-            update={"n_max": facts.n_silos}
-        )  # every silo counts one record of a person
-    protection, weights = section.value(), _WEIGHTS[asked.silos]
+    chosen, asked = document.protection, document.statistics
+    weights, instead = _WEIGHTS[asked.silos], dict[str, Any]()
+    if asked.silos == "equal" and chosen.name == "private-weighting":
+        instead = {"n_max": facts.n_silos}  # every silo counts one record of a person
+    protection = chosen.build(**instead)
     if weights.by_records and not protection.weighs:
         raise ConfigError(
             f"statistics.silos: '{asked.silos}' counts people, for which silos must weigh a person by what she has "
@@ -284,7 +283,7 @@ def _builder(
             noise_multiplier=noise_multiplier,
             protection=protection,
             colluding_silos=document.privacy.colluding_silos,
-            missing_silos=document.protection.missing_silos or 0,
+            missing_silos=document.protection.get("missing_silos") or 0,
         )
 
     return build
@@ -343,8 +342,8 @@ def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
         event=spent,
         units=prepared.schema.n_users,
         mechanisms=(
-            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos by at "
-            "most 1 (l2)",
+            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos by "
+            "at most 1 (l2)",
             *guarantee.mechanisms,
         ),
         trust=tuple(

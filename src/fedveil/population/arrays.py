@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import read_content
+from fedveil.population.given import Label, read_features, read_ids, read_labels, read_numbers
 from fedveil.population.identities import keys_of, numbered
-from fedveil.population.in_memory import Label, read_features, read_ids, read_labels, read_numbers
 from fedveil.population.records import Features, Population, Records, Targets, Task, check_task
 from fedveil.population.schema import Label as LabelTarget
 from fedveil.population.schema import read_schema

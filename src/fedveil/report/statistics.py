@@ -143,8 +143,8 @@ def _survival(released: Released, name: str) -> Iterator[Plot]:
         low, high = (np.concatenate(([1.0], end)).tolist() for end in curve.band())
         start = released.request.release[name].grid[0]  # type: ignore[union-attr]
         times = [start, *curve.grid.tolist()]
-        ribbon(figure, place, name=None, x=times, low=low, high=high, opacity=0.16)
-        line(figure, place, name=group, x=times, y=[1.0, *curve.survival.tolist()])
+        ribbon(figure, place, name=None, points=zip(times, low, high, strict=True), opacity=0.16)
+        line(figure, place, name=group, points=zip(times, [1.0, *curve.survival.tolist()], strict=True))
         told.append(f"{group}: {show(float(curve.survival[-1]))} at {show(float(curve.grid[-1]))}")
     if told:
         yield Plot(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedveil import __version__
+from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import parse
-from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Observer, Outcome, resume, run
 from fedveil.engine.setup import Populations, prepare
 from fedveil.reproduction.results import ResultFolder, Run, Values, rounded
@@ -104,7 +104,7 @@ def _measured(
     table: Table, outcome: Outcome
 ) -> dict[str, Values | dict[str, tuple[tuple[int, float | None], ...]]]:
     """Return the values of a run and its curve."""
-    rows = RunFolder(outcome.folder).read_lines("metrics.jsonl")
+    rows = read_rows(outcome.folder / "metrics.jsonl")
     evaluated = [row for row in rows if row["test"] is not None]
     late = evaluated[-table.last :]
     values: Values = {}

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedveil.population.columns import ColumnTable, Places, State
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import FixedVector
-from fedveil.stage import Stage
+from fedveil.stage import Source
 from fedveil.statistics.layout import Layout
 
 Combine = Literal["mean", "first", "last", "any"]
@@ -23,7 +23,7 @@ _CHUNK_ELEMENTS = 1 << 19  # vectors of a block of people, in numbers: 4 MiB, wh
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalStatistic(Stage):
+class LocalStatistic(Source):
     """A person's vector in a silo: a convex combination of the vectors of her records there.
 
     Attributes:
