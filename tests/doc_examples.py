@@ -78,6 +78,8 @@ TRIED = {
     "docs/how-to/choose-noise-and-rounds.md:1": "run by test_plans_are_made",
     "docs/how-to/choose-noise-and-rounds.md:2": "run by test_plans_are_made",
     "docs/how-to/choose-noise-and-rounds.md:3": "laid over an experiment by test_fragments_of_documents_are_valid",
+    "docs/how-to/choose-a-server-optimiser.md:0": "laid over an experiment by test_fragments_of_documents_are_valid",
+    "docs/how-to/choose-a-server-optimiser.md:1": RUN,
     "docs/how-to/compose-a-method.md:0": RUN,
     "docs/how-to/compose-a-method.md:1": RUN,
     "docs/how-to/compose-a-method.md:2": RUN,

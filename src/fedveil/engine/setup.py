@@ -5,8 +5,9 @@ Everything that can be wrong with data, model, composition or budget is found he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -83,16 +84,15 @@ class Prepared:
         return self.setting.method
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """What is trained on a task where nobody says."""
+class Defaults(NamedTuple):
+    """What is trained where nobody names it."""
 
     model: str
     loss: str
     metrics: tuple[str, ...]
 
 
-BY_TASK: Final = {
+BY_TASK: Final[Mapping[str, Defaults]] = {
     "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
     "two classes": Defaults("linear", "binary_cross_entropy", ("accuracy", "auc", "loss")),
     "regression": Defaults("linear", "squared_error", ("loss",)),
@@ -272,15 +272,11 @@ def load_population(data: DataSection, seed: int) -> Population:
 
 def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
     asked, source = experiment.model, experiment.data.name
+    named = (("name", asked.name), ("loss", asked.loss), *(("metrics", one) for one in asked.metrics or ()))
+    for key, name in named:
+        refuse_session(f"model.{key}", name or "")
     chosen = None if source is None else data_set(source)
-    for key, named in (
-        ("name", asked.name),
-        ("loss", asked.loss),
-        *(("metrics", one) for one in asked.metrics or ()),
-    ):
-        refuse_session(f"model.{key}", named or "")
-    default = BY_TASK["two classes" if population.n_classes == 2 else population.task]
-    model_name, loss_name, metrics = default.model, default.loss, default.metrics
+    model_name, loss_name, metrics = BY_TASK["two classes" if population.n_classes == 2 else population.task]
     if chosen is not None:
         model_name, loss_name = chosen.model or model_name, chosen.loss or loss_name
         metrics = chosen.metrics or metrics
@@ -304,7 +300,7 @@ def _task(experiment: Experiment, population: Population, randomness: Experiment
 
 
 def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort) -> Trainer:
-    local: Any = method.local
+    local: Any = method.local  # a method's contribution goes with its local step: it says so itself
     if local.own_noise:
         if experiment.trainer.processes > 1:
             raise ConfigError(
