@@ -125,6 +125,7 @@ class Statement:
         as_published: figures reproduced although their theory has a gap.
         reasons: why nothing is guaranteed; empty exactly when ``epsilon`` is a number.
         notes: what a reader must know of the data (a subset, a public scaling).
+        released: what the claim is about, in words.
 
     Raises:
         PrivacyError: an epsilon without or with contradicting reasons, or a value outside its domain.
@@ -145,6 +146,7 @@ class Statement:
     as_published: tuple[AsPublished, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    released: Literal["models", "statistics"] = "models"
     event: AnEvent
 
     def __post_init__(self) -> None:
@@ -155,6 +157,8 @@ class Statement:
             raise PrivacyError(
                 f"statement epsilon = {self.epsilon}: must be finite and not negative, or None"
             )
+        if self.released not in ("models", "statistics"):
+            raise PrivacyError(f"statement of {self.released!r}: models or statistics are released")
         if not 0 < self.delta < 1:
             raise PrivacyError(f"statement delta = {self.delta}: must be above 0 and below 1")
         if (self.epsilon is None) != bool(self.reasons):
@@ -197,7 +201,7 @@ class Statement:
             return f"Nothing is guaranteed for {unit}: {'; '.join(self.reasons)}."
         change = _ADJACENCY_WORDS[self.adjacency].format(unit=unit)
         return (
-            f"{change} changes the probability of anything computed from the released models by at most a "
+            f"{change} changes the probability of anything computed from the released {self.released} by at most a "
             f"factor e^{show_epsilon(self.epsilon)}, except with probability {self.delta:g} (accountant: "
             f"{self.accountant})."
         )
