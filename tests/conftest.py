@@ -6,19 +6,23 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
-install_import_hook(
+from tests.shape_checks import install
+
+install(
     [
         f"fedveil.{room}"
-        for room in ("randomness", "privacy", "channel", "population", "local", "server", "methods")
+        for room in ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
     ],
     "beartype.beartype",
 )
 
+from tests.trials import remember_trials  # noqa: E402
+
 settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("fedveil")
 torch.set_num_threads(1)
+remember_trials()
 
 ROOT = Path(__file__).resolve().parents[1]
 

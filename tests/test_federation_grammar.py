@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -230,6 +231,14 @@ class Exchange:
             data, sender=self.silo, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
         )
 
+    @cached_property
+    def terms(self) -> Terms:
+        return terms(self.world)
+
+    @cached_property
+    def session(self) -> bytes:
+        return session_run(self.letter.run, self.letter.session, offered(self.world))
+
     def addressed_all(self, samples: dict[Kind, Part], *, up: bool) -> dict[Kind, Part]:
         """Samples as this moment would have them."""
         return {kind: self.addressed(part, up=up) for kind, part in samples.items()}
@@ -237,12 +246,11 @@ class Exchange:
     def addressed(self, part: Part, *, up: bool) -> Part:
         """A sample as this moment would have it: a relay with the session's name and the round being played."""
         if isinstance(part, Terms):
-            return terms(self.world)
+            return self.terms
         if not isinstance(part, Relay):
             return part
         envelope = Envelope.decode(part.message)
-        session = session_run(self.letter.run, self.letter.session, offered(self.world))
-        round_id = RoundId(run=session, round=self.round, attempt=0)
+        round_id = RoundId(run=self.session, round=self.round, attempt=0)
         ends = (self.silo, SERVER) if up else (SERVER, self.silo)
         return Relay(message=replace(envelope, round_id=round_id, sender=ends[0], recipient=ends[1]).encode())
 

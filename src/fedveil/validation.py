@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 _WANTED: Final = {
     "int": "a whole number",
     "float": "a number",
     "finite": "a finite number",
+    "dataclass": "a table",
     "string": "text",
     "bool": "true or false",
     "tuple": "a list",
@@ -61,6 +64,19 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
 def _key(context: Mapping[str, Any]) -> str:
     """Return the key by which the kinds of a table are told apart."""
     return str(context["discriminator"]).removesuffix("()").strip("'")
+
+
+def problems(error: ValidationError, known: Sequence[str]) -> str:
+    """Return what is wrong with a document, key by key.
+
+    Args:
+        error: what its validation raised.
+        known: the document's own keys.
+    """
+    return "; ".join(
+        ": ".join(part for part in (".".join(map(str, one["loc"])), plain(one, known)) if part)
+        for one in error.errors(include_url=False)
+    )
 
 
 def _shown(value: Any) -> str:

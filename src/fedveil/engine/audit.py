@@ -25,21 +25,21 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.engine.diagnostics import require_same_records
+from fedveil.engine.documents import read_statement
 from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
 from fedveil.engine.turn import Turn
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.files import parse_json, read_content
 from fedveil.local.choice import choose_trainer
-from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.local.steps import LocalGradient, LocalSgd
 from fedveil.local.trainer import Cohort
 from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
-from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import Optimizer, State
+from fedveil.stage import Stage
 
 _MOST_RECORDS = 20_000
 _MOST_CANARY_FLOATS = 1 << 28
@@ -88,11 +88,7 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
             raise RunFolderError(
                 f"{path}: has no {name}: an audit needs a run that ended; `fedveil resume {path}` ends it"
             )
-    statement = Statement.from_json(
-        parse_json(
-            read_content(folder / "privacy.json", RunFolderError), folder / "privacy.json", RunFolderError
-        )
-    )
+    statement = read_statement(folder / "privacy.json")
     prepared = prepare(experiment)
     require_same_records(folder, prepared)
     with stored_tensors(folder / "model.safetensors") as stored:
@@ -223,7 +219,7 @@ class _Released(Optimizer):
         return self._inner.step(model, mean, state)
 
 
-def as_trained(local: LocalSgd | LocalGradient | LocalDpSgd, number: int) -> LocalSgd | LocalGradient:
+def as_trained(local: Stage, number: int) -> LocalSgd | LocalGradient:
     """Return the local step by which a canary's update is told: the method's, or a gradient for DP-SGD's records."""
     return local.at_round(number) if isinstance(local, LocalSgd) else LocalGradient()
 

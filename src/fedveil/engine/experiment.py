@@ -32,8 +32,6 @@ from fedveil.files import parse_toml, read_text
 from fedveil.methods import METHODS
 from fedveil.validation import plain
 
-SCHEMA_VERSION = 1
-
 
 class Experiment(Section):
     """One training run, complete."""

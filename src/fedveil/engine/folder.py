@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from jaxtyping import Float32
@@ -42,7 +42,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.engine.experiment import SCHEMA_VERSION, Experiment, parse, read_toml
+from fedveil.engine.documents import SCHEMA_VERSION, RoundRow, read_line
+from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content, reading, replace_file
 from fedveil.privacy.ledger import Head
@@ -79,6 +80,19 @@ class Checkpoint:
     ledger: Head
 
 
+class Document(Protocol):
+    """What a run folder is made for."""
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        ...
+
+    def to_toml(self) -> str:
+        """Return the complete document."""
+        ...
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths and atomic writes of one run folder."""
@@ -86,8 +100,8 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, parent: Path, experiment: Experiment) -> RunFolder:
-        """Make a new folder for the experiment; an existing one is never touched, the new one is numbered."""
+    def create(cls, parent: Path, experiment: Document, file: str = "experiment.toml") -> RunFolder:
+        """Make a new folder for what runs; an existing one is never touched, the new one is numbered."""
         number = 1
         while True:
             path = parent / (experiment.name if number == 1 else f"{experiment.name}-{number}")
@@ -100,7 +114,7 @@ class RunFolder:
             except OSError as error:
                 raise RunFolderError(f"{path}: cannot make the run folder: {error.strerror}") from None
         folder = cls(path)
-        folder.write("experiment.toml", experiment.to_toml().encode())
+        folder.write(file, experiment.to_toml().encode())
         return folder
 
     @classmethod
@@ -211,10 +225,6 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
 
-    def read_lines(self, name: str) -> list[Row]:
-        """Return the rows of a file of lines; none if it does not exist, and without a last line that was torn."""
-        return read_rows(self.path / name)
-
     def drop_torn_line(self, name: str) -> None:
         """Make a file of lines end with a whole one, whatever the crash left."""
         content = read_content(self.path / name, RunFolderError, largest=LARGEST_FILE)
@@ -227,33 +237,14 @@ class RunFolder:
         content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
         for line in content.split(b"\n"):
             try:
-                row = _row(line, path)
+                row, _ = read_line(line, path, RoundRow)
             except RunFolderError:
                 break
-            if row["round"] >= checkpoint.round:
+            if row.round >= checkpoint.round:
                 break
             kept.append(line)
         kept.append(json.dumps(checkpoint.row, allow_nan=False).encode())
         self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file of lines; none if it does not exist, and without a last line that was torn.
-
-    Raises:
-        RunFolderError: a line is no row of a round; names it.
-    """
-    if not path.exists():
-        return []
-    lines = read_content(path, RunFolderError, largest=LARGEST_FILE).split(b"\n")[:-1]
-    return [_row(line, f"{path}, line {number},") for number, line in enumerate(lines, start=1)]
-
-
-def _row(line: bytes, place: object) -> Row:
-    row = parse_json(line, place, RunFolderError)
-    if not isinstance(row, dict) or type(row.get("round")) is not int:
-        raise RunFolderError(f"{place} is damaged: it is no row of a round")
-    return row
 
 
 @contextmanager

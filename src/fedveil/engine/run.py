@@ -21,7 +21,8 @@ from torch import Tensor
 
 from fedveil.engine.attempts import Absences, OnMissing, RetryPolicy
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
-from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
+from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
+from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
@@ -42,6 +43,10 @@ _TRANSCRIPT: Final = "transcript.jsonl"
 _ATTEMPTS: Final = "attempts.jsonl"
 
 
+class StopTraining(Exception):
+    """Raised by an observer when a round is complete: the run ends there, with this reason, as at its last round."""
+
+
 class Observer(Protocol):
     """Who is told how a run goes on, and so sees what no guarantee covers.
 
@@ -56,7 +61,11 @@ class Observer(Protocol):
         """Local training of a round has taken ``done`` of ``total`` steps."""
 
     def completed(self, row: Row) -> None:
-        """A round is complete; its line of metrics."""
+        """A round is complete; its line of metrics.
+
+        Raises:
+            StopTraining: the run shall end here.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +110,15 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
 def resume(path: Path, observer: Observer) -> Outcome:
     """Go on with an interrupted run; a complete one is evaluated and reported again, nothing else."""
     folder, experiment = RunFolder.open(path)
-    prepared = prepare(experiment)
+    return go_on(folder, prepare(experiment), observer)
+
+
+def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
+    """Go on with the run of a folder, whose experiment has been prepared again.
+
+    Raises:
+        RunFolderError: the training records are others.
+    """
     folder.write_json("environment.json", _environment(prepared))
     if (folder / "diagnostics.json").exists():
         require_same_records(folder, prepared)
@@ -141,7 +158,11 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 folder.append(_TRANSCRIPT, *(line.to_json() for line in listed.take()))
             folder.write_checkpoint(checkpoint)
             folder.append("metrics.jsonl", checkpoint.row)
-            observer.completed(checkpoint.row)
+            try:
+                observer.completed(checkpoint.row)
+            except StopTraining as asked:
+                stopped = str(asked)
+                break
         return conclude(prepared, folder, checkpoint, ledger, stopped)
 
 
@@ -311,8 +332,8 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
     if isinstance(protection, SecureAggregation | PrivateWeighting):
         rule = protection.on_missing
 
-    def failed() -> list[Row]:
-        return [row for row in folder.read_lines(_ATTEMPTS) if row["round"] == number]
+    def failed() -> list[FailedAttempt]:
+        return [row for row in read_lines(folder / _ATTEMPTS, FailedAttempt)[0] if row.round == number]
 
     def record(attempt: int, vanished: SiloVanished) -> None:
         silos, released = list(vanished.silos), vanished.may_have_released
@@ -321,7 +342,7 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
 
     def pay() -> None:
         charged = sum(entry.round == number for entry in ledger.entries)
-        if charged <= sum(row["may_have_released"] for row in failed()):
+        if charged <= sum(row.may_have_released for row in failed()):
             reason = over_budget(prepared, number, len(ledger.entries) + 1)
             if reason:
                 raise BudgetError(reason)

@@ -34,6 +34,23 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 LatticeName = Literal["Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"]
 
 
+SESSION = "session:"
+"""How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
+
+
+def refuse_session(key: str, name: str) -> None:
+    """Refuse to look for something that was handed over in Python, and is nowhere else.
+
+    Raises:
+        ConfigError: it was; names the key and how to go on.
+    """
+    if name.startswith(SESSION):
+        raise ConfigError(
+            f"{key}: '{name}' was handed over in a Python session, and is nowhere to be found from here; "
+            "fedveil.resume(folder, model, people) goes on with the same objects"
+        )
+
+
 class Section(BaseModel):
     """A table of the document: unknown keys are refused, values are fixed once read."""
 
@@ -106,6 +123,9 @@ class ModelSection(Section):
     name: str | None = Field(None, description="a shipped model, or package.module:factory")
     loss: str | None = Field(None, description="a shipped loss, or package.module:function")
     metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="of a model that was handed over in Python: its layers and all their values"
+    )
     initial: Path | None = Field(None, description="public model to start from, a safetensors file")
     initial_layers: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None, description="layers that are taken from initial; default: all"

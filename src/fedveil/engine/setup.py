@@ -14,7 +14,7 @@ import torch
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
-from fedveil.engine.sections import ChannelSection, DataSection
+from fedveil.engine.sections import ChannelSection, DataSection, refuse_session
 from fedveil.engine.setting import Setting
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
@@ -61,6 +61,7 @@ from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.privacy.ledger import Budget
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.denoise import make_denoiser
+from fedveil.statistics.local import LocalStatistic
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,7 +129,7 @@ _BY_DATA_SET = {
     ),
     "tcga_brca": _Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
 }
-_BY_TASK = {
+BY_TASK = {
     "classification": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
     "two classes": _Defaults(
         model="linear", loss="binary_cross_entropy", metrics=("accuracy", "auc", "loss")
@@ -152,19 +153,22 @@ class Populations:
         return self._loaded[key]
 
 
-def prepare(experiment: Experiment, populations: Populations | None = None) -> Prepared:
+def prepare(
+    experiment: Experiment, populations: Populations | None = None, task: Task | None = None
+) -> Prepared:
     """Load the data, build the model, compose the method and derive its guarantee.
 
     Args:
         experiment: what is to run.
         populations: of the study that it belongs to; None loads its own.
+        task: model, loss and metrics that were handed over in Python; None builds those that the experiment names.
 
     Raises:
         FedveilError: whatever is wrong, named by file, key, silo or row.
     """
     randomness = ExperimentRandomness(experiment.seed)
     population = (populations or Populations()).of(experiment.data, experiment.seed)
-    task = _task(experiment, population, randomness)
+    task = _task(experiment, population, randomness) if task is None else task
     method, uncovered = _compose(experiment, population)
     records = population.train
     if isinstance(method.contribution, RecordContribution):
@@ -289,6 +293,7 @@ def load_population(data: DataSection, seed: int) -> Population:
         )
     assert data.name is not None
     assert data.n_users is not None
+    refuse_session("data.name", data.name)
     law = {} if data.allocation is None else data.allocation.model_dump()
     return load(
         data.name,
@@ -303,7 +308,13 @@ def load_population(data: DataSection, seed: int) -> Population:
 def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
     asked = experiment.model
     kind = "two classes" if population.n_classes == 2 else population.task
-    defaults = _BY_DATA_SET.get(experiment.data.name or "", _BY_TASK[kind])
+    defaults = _BY_DATA_SET.get(experiment.data.name or "", BY_TASK[kind])
+    for key, named in (
+        ("name", asked.name),
+        ("loss", asked.loss),
+        *(("metrics", one) for one in asked.metrics or ()),
+    ):
+        refuse_session(f"model.{key}", named or "")
     loss = load_loss(asked.loss or defaults.loss)
     loss.check_task(population.task)
     one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
@@ -427,6 +438,7 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
             privacy=privacy_randomness(experiment),
             together=records_together(task, cohort),
         )
+    assert not isinstance(method.local, LocalStatistic), "statistics train nothing"
     return choose_trainer(
         task,
         method.local,
@@ -440,7 +452,12 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
 
 def _initial(experiment: Experiment) -> tuple[str, ...]:
     """Name what a model from outside leaves open: whether it is public cannot be seen from here."""
-    path = experiment.model.initial
+    path, digest = experiment.model.initial, experiment.model.sha256
+    if digest is not None:
+        return (
+            f"the initial model was handed over (sha256 {digest[:16]}...) and counts as public: what it was trained "
+            "on, and how it was chosen, is not covered",
+        )
     if path is None:
         return ()
     return (

@@ -23,7 +23,6 @@ from fedveil.methods.channels import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.population.records import Groups
-from fedveil.privacy.bounds import Clip
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
 from fedveil.protection.private_weighting import Contributions as Rows
 from fedveil.protection.private_weighting import Evaluator, KeyHolder
@@ -82,7 +81,7 @@ class WeightingRange:
             return None
         channel, bound = method.channel, method.bound
         assert isinstance(channel, GaussianShares)
-        assert isinstance(bound, Clip)
+        assert bound.bounded, "the protection refuses unbounded contributions"
         grid = channel.message_grid(bound.grid, n_silos)
         chosen, places = protection.places(method.sampler.rate)
         plan = WeightingPlan(

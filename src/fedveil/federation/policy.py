@@ -11,7 +11,6 @@ from fedveil.engine.experiment import Experiment, read_toml
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.federation.membership import problems
 from fedveil.local.losses import LOSSES
 from fedveil.methods.claims import Guarantee
 from fedveil.methods.method import Method
@@ -20,6 +19,7 @@ from fedveil.privacy.bounds import Clip, ClipL1
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee, atoms, costliest
 from fedveil.privacy.ledger import Budget
+from fedveil.validation import problems
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -72,7 +72,7 @@ class Policy(BaseModel):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, cls)}") from None
+            raise ConfigError(f"{path}: {problems(error, list(cls.model_fields))}") from None
 
     @property
     def budget(self) -> Budget | None:

@@ -60,7 +60,7 @@ class Contribution(Stage):
             total=total,
             messages=messages,
             even=self.spread_evenly(method.weights),
-            reweighs=method.weights is Weights.BY_RECORDS,
+            reweighs=method.weights.by_records,
             reach=self.largest_message(norm, n, public.n_users, method.weights)
             * (1 if method.sampler.replaces else 2)
             if method.bound.bounded

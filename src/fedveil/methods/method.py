@@ -25,6 +25,7 @@ from fedveil.protection.parts import Joined, Lost, Refused, Terms
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import Optimizer
 from fedveil.stage import answers
+from fedveil.statistics.local import LocalStatistic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,13 @@ class Method:
             private and not covered by the guarantee: for reproduction only.
         noise_decay: the factor by which the noise falls from round to round.
         calibrated_to: whom a target epsilon is about: readers of the models, or the server, which sees every message.
+        released: what readers read, in words.
     """
 
     name: str
     contribution: Contribution
     sampler: AnySampler
-    local: LocalSgd | LocalGradient | LocalDpSgd
+    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStatistic
     bound: Bound
     weights: Weights
     channel: Channel
@@ -65,6 +67,7 @@ class Method:
     denominator: Literal["expected", "actual"] = "expected"
     noise_decay: float = 1.0
     calibrated_to: Literal["readers", "server"] = "readers"
+    released: Literal["models", "statistics"] = "models"
 
     @property
     def parties(self) -> tuple[Role, ...]:

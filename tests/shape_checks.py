@@ -1,0 +1,167 @@
+"""Shapes and types of annotated functions, checked while the tests run; what was checked once is remembered.
+
+jaxtyping with beartype decides by the types of what is passed and returned, and by the types and shapes of arrays: by
+nothing else of them, but where an annotation names values (``Literal``). A call whose arguments and result are of
+kinds that passed before is therefore let through; any other is checked in full. The hook checks every call of
+the innermost loops otherwise, which took more than half of the time of the tests that train.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, Final
+
+import jaxtyping
+import numpy as np
+import torch
+
+_LONGEST: Final = 64
+"""Elements of a container that are looked at, every one; a longer container is checked anew each time."""
+_STRICT: Final = jaxtyping.jaxtyped
+
+
+def install(rooms: Sequence[str], typechecker: str) -> None:
+    """Check every annotated function and dataclass of the modules below ``rooms`` that are imported from now on."""
+    jaxtyping.jaxtyped = remembering  # the name that the hook decorates with
+    jaxtyping.install_import_hook(list(rooms), typechecker)
+
+
+class _UnknownError(Exception):
+    """A value whose kind does not say what a check would find."""
+
+
+def _kind(value: Any) -> Hashable:
+    """Return all that a check looks at of a value.
+
+    Raises:
+        _UnknownError: more of it would be looked at.
+    """
+    of = type(value)
+    how = _HOW.get(of)
+    if how is None:
+        how = _HOW[of] = _how(of)
+    if how == "plain":
+        return of
+    if how == "array":
+        return of, value.dtype, tuple(value.shape)
+    if how == "class":
+        return of, value
+    if how == "unknown" or len(value) > _LONGEST:
+        raise _UnknownError
+    if how == "tuple":
+        return of, *map(_kind, value)
+    return of, frozenset(map(_kind, value.items() if how == "mapping" else value))
+
+
+def _how(of: type) -> str:
+    """Return how values of a type are looked at."""
+    for how, types_ in (
+        ("array", (torch.Tensor, np.ndarray)),
+        ("tuple", (tuple,)),
+        ("elements", (list, set, frozenset)),
+        ("mapping", (dict,)),
+        ("class", (type,)),
+        ("plain", (str, bytes, range)),
+        ("unknown", (Collection,)),
+    ):
+        if issubclass(of, types_):
+            return how
+    return "plain"
+
+
+_HOW: Final[dict[type, str]] = {}
+
+
+class _Checks:
+    """The checks of one function, whichever closure it has, and the kinds that passed them."""
+
+    def __init__(self, function: Callable[..., Any], typechecker: Any) -> None:
+        self._running = running = threading.local()
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return running.call(*args, **kwargs)
+
+        names = function.__globals__  # annotations are read there
+        stub: Any = types.FunctionType(run.__code__, names, function.__name__, None, run.__closure__)
+        signature = inspect.signature(function)
+        stub.__signature__ = signature
+        stub.__module__, stub.__qualname__ = function.__module__, function.__qualname__
+        self._strict = _STRICT(stub, typechecker=typechecker)
+        asked = [one.annotation for one in signature.parameters.values()] + [signature.return_annotation]
+        self.by_value = any(_by_value(one, names) for one in asked)
+        self.arguments: set[Hashable] = set()
+        self.results: set[Hashable] = set()
+
+    def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call, and check arguments before and the result after."""
+        self._running.call = call
+        return self._strict(*args, **kwargs)
+
+
+def _by_value(annotation: Any, names: dict[str, Any]) -> bool:
+    """Return whether a check against an annotation looks at values: as ``Literal`` does, and sizes in braces."""
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, dict(names))
+        except Exception:  # nothing is checked against a name that is not to be had
+            return False
+    return any(word in repr(annotation) for word in ("Literal", "{", "Annotated"))
+
+
+_OF: Final[dict[Any, _Checks]] = {}
+
+
+def remembering(fn: Any = None, *, typechecker: Any = None) -> Any:
+    """Decorate like :func:`jaxtyping.jaxtyped`, and let calls through that differ from none that passed."""
+    if fn is None:
+        return functools.partial(remembering, typechecker=typechecker)
+    if inspect.isclass(fn):
+        if dataclasses.is_dataclass(fn) and not hasattr(fn.__init__, "remembers"):
+            fn.__init__ = remembering(fn.__init__, typechecker=typechecker)
+        return fn
+    if isinstance(fn, classmethod | staticmethod):
+        return type(fn)(remembering(fn.__func__, typechecker=typechecker))
+    if isinstance(fn, property):
+        parts = (fn.fget, fn.fset, fn.fdel)
+        return property(*(one and remembering(one, typechecker=typechecker) for one in parts))
+    if not isinstance(fn, types.FunctionType):
+        return _STRICT(fn, typechecker=typechecker)
+
+    # dataclasses of the same fields have generated code that is equal, and annotations that are not
+    which = fn.__module__, fn.__qualname__, fn.__code__
+
+    @functools.wraps(fn)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        checks = _OF.get(which)
+        if checks is None:
+            checks = _OF[which] = _Checks(fn, typechecker)
+        try:
+            if checks.by_value:
+                raise _UnknownError
+            given: Hashable = tuple(map(_kind, args))
+            if kwargs:
+                given = given, *((name, _kind(value)) for name, value in kwargs.items())
+        except _UnknownError:
+            return checks(fn, args, kwargs)
+        known = given in checks.arguments
+        result = fn(*args, **kwargs) if known else checks(fn, args, kwargs)
+        checks.arguments.add(given)
+        try:
+            both = given, _kind(result)
+        except _UnknownError:
+            both = None
+        if both not in checks.results:
+            if known:
+                checks(lambda *_, **__: result, args, kwargs)
+            if both is not None:
+                checks.results.add(both)
+        return result
+
+    called.remembers = True  # type: ignore[attr-defined]
+    return called

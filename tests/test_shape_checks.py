@@ -1,0 +1,108 @@
+"""What the tests check of shapes and types: what differs from all that passed is found, at the first call and later."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from beartype import beartype
+from jaxtyping import Float32, TypeCheckError
+from torch import Tensor
+
+from tests.shape_checks import remembering
+
+checked = remembering(typechecker=beartype)
+
+
+@checked
+def product(a: Float32[Tensor, "m n"], b: Float32[Tensor, " n"]) -> Float32[Tensor, " m"]:
+    return (a @ b)[: 2 if len(b) == 3 else None]
+
+
+@checked
+def named(value: Literal["one", "two"]) -> str:
+    return value
+
+
+@checked
+def summed(parts: Sequence[Float32[Tensor, " d"]]) -> Float32[Tensor, " d"]:
+    return torch.stack(list(parts)).sum(0)
+
+
+@checked
+def shown(value: Any, wanted: Any) -> int | None:
+    return wanted
+
+
+@dataclass
+class Pair:
+    one: Float32[np.ndarray, " d"]
+    other: Float32[np.ndarray, " d"]
+
+
+Pair = checked(Pair)  # type: ignore[misc]
+
+
+def refused(function: Any, *arguments: Any) -> bool:
+    try:
+        function(*arguments)
+    except TypeCheckError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_passed_passes_again_and_what_differs_is_refused(times: int) -> None:
+    for _ in range(times):
+        assert len(product(torch.ones(4, 2), torch.ones(2))) == 4
+        assert not refused(product, torch.ones(2, 3), torch.ones(3))
+        assert refused(product, torch.ones(4, 2), torch.ones(4))  # one shape fits, the other does not
+        assert refused(product, torch.ones(4, 2), torch.ones(2).double())
+        assert refused(product, torch.ones(4, 2), np.ones(2, dtype=np.float32))
+        assert refused(product, torch.ones(5, 3), torch.ones(3))  # the result has two rows, not five
+
+
+def test_values_are_looked_at_where_an_annotation_names_them() -> None:
+    assert named("one") == "one"
+    assert refused(named, "three")
+
+
+def test_elements_are_part_of_what_passed() -> None:
+    right = [torch.ones(3)]
+    assert not refused(summed, right)
+    assert not refused(summed, tuple(right))
+    assert refused(summed, [right[0].double()])
+    assert refused(summed, tuple(one.double() for one in right))
+    assert not refused(summed, right * 100)  # so many that they are looked at anew each time
+    assert refused(summed, [one.double() for one in right * 100])
+
+
+def test_a_result_is_looked_at_although_its_arguments_passed() -> None:
+    assert shown(1, 1) == 1
+    assert shown(1, None) is None
+    assert refused(shown, 1, "one")
+    wanted = iter([1, "one"])
+
+    @checked
+    def given(value: int) -> int:
+        return next(wanted)  # type: ignore[return-value]
+
+    assert given(0) == 1
+    assert refused(given, 0)
+
+
+def test_dataclasses_and_functions_within_functions_are_checked() -> None:
+    assert not refused(Pair, np.ones(2, dtype=np.float32), np.ones(2, dtype=np.float32))
+    assert refused(Pair, np.ones(2, dtype=np.float32), np.ones(3, dtype=np.float32))
+
+    def made(factor: int) -> Any:
+        @checked
+        def scaled(value: int) -> int:
+            return factor * value
+
+        return scaled
+
+    assert [made(factor)(3) for factor in (1, 2)] == [3, 6]  # what is remembered is no closure
+    assert refused(made(2), "3")
