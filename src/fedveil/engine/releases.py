@@ -328,7 +328,7 @@ def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
     guarantee, privacy = prepared.guarantee, prepared.document.privacy
     length, n_silos = prepared.step.layout.length, len(prepared.silos)
     seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
-    source = "the operating system's cryptographic generator by exact samplers"
+    source = "the operating system's cryptographic generator"
     return Statement(
         unit=guarantee.unit,
         adjacency=guarantee.adjacency,
@@ -341,8 +341,8 @@ def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
         event=spent,
         units=prepared.schema.n_users,
         mechanisms=(
-            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos by "
-            "at most 1 (l2)",
+            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos "
+            "by at most 1 (l2)",
             *guarantee.mechanisms,
         ),
         trust=tuple(
