@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.diagnostics import require_same_records
+from fedveil.engine.documents import read_rows
 from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
@@ -108,7 +109,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
     def metrics(at: Path) -> Any:
         checkpoint = run_folder.read_checkpoint()
         assert checkpoint is not None
-        rows = run_folder.read_lines(at.name)
+        rows = read_rows(at)
         run_folder.mend_metrics(checkpoint)
         return rows
 

@@ -1,5 +1,6 @@
 """Run folders as reports read them, and the page made of one run."""
 
+import dataclasses
 import json
 import math
 import re
@@ -12,6 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedveil.errors import RunFolderError
+from fedveil.privacy.claims import Role
+from fedveil.privacy.statement import AsPublished, Disclosure
 from fedveil.report.document import escape, value_html, write_document
 from fedveil.report.drawing import show, show_epsilon
 from fedveil.report.page import report_page, write_report
@@ -38,7 +41,7 @@ def test_a_run_folder_is_read_back(tmp_path: Path) -> None:
     assert run.rounds[-1].epsilon == 2.5
     assert run.rounds[0].norms is None
     assert run.rounds[1].norms is not None
-    assert run.statement.guaranteed
+    assert run.statement.epsilon == 2.5
     assert not run.interrupted_line
     assert run.diagnostics is not None
     assert run.diagnostics.silo_names[-1] == "harbour"
@@ -46,7 +49,7 @@ def test_a_run_folder_is_read_back(tmp_path: Path) -> None:
 
 def test_no_guarantee_is_an_infinite_epsilon(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "run", epsilon=None))
-    assert run.statement.epsilon == math.inf
+    assert run.statement.epsilon is None
     assert all(row.epsilon == math.inf for row in run.rounds[1:])
 
 
@@ -153,13 +156,22 @@ def six_norms() -> str:
         ("experiment.toml", lambda: "name = ", "experiment.toml: not a TOML document"),
         ("privacy.json", lambda: "{", "privacy.json is damaged: it is not valid JSON"),
         ("privacy.json", lambda: "[]", "privacy.json is damaged: it should hold a JSON object"),
-        ("privacy.json", nameless_party, "privacy.json, trust, is damaged: 'party' is missing"),
-        ("privacy.json", negative_epsilon, "privacy.json is damaged: 'epsilon'.*a non-negative number"),
-        ("privacy.json", without_unit, "privacy.json is damaged: 'unit' is missing"),
+        ("diagnostics.json", lambda: "[]", "diagnostics.json is damaged: it should hold a JSON object"),
+        ("privacy.json", nameless_party, r"privacy.json is damaged: trust\.0\.party: is required"),
+        (
+            "privacy.json",
+            negative_epsilon,
+            "privacy.json is damaged: statement epsilon = -1.0: must be .*not negative",
+        ),
+        ("privacy.json", without_unit, "privacy.json is damaged: unit: is required"),
         ("metrics.jsonl", lambda: "{}}\n", r"metrics.jsonl, line 1, is damaged"),
         ("metrics.jsonl", repeated_round, r"metrics.jsonl, line 3, is damaged: round 1 follows round 1"),
-        ("metrics.jsonl", six_norms, r"line 1, is damaged: 'norms' has another form.*list of 7 numbers"),
-        ("diagnostics.json", unequal_names, r"diagnostics.json is damaged: 'silo_names'.*list of 5 names"),
+        (
+            "metrics.jsonl",
+            six_norms,
+            r"metrics.jsonl, line 1, is damaged: norms: needs 7 or more entries, not 6",
+        ),
+        ("diagnostics.json", unequal_names, r"diagnostics.json is damaged: silo_names: must have 5 names"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: Callable[[], str], message: str) -> None:
@@ -208,12 +220,27 @@ def test_each_party_has_its_own_epsilon(tmp_path: Path) -> None:
     assert row.format("a reader of the models", "the model of every round", "2.50") in page
 
 
-def test_every_field_of_the_statement_is_shown_even_an_unknown_one(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    rewrite(folder / "privacy.json", spectrum={"first_half": 0.25})
-    page = visible(report_page(load_run(folder)))
-    for text in ("Spectrum", "first half", "0.25", "rounds are not composed", "&quot;gaussian&quot;", "2.81"):
+def test_every_field_of_the_statement_is_shown(tmp_path: Path) -> None:
+    page = visible(report_page(load_run(write_run(tmp_path / "run", epsilon=2.5))))
+    for text in ("Secure randomness", "rounds are not composed", "&quot;gaussian&quot;", "2.81", "Notes"):
         assert text in page
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spectrum": {}}, "spectrum: no such key"),
+        ({"epsilon": 0.1}, "its sentences or fields do not fit its values"),
+        ({"sentences": ["Nothing can be learned."]}, "its sentences or fields do not fit its values"),
+    ],
+)
+def test_a_statement_whose_words_are_not_those_of_its_values_is_not_reported(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    folder = write_run(tmp_path / "run", epsilon=2.5)
+    rewrite(folder / "privacy.json", **change)
+    with pytest.raises(RunFolderError, match=rf"privacy\.json is damaged: {message}"):
+        load_run(folder)
 
 
 def test_diagnostics_are_labelled_as_not_covered(tmp_path: Path) -> None:
@@ -280,17 +307,18 @@ def test_hostile_names_inject_nothing(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=2, settings=f"text = '''{HOSTILE}'''\n")
     rewrite(folder / "diagnostics.json", silo_names=[HOSTILE] * 5)
     rewrite(folder / "environment.json", **{HOSTILE: HOSTILE})
-    trust = [{"role": HOSTILE, "party": HOSTILE, "sees": HOSTILE, "epsilon": None}]
-    hostile = {"unit": HOSTILE, "accountant": HOSTILE, "randomness": HOSTILE, HOSTILE: [HOSTILE]}
-    lists = {key: [HOSTILE] * 2 for key in ("reasons", "sentences", "mechanisms", "uncovered")}
-    rewrite(
-        folder / "privacy.json",
-        trust=trust,
-        epsilons={HOSTILE: 1.0},
-        event={HOSTILE: HOSTILE},
-        **hostile,
+    disclosure = Disclosure(role=Role.SERVER, party=HOSTILE, sees=HOSTILE, epsilon=None)
+    lists = dict.fromkeys(("mechanisms", "uncovered", "notes"), (HOSTILE,) * 2)
+    hostile = dataclasses.replace(
+        load_run(folder).statement,
+        accountant=HOSTILE,
+        randomness=HOSTILE,
+        trust=(disclosure,),
+        epsilons=((HOSTILE, 1.0),),
+        as_published=(AsPublished(name=HOSTILE, value=1.0, gap=HOSTILE),),
         **lists,
     )
+    (folder / "privacy.json").write_text(json.dumps(hostile.to_json()))
     rows = [row | {"test": {HOSTILE: 0.5}} for row in metric_rows(rounds=2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = report_page(load_run(folder))

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.plan import write_plan
+from fedveil.report.run_data import load_run
 from tests.report_folders import Tags, metric_rows, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -84,12 +86,10 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=3)
     rows = [row | {"test": {hostile: row["round"]}} for row in metric_rows(rounds=3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for file, change in (
-        ("diagnostics.json", {"silo_names": [hostile] * 5}),
-        ("privacy.json", {"unit": hostile}),
-    ):
-        path = folder / file
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path = folder / "diagnostics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"silo_names": [hostile] * 5}))
+    statement = replace(load_run(folder).statement, accountant=hostile, mechanisms=(hostile,))
+    (folder / "privacy.json").write_text(json.dumps(statement.to_json()))
     dom, console = opened(write_report(folder), tmp_path / "profile")
     assert console == []
     assert drawn(dom) == (7, 7)

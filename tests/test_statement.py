@@ -140,13 +140,13 @@ def test_a_statement_that_contradicts_itself_is_refused(change: dict[str, object
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 3}, "schema version 3"),
+        ({"schema_version": 3}, "schema_version 3"),
         ({"epsilon": 0.1}, "do not fit"),
         ({"sentences": []}, "do not fit"),
-        ({"extra": 1}, "do not fit"),
-        ({"unit": "family"}, "damaged"),
+        ({"extra": 1}, "extra: no such key"),
+        ({"unit": "family"}, "damaged: unit: must be .*'user'"),
         ({"event": {"type": "unknown"}}, "unknown event"),
-        ({"trust": [{"who": "server"}]}, "damaged"),
+        ({"trust": [{"who": "server"}]}, r"damaged: trust\.0\.role: is required"),
     ],
 )
 def test_a_damaged_statement_is_refused(change: dict[str, object], message: str) -> None:

@@ -1,3 +1,103 @@
-"""Federated learning over data that nobody may pool, with one honest privacy statement per run."""
+"""Federated learning over data that nobody may pool, with one honest privacy statement per run.
+
+>>> import fedveil as fv
+>>> people = fv.population(features=X, targets=y, user=patient, silo=hospital, n_users=5000, task="classification")
+...                                                             # doctest: +SKIP
+>>> result = fv.train(model, people, method=fv.uldp_avg_w(clip=0.5, epochs=5), epsilon=2.0, rounds=50)
+...                                                             # doctest: +SKIP
+
+Everything in ``__all__`` is public and documented in docs/reference/python.md; everything else may change. Names are
+imported when they are used: PyTorch is not loaded before.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from fedveil.api.callbacks import Callback, Checkpoints, EarlyStop, Progress, RoundSummary
+    from fedveil.api.methods import (
+        MethodChoice,
+        cepam_gaussian,
+        cepam_laplace,
+        dp_fed,
+        dp_fed_ls,
+        fedavg,
+        method,
+        paraaegis,
+        uldp_avg,
+        uldp_avg_w,
+        uldp_group,
+        uldp_naive,
+        uldp_sgd,
+    )
+    from fedveil.api.result import Result
+    from fedveil.api.training import resume, train
+    from fedveil.errors import FedveilError
+    from fedveil.population.arrays import People, population
+    from fedveil.privacy.statement import Statement
+    from fedveil.server.optimizers import ServerSgd as Sgd
 
 __version__ = "0.1.0"
+
+_METHODS: Final = (
+    *("fedavg", "uldp_naive", "uldp_group", "uldp_sgd", "uldp_avg", "uldp_avg_w", "dp_fed", "dp_fed_ls"),
+    *("cepam_gaussian", "cepam_laplace", "paraaegis", "method", "MethodChoice"),
+)
+_PLACES: Final = {
+    **dict.fromkeys(_METHODS, "fedveil.api.methods"),
+    **dict.fromkeys(
+        ("Callback", "Checkpoints", "EarlyStop", "Progress", "RoundSummary"), "fedveil.api.callbacks"
+    ),
+    **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
+    "Result": "fedveil.api.result",
+    "People": "fedveil.population.arrays",
+    "Statement": "fedveil.privacy.statement",
+    "Sgd": "fedveil.server.optimizers:ServerSgd",
+    "FedveilError": "fedveil.errors",
+}
+
+__all__ = [
+    "Callback",
+    "Checkpoints",
+    "EarlyStop",
+    "FedveilError",
+    "MethodChoice",
+    "People",
+    "Progress",
+    "Result",
+    "RoundSummary",
+    "Sgd",
+    "Statement",
+    "cepam_gaussian",
+    "cepam_laplace",
+    "dp_fed",
+    "dp_fed_ls",
+    "fedavg",
+    "method",
+    "paraaegis",
+    "population",
+    "resume",
+    "train",
+    "uldp_avg",
+    "uldp_avg_w",
+    "uldp_group",
+    "uldp_naive",
+    "uldp_sgd",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "population":  # the room, which is callable
+        return import_module("fedveil.population")
+    if name not in _PLACES:
+        raise AttributeError(
+            f"module 'fedveil' has no attribute '{name}'; public names: {', '.join(__all__)}"
+        )
+    place, _, attribute = _PLACES[name].partition(":")
+    found = getattr(import_module(place), attribute or name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

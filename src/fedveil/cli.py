@@ -65,6 +65,14 @@ COMMANDS: Final = {
         "planning:plan_command",
         "Say what a federation would guarantee before any data exists: sigma, epsilon, rounds, per method.",
     ),
+    "stats": Command(
+        "statistics:stats_command",
+        "Count people over silos: one release of tables with intervals, inside one budget.",
+    ),
+    "show": Command(
+        "statistics:show_command",
+        "Read what was released again, or figures that follow from it: free, and no record is touched.",
+    ),
     "report": Command("results:report_command", "Write the self-contained report of a run again."),
     "compare": Command(
         "results:compare_command",
@@ -77,7 +85,11 @@ COMMANDS: Final = {
     "presets": Command("lists:presets_command", "List the presets, or print one."),
     "methods": Command(
         "lists:methods_command",
-        "List the methods, and the keys that each takes in the experiment's table of that name.",
+        "List the methods, the package that brings each, and the keys that it takes in the table [method].",
+    ),
+    "stages": Command(
+        "lists:stages_command",
+        "List the stages of every kind, the package that brings each, and the keys that it takes in its table.",
     ),
     "data": Command(
         "lists:data_command",
@@ -90,6 +102,10 @@ COMMANDS: Final = {
     "bench": Command(
         "benchmarks:bench_command",
         "Measure, against peers, in one run (from a checkout: benchmarks/ is not installed).",
+    ),
+    "reproduce": Command(
+        "reproduction:reproduce_command",
+        "Make a published table again, run by run; what a result file has is not run again.",
     ),
     "federation": Command(
         "federation:federation",

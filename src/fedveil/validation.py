@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 _WANTED: Final = {
     "int": "a whole number",
     "float": "a number",
     "finite": "a finite number",
+    "dataclass": "a table",
     "string": "text",
     "bool": "true or false",
     "tuple": "a list",
@@ -35,16 +38,16 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
     kind, context, given = problem["type"], problem.get("ctx", {}), _shown(problem["input"])
     if kind == "missing":
         return "is required"
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"no such key; known here: {', '.join(sorted(known))}"
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":
         return f"must be {context['expected']}, not {given}"
     if kind == "union_tag_not_found":
-        return "kind: is required"
+        return f"{_key(context)}: is required"
     if kind == "union_tag_invalid":
-        return f"kind: must be one of {context['expected_tags']}, not '{context['tag']}'"
+        return f"{_key(context)}: must be one of {context['expected_tags']}, not '{context['tag']}'"
     if kind == "too_short":
         return f"needs {context['min_length']} or more entries, not {context['actual_length']}"
     if kind in _LIMITS:
@@ -56,6 +59,24 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
         return f"must have at most {context['max_length']} characters, not {len(problem['input'])}"
     wanted = _WANTED.get(kind.partition("_")[0])
     return str(problem["msg"]) if wanted is None else f"must be {wanted}, not {given}"
+
+
+def problems(error: ValidationError, known: Sequence[str]) -> str:
+    """Return what is wrong with a document, key by key.
+
+    Args:
+        error: what its validation raised.
+        known: the document's own keys.
+    """
+    return "; ".join(
+        ": ".join(part for part in (".".join(map(str, one["loc"])), plain(one, known)) if part)
+        for one in error.errors(include_url=False)
+    )
+
+
+def _key(context: Mapping[str, Any]) -> str:
+    """Return the key by which the kinds of a table are told apart."""
+    return str(context["discriminator"]).removesuffix("()").strip("'")
 
 
 def _shown(value: Any) -> str:

@@ -15,13 +15,13 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.workload import SiloSums, Turn
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import SiloSums
 from fedveil.methods.channels import GaussianShares
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.weights import Weights
-from fedveil.privacy.bounds import Clip
 from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.recoverable_aggregation import check_threshold
 
@@ -83,7 +83,7 @@ class MaskedRange:
             return None
         channel, bound = method.channel, method.bound
         assert isinstance(channel, GaussianShares)
-        assert isinstance(bound, Clip)
+        assert bound.bounded, "the protection refuses unbounded contributions"
         contributions = n_users if isinstance(method.contribution, SiloUserContribution) else 1
         weight = 1.0 / n_silos if method.weights is Weights.UNIFORM else 1.0
         largest = contributions * weight * bound.norm + NOISE_REACH * channel.share_std(n_silos)

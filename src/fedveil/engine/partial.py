@@ -23,11 +23,12 @@ from torch import Tensor
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.aggregation import NOISE_REACH
-from fedveil.engine.workload import SiloSums, Turn
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import SiloSums
 from fedveil.methods.channels import grid_gaussian, grid_law
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.method import Method
-from fedveil.methods.protections import PartialEncryption
+from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protection.errors import ProtocolError

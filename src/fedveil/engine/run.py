@@ -20,25 +20,31 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.attempts import Absences, OnMissing, RetryPolicy
+from fedveil.engine.attempts import Absences, RetryPolicy
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
-from fedveil.engine.experiment import SCHEMA_VERSION, Experiment
+from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
+from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
+from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
-from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.optimizers import matching
 from fedveil.server.spectrum import spectrum
 
 _TRANSCRIPT: Final = "transcript.jsonl"
 _ATTEMPTS: Final = "attempts.jsonl"
+
+
+class StopTraining(Exception):
+    """Raised by an observer when a round is complete: the run ends there, with this reason, as at its last round."""
 
 
 class Observer(Protocol):
@@ -55,7 +61,11 @@ class Observer(Protocol):
         """Local training of a round has taken ``done`` of ``total`` steps."""
 
     def completed(self, row: Row) -> None:
-        """A round is complete; its line of metrics."""
+        """A round is complete; its line of metrics.
+
+        Raises:
+            StopTraining: the run shall end here.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +110,15 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
 def resume(path: Path, observer: Observer) -> Outcome:
     """Go on with an interrupted run; a complete one is evaluated and reported again, nothing else."""
     folder, experiment = RunFolder.open(path)
-    prepared = prepare(experiment)
+    return go_on(folder, prepare(experiment), observer)
+
+
+def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
+    """Go on with the run of a folder, whose experiment has been prepared again.
+
+    Raises:
+        RunFolderError: the training records are others.
+    """
     folder.write_json("environment.json", _environment(prepared))
     if (folder / "diagnostics.json").exists():
         require_same_records(folder, prepared)
@@ -116,8 +134,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     guarantee = prepared.guarantee
     parties = _parties(prepared)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        checkpoint = folder.read_checkpoint() or initial_checkpoint(prepared, folder, ledger.head)
-        ledger.require_extends(checkpoint.ledger)
+        checkpoint = last_checkpoint(prepared, folder, ledger)
         if any(entry.event != guarantee.of_round(guarantee.event, entry.round) for entry in ledger.entries):
             raise RunFolderError(
                 f"{folder.path}: the ledger was charged for other events than this experiment's"
@@ -141,7 +158,11 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 folder.append(_TRANSCRIPT, *(line.to_json() for line in listed.take()))
             folder.write_checkpoint(checkpoint)
             folder.append("metrics.jsonl", checkpoint.row)
-            observer.completed(checkpoint.row)
+            try:
+                observer.completed(checkpoint.row)
+            except StopTraining as asked:
+                stopped = str(asked)
+                break
         return conclude(prepared, folder, checkpoint, ledger, stopped)
 
 
@@ -191,29 +212,49 @@ def _round(
 ) -> Checkpoint:
     due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
     begin = time.perf_counter()
-    model, diagnostics = play_round(
-        prepared.setting,
-        last.model,
-        number,
-        ExperimentRandomness(prepared.experiment.seed),
-        privacy,
-        lambda done, total: observer.training(number, done, total),
-        parties,
-        retry,
+    turn = Turn(
+        setting=prepared.setting,
+        model=last.model,
+        state=last.state,
+        round_number=number,
+        experiment=ExperimentRandomness(prepared.experiment.seed),
+        privacy=privacy,
+        progress=lambda done, total: observer.training(number, done, total),
         measured=due,
     )
+    model, kept, diagnostics = play_round(turn, parties, retry)
     seconds = time.perf_counter() - begin
     test = evaluate(prepared, model) if due else None
     row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
-    return Checkpoint(round=number, model=model, row=row, ledger=ledger.head)
+    return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
+
+
+def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
+    """Return the last complete round of a folder, or round 0, which is written.
+
+    Raises:
+        RunFolderError: a damaged checkpoint, a state that is not this optimiser's, or a ledger that does not reach it.
+    """
+    found = folder.read_checkpoint()
+    if found is None:
+        return initial_checkpoint(prepared, folder, ledger.head)
+    ledger.require_extends(found.ledger)
+    if not matching(prepared.method.server, found.model, found.state):
+        raise RunFolderError(
+            f"{folder.path}: the checkpoint has no state of server.optimizer "
+            f"({type(prepared.method.server).__name__}) for this model; it was put there by another run"
+        )
+    return found
 
 
 def initial_checkpoint(prepared: Prepared, folder: RunFolder, charged: Head) -> Checkpoint:
     """Write and return round 0: the initial model."""
     model = prepared.task.initial()
     row = row_of(prepared, 0, evaluate(prepared, model), None) | {"seconds": 0.0, "elapsed": 0.0}
-    checkpoint = Checkpoint(round=0, model=model, row=row, ledger=charged)
+    checkpoint = Checkpoint(
+        round=0, model=model, state=prepared.method.server.init(model), row=row, ledger=charged
+    )
     folder.write_checkpoint(checkpoint)
     return checkpoint
 
@@ -285,14 +326,11 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
     A round needs one charge, and one more for every attempt that may have released its sum before it failed; those are
     listed on disk first, so that a resumed run counts them too.
     """
-    section, protection = prepared.experiment.protection, prepared.method.protection
-    missing = protection.missing_silos if isinstance(protection, SecureAggregation) else 0
-    rule: OnMissing = "end"
-    if isinstance(protection, SecureAggregation | PrivateWeighting):
-        rule = protection.on_missing
+    protection = prepared.method.protection
+    rule, missing = protection.on_missing, protection.missing_silos
 
-    def failed() -> list[Row]:
-        return [row for row in folder.read_lines(_ATTEMPTS) if row["round"] == number]
+    def failed() -> list[FailedAttempt]:
+        return [row for row in read_lines(folder / _ATTEMPTS, FailedAttempt)[0] if row.round == number]
 
     def record(attempt: int, vanished: SiloVanished) -> None:
         silos, released = list(vanished.silos), vanished.may_have_released
@@ -301,14 +339,14 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
 
     def pay() -> None:
         charged = sum(entry.round == number for entry in ledger.entries)
-        if charged <= sum(row["may_have_released"] for row in failed()):
+        if charged <= sum(row.may_have_released for row in failed()):
             reason = over_budget(prepared, number, len(ledger.entries) + 1)
             if reason:
                 raise BudgetError(reason)
             event = prepared.guarantee.of_round(prepared.guarantee.event, number)
             ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
 
-    rate = section.dropout_rate or 0.0
+    rate = protection.dropout_rate
     randomness = ExperimentRandomness(prepared.experiment.seed)
     return RetryPolicy(
         on_missing=rule,

@@ -58,10 +58,29 @@ def preset_text(name: str) -> str:
 
 def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
     """Read a preset or a TOML file into validated experiments, in the order of the document."""
+    path, name, document = _read(name_or_path)
+    folder = Path.cwd() if name_or_path in _preset_files() else path.parent
+    return Study(
+        name=name,
+        title=document.get("title", name),
+        experiments=tuple(
+            parse(one, f"{path.name} ({one['name']})").anchored(folder)
+            for one in _merged(path.name, name, document, selection)
+        ),
+    )
+
+
+def study_documents(name_or_path: str, selection: Selection = Selection()) -> list[dict[str, Any]]:
+    """Return the document of every experiment, as written: merged and named, but neither validated nor completed."""
+    path, name, document = _read(name_or_path)
+    return _merged(path.name, name, document, selection)
+
+
+def _read(name_or_path: str) -> tuple[Path, str, dict[str, Any]]:
+    """Return the file of a study, its name and its tables."""
     path = _locate(name_or_path)
     document = read_toml(path)
     name = path.stem
-    folder = Path.cwd() if name_or_path in _preset_files() else path.parent
     if "experiment" not in document:
         document = {"experiment": document}
         name = str(document["experiment"].get("name", name))
@@ -70,21 +89,16 @@ def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
         raise ConfigError(
             f"{path.name}: {unknown[0]}: no such table; known here: {', '.join(sorted(_TABLES))}"
         )
-    experiments = _experiments(path.name, name, document, selection)
-    return Study(
-        name=name,
-        title=document.get("title", name),
-        experiments=tuple(experiment.anchored(folder) for experiment in experiments),
-    )
+    return path, name, document
 
 
-def _experiments(origin: str, name: str, document: dict[str, Any], selection: Selection) -> list[Experiment]:
+def _merged(origin: str, name: str, document: dict[str, Any], selection: Selection) -> list[dict[str, Any]]:
     quick = document.get("quick", {}) if selection.quick else {}
     if selection.quick and "quick" not in document:
         raise ConfigError(f"{origin}: has no [quick] table; run it without --quick")
     scenarios = _chosen(origin, "scenario", document, selection.scenarios or quick.get("scenarios"))
     variants = _chosen(origin, "variant", document, selection.variants or quick.get("variants"))
-    experiments = []
+    documents = []
     for scenario, of_scenario in scenarios:
         for variant, of_variant in variants:
             shared = {key: value for key, value in of_scenario.items() if key != "variants"}
@@ -97,9 +111,8 @@ def _experiments(origin: str, name: str, document: dict[str, Any], selection: Se
             first = merged.get("seed", 0)
             for seed in range(first, first + selection.seeds):
                 suffix = f"-seed{seed}" if selection.seeds > 1 else ""
-                named = {**merged, "name": f"{label}{suffix}", "seed": seed}
-                experiments.append(parse(named, f"{origin} ({label})"))
-    return experiments
+                documents.append({**merged, "name": f"{label}{suffix}", "seed": seed})
+    return documents
 
 
 def _fitting(changes: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from typing import Final
 
 import torch
 
+from fedveil.engine.documents import RoundRow, read_lines
 from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
-from fedveil.engine.folder import Row, RunFolder
+from fedveil.engine.folder import Row
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
@@ -166,7 +167,7 @@ class _Nobody:
 
 
 def _row(point: Point, outcome: Outcome) -> Row:
-    sent = [line["bytes_up"] for line in RunFolder(outcome.folder).read_lines("metrics.jsonl")[1:]]
+    sent = [row.bytes_up for row in read_lines(outcome.folder / "metrics.jsonl", RoundRow)[0][1:]]
     return {
         "schema_version": _SCHEMA_VERSION,
         "run": outcome.folder.name,
@@ -175,6 +176,6 @@ def _row(point: Point, outcome: Outcome) -> Row:
         "stopped": outcome.stopped,
         "test": outcome.row["test"],
         "seconds": outcome.seconds,
-        "bytes_up": sum(sent) if sent and None not in sent else None,
+        "bytes_up": sum(one or 0 for one in sent) if sent and None not in sent else None,
         "epsilon": outcome.statement.epsilon,
     }

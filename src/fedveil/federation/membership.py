@@ -14,7 +14,7 @@ from fedveil.crypto.keys import PublicIdentity
 from fedveil.engine.experiment import read_toml
 from fedveil.errors import ConfigError
 from fedveil.protection.peers import Roster
-from fedveil.validation import plain
+from fedveil.validation import problems
 
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
@@ -96,19 +96,10 @@ class Membership:
         try:
             document = _Document.model_validate(read_toml(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, _Document)}") from None
+            raise ConfigError(f"{path}: {problems(error, list(_Document.model_fields))}") from None
         return cls(
             silos=tuple(member.name for member in document.silos),
             roster=tuple(PublicIdentity(bytes.fromhex(member.identity)) for member in document.silos),
             coordinator=PublicIdentity(bytes.fromhex(document.coordinator)),
             schema_digest=bytes.fromhex(document.schema_digest),
         )
-
-
-def problems(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return what is wrong with a document, key by key."""
-    known = list(model.model_fields)
-    return "; ".join(
-        f"{'.'.join(str(part) for part in problem['loc'])}: {plain(problem, known)}"
-        for problem in error.errors(include_url=False)
-    )

@@ -11,10 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import read_toml
 from fedveil.errors import ConfigError
-from fedveil.federation.membership import Membership, problems
+from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.files import read_content
 from fedveil.population.schema import Schema, read_schema
+from fedveil.validation import problems
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -29,7 +30,7 @@ class _Settings(BaseModel):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, cls)}") from None
+            raise ConfigError(f"{path}: {problems(error, list(cls.model_fields))}") from None
 
     def write(self, path: Path) -> None:
         """Write a settings file."""

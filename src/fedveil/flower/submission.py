@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import Experiment, parse, read_toml
-from fedveil.engine.folder import Row, RunFolder, read_rows
+from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError

@@ -43,9 +43,15 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
             *method.sampler.mechanisms(moves.unit),
             *method.protection.mechanisms(moves),
             *method.denoiser.told(),
+            *method.server.told(),
         ),
         views=tuple(
-            View(role=role, party=_party(role, method, moves), sees=_sees(role, known), event=claim.event)
+            View(
+                role=role,
+                party=_party(role, method, moves),
+                sees=_sees(role, known, method),
+                event=claim.event,
+            )
             for role, (known, claim) in lines.items()
         ),
         uncovered=(*uncovered, *_not_covered(method, moves, lines)),
@@ -105,11 +111,13 @@ def _party(role: Role, method: Method, moves: Moves) -> str:
     senders = f"one {one}" if together == 1 else f"{together} {one}s that pool what they know"
     if role == Role.SERVER | Role.SILO:
         return f"the server with {senders}"
-    return {Role.SERVER: "the server", Role.READER: "whoever reads the models"}.get(role, senders)
+    return {Role.SERVER: "the server", Role.READER: f"whoever reads the {method.released}"}.get(role, senders)
 
 
-def _sees(role: Role, known: frozenset[Tells]) -> str:
+def _sees(role: Role, known: frozenset[Tells], method: Method) -> str:
     """Return what a party knows, in the order in which it is declared."""
-    seen = "; ".join(what.value for what in Tells if what in known)
+    seen = "; ".join(
+        f"the {method.released}" if what is Tells.MODEL else what.value for what in Tells if what in known
+    )
     elsewhere = "; guaranteed to what a unit holds elsewhere" if role & Role.SILO else ""
     return f"{seen or 'nothing'}{elsewhere}"

@@ -22,16 +22,18 @@ class Weights(Enum):
     ONE: w = 1 (FedAVG, ULDP-NAIVE, DP-Fed: the server divides by the number of silos or of clients).
     UNIFORM: w_{s,u} = 1/|S| (ULDP-AVG); the share of a silo where the user has no record is lost.
     BY_RECORDS: w_{s,u} = n_{s,u}/N_u (ULDP-AVG-w).
+    EQUAL: w_{s,u} = 1/(silos where the user has a record): BY_RECORDS with one record in each.
     """
 
     ONE = "1"
     UNIFORM = "1/|S|"
     BY_RECORDS = "n_su/N_u"
+    EQUAL = "1/(silos of the user)"
 
     @property
     def by_records(self) -> bool:
-        """Whether a weight depends on how many records its user has elsewhere."""
-        return self is Weights.BY_RECORDS
+        """Whether a weight depends on what its user has elsewhere: how many records, or whether there are any."""
+        return self in (Weights.BY_RECORDS, Weights.EQUAL)
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse pairs whose weights do not sum to at most 1, and weights of pairs for anything else."""
@@ -46,7 +48,7 @@ class Weights(Enum):
 
     def sends(self) -> tuple[Sent, ...]:
         """Return the messages by which silos learn the weights in the open: counts go up, totals come back."""
-        if self is not Weights.BY_RECORDS:
+        if not self.by_records:
             return ()
         return Sent(Counts, Role.SERVER), Sent(Totals, Role.SILO)
 
@@ -56,5 +58,6 @@ class Weights(Enum):
             return torch.ones(len(groups.size), dtype=torch.float64)
         if self is Weights.UNIFORM:
             return torch.full((len(groups.size),), 1.0 / n_silos, dtype=torch.float64)
-        totals = np.bincount(groups.user, weights=groups.size, minlength=n_users)
-        return torch.from_numpy(groups.size / totals[groups.user])
+        counts = np.ones(len(groups)) if self is Weights.EQUAL else groups.size
+        totals = np.bincount(groups.user, weights=counts, minlength=n_users)
+        return torch.from_numpy(counts / totals[groups.user])

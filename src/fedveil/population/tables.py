@@ -19,10 +19,11 @@ from jaxtyping import Bool, Float32, Float64, Int32, Int64
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import check_file
 from fedveil.foreign import foreign
+from fedveil.population.identities import keys_of, numbered
 from fedveil.population.records import Population, Records, Targets, Task
 from fedveil.population.schema import Category, Label, Number, Schema, Survival
 from fedveil.population.splits import holdout_by_user
-from fedveil.randomness import ExperimentRandomness, key_of
+from fedveil.randomness import ExperimentRandomness
 
 TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
 
@@ -78,15 +79,15 @@ def read_tables(
     parts = [_read_part(schema, path) for path in files]
     features = np.concatenate([part.features for part in parts])
     targets = np.concatenate([part.targets for part in parts])
-    users, user = _numbered([who for part in parts for who in part.user])
-    key = _keys(users)[user]
+    users, user = numbered([who for part in parts for who in part.user])
+    key = keys_of(users)[user]
     if len(users) > schema.n_users:
         raise DataError(
             f"n_users is {schema.n_users} in the schema, but {len(users)} users have records; it is the "
             "public number of "
             "all users and must not be below the number present"
         )
-    silo_names, silo = _silos(schema, files, [where for part in parts for where in part.silo])
+    silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])
     notes = [
         "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records."
     ]
@@ -158,7 +159,7 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
         targets=part.targets,
         silo=np.full(len(place), silo, dtype=np.int32),
         user=np.array(place, dtype=np.int32),
-        key=_keys(list(number))[place],
+        key=keys_of(list(number))[place],
     )
 
 
@@ -248,7 +249,7 @@ def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
         raise DataError(f"{path} has no record; a test table needs at least one")
     if table.num_rows == 0:  # columns without a value may have any type, or none
         table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
-    reader = _Reader(path, table, schema.missing_values)
+    reader = TableReader(path, table, schema.missing_values)
     features = [reader.encode(column, feature) for column, feature in schema.features.items()]
     if tested:
         silo, user = [""] * table.num_rows, [""] * table.num_rows
@@ -275,7 +276,7 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
     return text, np.asarray(missing, dtype=np.bool_)
 
 
-class _Reader:
+class TableReader:
     """Turns columns of one file into arrays; every error names file, record and column."""
 
     def __init__(self, path: Path, table: pa.Table, missing_values: Sequence[str]) -> None:
@@ -329,7 +330,7 @@ class _Reader:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def _one_hot(self, column: str, feature: Category) -> Float32[np.ndarray, "n width"]:
-        place, missing = self._places(column, feature.categories)
+        place, missing = self.places(column, feature.categories)
         if feature.missing == "error":
             self._refuse(
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
@@ -341,7 +342,7 @@ class _Reader:
         return np.column_stack(columns).astype(np.float32)
 
     def _classes(self, target: Label) -> Int64[np.ndarray, "n"]:
-        place, missing = self._places(target.column, target.classes)
+        place, missing = self.places(target.column, target.classes)
         self._refuse(missing, target.column, "the label is missing")
         self._refuse(place < 0, target.column, "the label is not among the declared classes")
         return place
@@ -352,7 +353,7 @@ class _Reader:
         self._refuse(np.abs(values) > np.finfo(np.float32).max, column, "the target is too large for float32")
         return values
 
-    def _places(
+    def places(
         self, column: str, declared: Sequence[str]
     ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Place of every cell in a declared list, -1 where it is not in it; and which cells are missing."""
@@ -362,13 +363,9 @@ class _Reader:
 
     def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Values of a numeric column, 0 where missing; and which are missing."""
-        kind = self._table.schema.field(column).type
-        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
-            values = self._table.column(column).combine_chunks().cast(pa.float64(), safe=False)
-            missing = np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
-        else:
-            cells, missing = self._text(column)
-            values = self._parsed(column, pc.if_else(pa.array(missing), None, cells), missing)
+        values, missing = self.cells(column)
+        if not pa.types.is_floating(values.type):
+            values = self._parsed(column, pc.if_else(pa.array(missing), None, values), missing)
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         numbers[missing] = 0.0
         self._refuse(~np.isfinite(numbers), column, "the value is infinite")
@@ -379,9 +376,17 @@ class _Reader:
         try:
             return pc.cast(cells, pa.float64())
         except pa.ArrowInvalid:
-            values = pa.array([_number(cell) for cell in cells.to_pylist()], pa.float64())
+            values = pa.array([number_of(cell) for cell in cells.to_pylist()], pa.float64())
             self._refuse(np.asarray(values.is_null()) & ~missing, column, "the value is no number")
             return values
+
+    def cells(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+        """Cells as they are, float64 of a numeric column and else text; and which are missing."""
+        kind = self._table.schema.field(column).type
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+            values = self._table.column(column).combine_chunks().cast(pa.float64(), safe=False)
+            return values, np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
+        return self._text(column)
 
     def _text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
         try:
@@ -398,7 +403,7 @@ class _Reader:
             )
 
 
-def _number(cell: str | None) -> float | None:
+def number_of(cell: str | None) -> float | None:
     """A cell as a number, None if it is none."""
     try:
         return None if cell is None else float(cell)
@@ -406,18 +411,7 @@ def _number(cell: str | None) -> float | None:
         return None
 
 
-def _numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
-    """Sorted distinct names, and the place of each name among them."""
-    distinct, place = np.unique(np.array(names, dtype=np.str_), return_inverse=True)
-    return distinct.tolist(), place.astype(np.int32)
-
-
-def _keys(users: list[str]) -> Int64[np.ndarray, "users"]:
-    """What each user's batches are seeded by: her id, not her place among those present."""
-    return np.array([key_of(who) for who in users], dtype=np.int64)
-
-
-def _silos(
+def silo_numbers(
     schema: Schema, files: Sequence[Path], names: list[str]
 ) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
     """Silo names and the silo number of every record; a file that is a silo's is one without a record too."""

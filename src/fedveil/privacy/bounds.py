@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import PrivacyError
@@ -39,6 +39,8 @@ EXACT_FLOAT32_ROWS: Final = 64
 _UNITS_BITS: Final = 18  # C / g <= 2^18, and 64 · 2^18 = 2^24: up to there float32 holds every whole number
 _L1_UNITS_BITS: Final = 22
 _SLACK: Final = 2.0**-20
+_FIXED_SLACK: Final = 2.0**-30
+_FIXED_DIMENSION: Final = 2**20
 _LARGEST_DIMENSION: Final = 2**28
 _SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
 _BLOCK_ELEMENTS: Final = 2**17  # float64 squares of one block stay in a core's cache
@@ -235,6 +237,83 @@ class ClipL1(_NormClip):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FixedVector(_NormClip):
+    """The bound of a statistic's vector, whose norm is at most C by its construction, stored on the grid of the noise.
+
+    A histogram adds up a million contributions of size 1, and truncation on the grid of :class:`Clip` would take
+    2^-18 of each: more people than the noise hides. Here the step is that of the messages (std / grid >= 2^29), rows
+    are float64 and truncation takes less than one person in 2^29. Guarantee: for every float64 row and every weight w
+    in [0, 1], ``||g · y||_2 <= w · C`` as real numbers: truncation cannot lengthen, and the slack of 2^-30 outweighs
+    the rounding of norm and products for at most 2^20 coordinates. Edge cases are those of :class:`Clip`.
+
+    Args:
+        norm: the bound C > 0 of one person's vectors.
+        step: the grid g, a power of two.
+
+    Raises:
+        PrivacyError: a norm outside the domain of :class:`Clip`, or a step that is no power of two.
+
+    >>> bound = FixedVector(norm=1.0, step=2.0**-29)
+    >>> rows = torch.tensor([[0.6, 0.8], [0.5, 0.0]], dtype=torch.float64)
+    >>> units = bound.quantize_(rows, bound.norms(rows), torch.ones(2, dtype=torch.float64))
+    >>> [[round(value, 6) for value in row] for row in (units * bound.grid).tolist()]
+    [[0.6, 0.8], [0.5, 0.0]]
+    """
+
+    order: ClassVar[int] = 2
+    exact_rows: ClassVar[int] = 1
+    step: float
+
+    def __post_init__(self) -> None:
+        """Refuse a step that is no power of two, besides what every bound refuses."""
+        super().__post_init__()
+        if not (self.step > 0 and math.frexp(self.step)[0] == 0.5):
+            raise PrivacyError(f"the grid of a statistic is {self.step}; it must be a power of two")
+
+    @property
+    def grid(self) -> float:
+        """The step of the messages."""
+        return self.step
+
+    @property
+    def effective_norm(self) -> float:
+        """What the computed norm is scaled to: C (1 - 2^-30)."""
+        return self.norm * (1.0 - _FIXED_SLACK)
+
+    def norms(self, deltas: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        """Return the l2 norm of every row, NaN where a row holds a NaN or an infinity.
+
+        Raises:
+            PrivacyError: a row has more than 2^20 coordinates, the largest dimension of the proof.
+        """
+        if deltas.shape[1] > _FIXED_DIMENSION:
+            raise PrivacyError(
+                f"a statistic has {deltas.shape[1]} numbers; its bound is proved for at most 2^20: ask for fewer bins, "
+                "groups or columns"
+            )
+        norms = torch.linalg.vector_norm(deltas, dim=1)
+        return torch.where(torch.isfinite(norms), norms, torch.nan)
+
+    def quantize_(
+        self, deltas: Float64[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
+    ) -> Float64[Tensor, "m d"]:
+        """Turn every row into its weighted contribution in units of :attr:`grid`, in place; float64 whole numbers.
+
+        Args:
+            deltas: (m, d) vectors; overwritten.
+            norms: (m,) what :meth:`norms` returned for these very rows.
+            weights: (m,) weights in [0, 1]; those of one person must sum to at most 1 over all her silos.
+
+        Raises:
+            PrivacyError: a weight outside [0, 1].
+        """
+        _check_weights(weights)
+        _drop_nonfinite_(deltas, norms)
+        scale = weights * self.coefficients(norms) / self.grid
+        return torch.trunc_(deltas.mul_(scale[:, None]))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unbounded:
     """No bound: contributions keep their length, and the release has no guarantee (the baseline FedAVG).
 
@@ -272,7 +351,7 @@ class Unbounded:
         return deltas.mul_(weights.float()[:, None])
 
 
-Bound = Clip | ClipL1 | Unbounded
+Bound = Clip | ClipL1 | FixedVector | Unbounded
 
 
 def _check_weights(weights: Float64[Tensor, " m"]) -> None:
@@ -284,7 +363,7 @@ def _check_weights(weights: Float64[Tensor, " m"]) -> None:
         )
 
 
-def _drop_nonfinite_(deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"]) -> None:
+def _drop_nonfinite_(deltas: Float[Tensor, "m d"], norms: Float64[Tensor, " m"]) -> None:
     """Zero the rows without a finite norm: a coefficient of 0 alone would leave 0 · NaN = NaN."""
     dropped = ~torch.isfinite(norms)
     if bool(dropped.any()):

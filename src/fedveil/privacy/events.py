@@ -14,15 +14,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Annotated, ClassVar, Final
 
 from dp_accounting import dp_event
+from pydantic import PlainSerializer, PlainValidator
 
 from fedveil.errors import PrivacyError
 
 Json = dict[str, object]
+
+_TYPES: Final[dict[str, type[Event]]] = {}
+"""Every kind of event by its name in JSON."""
 
 
 class Adjacency(Enum):
@@ -43,11 +48,23 @@ def _positive(name: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Base of all events: immutable, hashable, comparable values."""
+    """Base of all events: immutable, hashable, comparable values, whose JSON form is their fields under a type.
+
+    A kind of event is declared with the name that stands for it in JSON: ``class X(Event, type="x")``. Its fields are
+    numbers, whole numbers, texts, events, and tuples of numbers or events.
+    """
+
+    type: ClassVar[str]
+
+    def __init_subclass__(cls, *, type: str) -> None:
+        """Register a kind of event under its name."""
+        cls.type = type
+        assert type not in _TYPES
+        _TYPES[type] = cls
 
     def to_json(self) -> Json:
         """Return the JSON form, which :func:`event_from_json` reads back to an equal event."""
-        raise NotImplementedError
+        return {"type": self.type} | {one.name: _written(getattr(self, one.name)) for one in fields(self)}
 
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return the same event as an event of ``dp_accounting``."""
@@ -55,7 +72,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianEvent(Event):
+class GaussianEvent(Event, type="gaussian"):
     """One release of a sum with Gaussian noise; ``noise_multiplier`` = standard deviation / l2 bound."""
 
     noise_multiplier: float
@@ -64,17 +81,13 @@ class GaussianEvent(Event):
         """Refuse a multiplier outside (0, inf)."""
         _positive("GaussianEvent.noise_multiplier", self.noise_multiplier)
 
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {"type": "gaussian", "noise_multiplier": self.noise_multiplier}
-
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``GaussianDpEvent``."""
         return dp_event.GaussianDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConcentratedEvent(Event):
+class ConcentratedEvent(Event, type="concentrated"):
     """A release whose Renyi divergences are at most a Gaussian one's of this multiplier, and nothing finer is known.
 
     That is 1/(2 z^2)-zCDP (Bun and Steinke 2016): what discrete Gaussian noise of few steps on whole numbers gives,
@@ -87,17 +100,13 @@ class ConcentratedEvent(Event):
         """Refuse a multiplier outside (0, inf)."""
         _positive("ConcentratedEvent.noise_multiplier", self.noise_multiplier)
 
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {"type": "concentrated", "noise_multiplier": self.noise_multiplier}
-
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``ZCDpEvent``."""
         return dp_event.ZCDpEvent(rho=1 / (2 * self.noise_multiplier**2))
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceEvent(Event):
+class LaplaceEvent(Event, type="laplace"):
     """One release of a sum with Laplace noise; ``noise_multiplier`` = scale b / l1 bound."""
 
     noise_multiplier: float
@@ -106,17 +115,13 @@ class LaplaceEvent(Event):
         """Refuse a multiplier outside (0, inf)."""
         _positive("LaplaceEvent.noise_multiplier", self.noise_multiplier)
 
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {"type": "laplace", "noise_multiplier": self.noise_multiplier}
-
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``LaplaceDpEvent``."""
         return dp_event.LaplaceDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoissonSampledEvent(Event):
+class PoissonSampledEvent(Event, type="poisson_sampled"):
     """An event over a Poisson sample: every unit takes part with probability ``rate``, in (0, 1]."""
 
     rate: float
@@ -127,17 +132,13 @@ class PoissonSampledEvent(Event):
         if not 0 < self.rate <= 1:
             raise PrivacyError(f"PoissonSampledEvent.rate = {self.rate}: must be above 0 and at most 1")
 
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {"type": "poisson_sampled", "rate": self.rate, "event": self.event.to_json()}
-
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``PoissonSampledDpEvent``."""
         return dp_event.PoissonSampledDpEvent(self.rate, self.event.to_dp_event())
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledWithoutReplacementEvent(Event):
+class SampledWithoutReplacementEvent(Event, type="sampled_without_replacement"):
     """An event over ``sample`` of ``population`` units, drawn uniformly without replacement.
 
     Its neighbours replace one unit's data: adding a unit would change the population's public size. As everywhere,
@@ -162,15 +163,6 @@ class SampledWithoutReplacementEvent(Event):
         """Probability that a given unit is drawn."""
         return self.sample / self.population
 
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {
-            "type": "sampled_without_replacement",
-            "population": self.population,
-            "sample": self.sample,
-            "event": self.event.to_json(),
-        }
-
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``SampledWithoutReplacementDpEvent``."""
         return dp_event.SampledWithoutReplacementDpEvent(
@@ -179,14 +171,10 @@ class SampledWithoutReplacementEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComposedEvent(Event):
+class ComposedEvent(Event, type="composed"):
     """Several events, each possibly chosen after the outcomes before it; empty: nothing was released."""
 
     events: tuple[Event, ...]
-
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {"type": "composed", "events": [event.to_json() for event in self.events]}
 
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``ComposedDpEvent`` (``NoOpDpEvent`` when empty)."""
@@ -196,20 +184,16 @@ class ComposedEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelfComposedEvent(Event):
+class SelfComposedEvent(Event, type="self_composed"):
     """The same event ``count`` >= 1 times (adaptive composition)."""
 
-    event: Event
     count: int
+    event: Event
 
     def __post_init__(self) -> None:
         """Refuse a count below 1."""
         if self.count < 1:
             raise PrivacyError(f"SelfComposedEvent.count = {self.count}: must be at least 1")
-
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {"type": "self_composed", "count": self.count, "event": self.event.to_json()}
 
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``SelfComposedDpEvent``."""
@@ -217,7 +201,7 @@ class SelfComposedEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureOfGaussiansEvent(Event):
+class MixtureOfGaussiansEvent(Event, type="mixture_of_gaussians"):
     """One release whose Gaussian mean is moved by a random amount.
 
     One of two neighbours gives N(0, s^2), the other sum_i p_i N(c_i, s^2), with c_i = ``sensitivities[i]``
@@ -249,15 +233,6 @@ class MixtureOfGaussiansEvent(Event):
         if abs(total - 1) > 1e-12 * max(10, len(self.probabilities)):
             raise PrivacyError(f"MixtureOfGaussiansEvent.probabilities: sum to {total}, must sum to 1")
 
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {
-            "type": "mixture_of_gaussians",
-            "noise_multiplier": self.noise_multiplier,
-            "sensitivities": list(self.sensitivities),
-            "probabilities": list(self.probabilities),
-        }
-
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``MixtureOfGaussiansDpEvent``."""
         return dp_event.MixtureOfGaussiansDpEvent(
@@ -266,7 +241,7 @@ class MixtureOfGaussiansEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoGuarantee(Event):
+class NoGuarantee(Event, type="no_guarantee"):
     """A release that bounds nothing (epsilon is infinite); ``reason`` says why in one sentence."""
 
     reason: str
@@ -275,10 +250,6 @@ class NoGuarantee(Event):
         """Refuse an empty reason."""
         if not self.reason.strip():
             raise PrivacyError("NoGuarantee.reason: must say why there is no guarantee")
-
-    def to_json(self) -> Json:
-        """Return the JSON form."""
-        return {"type": "no_guarantee", "reason": self.reason}
 
     def to_dp_event(self) -> dp_event.DpEvent:
         """Return ``NonPrivateDpEvent``."""
@@ -359,78 +330,68 @@ def event_from_json(data: object) -> Event:
     """
     if not isinstance(data, Mapping):
         raise PrivacyError(f"an event must be a JSON object with a 'type', found {type(data).__name__}")
-    fields = {key: value for key, value in data.items() if key != "type"}
-    match data.get("type"):
-        case "gaussian":
-            _keys(data, "noise_multiplier")
-            return GaussianEvent(noise_multiplier=_number(fields, "noise_multiplier"))
-        case "concentrated":
-            _keys(data, "noise_multiplier")
-            return ConcentratedEvent(noise_multiplier=_number(fields, "noise_multiplier"))
-        case "laplace":
-            _keys(data, "noise_multiplier")
-            return LaplaceEvent(noise_multiplier=_number(fields, "noise_multiplier"))
-        case "poisson_sampled":
-            _keys(data, "rate", "event")
-            return PoissonSampledEvent(rate=_number(fields, "rate"), event=event_from_json(fields["event"]))
-        case "sampled_without_replacement":
-            _keys(data, "population", "sample", "event")
-            return SampledWithoutReplacementEvent(
-                population=_integer(data, "population"),
-                sample=_integer(data, "sample"),
-                event=event_from_json(fields["event"]),
-            )
-        case "composed":
-            _keys(data, "events")
-            return ComposedEvent(events=tuple(event_from_json(item) for item in _list(fields, "events")))
-        case "self_composed":
-            _keys(data, "count", "event")
-            return SelfComposedEvent(count=_integer(data, "count"), event=event_from_json(fields["event"]))
-        case "mixture_of_gaussians":
-            _keys(data, "noise_multiplier", "sensitivities", "probabilities")
-            columns = {
-                name: tuple(_number({name: item}, name) for item in _list(fields, name))
-                for name in ("sensitivities", "probabilities")
-            }
-            return MixtureOfGaussiansEvent(
-                noise_multiplier=_number(fields, "noise_multiplier"),
-                sensitivities=columns["sensitivities"],
-                probabilities=columns["probabilities"],
-            )
-        case "no_guarantee":
-            _keys(data, "reason")
-            if not isinstance(fields["reason"], str):
-                raise PrivacyError("event 'no_guarantee': 'reason' must be a string")
-            return NoGuarantee(reason=fields["reason"])
-        case unknown:
-            raise PrivacyError(
-                f"unknown event type {unknown!r}: this version of fedveil cannot account for it"
-            )
-
-
-def _keys(data: Mapping[str, object], *names: str) -> None:
-    if set(data) != {"type", *names}:
+    name = data.get("type")
+    kind = _TYPES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise PrivacyError(f"unknown event type {name!r}: this version of fedveil cannot account for it")
+    known = fields(kind)
+    if set(data) != {"type", *(one.name for one in known)}:
         raise PrivacyError(
-            f"event {data['type']!r}: fields must be {sorted(names)}, found {sorted(set(data) - {'type'})}"
+            f"event {name!r}: fields must be {sorted(one.name for one in known)}, "
+            f"found {sorted(set(data) - {'type'})}"
         )
+    return kind(
+        **{one.name: _READ[str(one.type)](f"event {name!r}: {one.name!r}", data[one.name]) for one in known}
+    )
 
 
-def _number(fields: Mapping[str, object], name: str) -> float:
-    value = fields[name]
+AnEvent = Annotated[Event, PlainValidator(event_from_json), PlainSerializer(lambda event: event.to_json())]
+"""An event as a field of a document."""
+
+
+def _written(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_written(item) for item in value]
+    return value.to_json() if isinstance(value, Event) else value
+
+
+def _number(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise PrivacyError(f"event field {name!r}: must be a number, found {type(value).__name__}")
+        raise PrivacyError(f"{name} must be a number, found {type(value).__name__}")
     return float(value)
 
 
-def _integer(data: Mapping[str, object], name: str) -> int:
-    value = data[name]
+def _integer(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise PrivacyError(f"event {data['type']!r}: {name!r} must be an integer")
+        raise PrivacyError(f"{name} must be an integer, found {type(value).__name__}")
     return value
 
 
-def _list(fields: Mapping[str, object], name: str) -> list[object]:
-    value = fields[name]
-    if not isinstance(value, list):
-        raise PrivacyError(f"event field {name!r}: must be a list, found {type(value).__name__}")
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise PrivacyError(f"{name} must be a string, found {type(value).__name__}")
     return value
+
+
+def _event(_: str, value: object) -> Event:
+    return event_from_json(value)
+
+
+def _several(read: Callable[[str, object], object]) -> Callable[[str, object], tuple[object, ...]]:
+    def items(name: str, value: object) -> tuple[object, ...]:
+        if not isinstance(value, list):
+            raise PrivacyError(f"{name} must be a list, found {type(value).__name__}")
+        return tuple(read(name, item) for item in value)
+
+    return items
+
+
+_READ: Final[Mapping[str, Callable[[str, object], object]]] = {
+    "float": _number,
+    "int": _integer,
+    "str": _text,
+    "Event": _event,
+    "tuple[float, ...]": _several(_number),
+    "tuple[Event, ...]": _several(_event),
+}
+"""What reads a field, by its declared type."""

@@ -18,14 +18,18 @@ import hashlib
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
+from typing import Annotated, Final
+
+from pydantic import Field, Strict, TypeAdapter, ValidationError, with_config
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content
 from fedveil.privacy.accounting import Accountant, PldAccountant
-from fedveil.privacy.events import Adjacency, Event, atoms, compose, event_from_json
+from fedveil.privacy.events import Adjacency, AnEvent, Event, atoms, compose
+from fedveil.validation import problems
 
 SCHEMA_VERSION = 1
 _GENESIS = "0" * 64
@@ -48,17 +52,24 @@ class Budget:
             raise PrivacyError(f"budget delta = {self.delta}: must be above 0 and below 1")
 
 
+_Count = Annotated[int, Strict(), Field(ge=0)]
+
+
+@with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One charge: the event of one attempt at one round of one run."""
 
-    index: int
+    index: _Count
     run: str
-    round: int
-    attempt: int
+    round: _Count
+    attempt: _Count
     unit: str
     adjacency: Adjacency
-    event: Event
+    event: AnEvent
+
+
+_ENTRY: Final = TypeAdapter(Entry)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,20 +243,8 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
 
 def _line(entry: Entry, previous: str) -> tuple[bytes, str]:
     """Return an entry's line, sealed with the digest of everything before the seal, and that digest."""
-    body = json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "index": entry.index,
-            "previous": previous,
-            "run": entry.run,
-            "round": entry.round,
-            "attempt": entry.attempt,
-            "unit": entry.unit,
-            "adjacency": entry.adjacency.value,
-            "event": entry.event.to_json(),
-        },
-        allow_nan=False,
-    ).encode()
+    place = {"schema_version": SCHEMA_VERSION, "index": entry.index, "previous": previous}
+    body = json.dumps(place | _ENTRY.dump_python(entry, mode="json"), allow_nan=False).encode()
     digest = hashlib.sha256(body).hexdigest()
     return body[:-1] + f', "digest": "{digest}"}}\n'.encode(), digest
 
@@ -284,24 +283,19 @@ def _parse(path: Path, content: bytes) -> tuple[tuple[Entry, ...], list[str], in
 
 def _read_line(path: Path, index: int, line: bytes) -> tuple[Entry, str]:
     """Read a line whose digest is right, so that what is wrong in it was written by another version."""
+    place = f"{path}, line {index + 1}:"
+    data = parse_json(line, place, RunFolderError)
+    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
+        found = data.get("schema_version") if isinstance(data, dict) else type(data).__name__
+        raise RunFolderError(f"{place} schema version {found!r}; this fedveil reads version {SCHEMA_VERSION}")
+    previous = data.get("previous")
     try:
-        data = parse_json(line, f"{path}, line {index + 1}:", RunFolderError)
-        if data["schema_version"] != SCHEMA_VERSION:
-            raise RunFolderError(
-                f"{path}, line {index + 1}: schema version {data['schema_version']!r}; this fedveil reads "
-                f"version {SCHEMA_VERSION}"
-            )
-        entry = Entry(
-            index=int(data["index"]),
-            run=str(data["run"]),
-            round=int(data["round"]),
-            attempt=int(data["attempt"]),
-            unit=str(data["unit"]),
-            adjacency=Adjacency(data["adjacency"]),
-            event=event_from_json(data["event"]),
-        )
-        return entry, str(data["previous"])
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, PrivacyError) as error:
+        values = {key: data[key] for key in data if key not in ("schema_version", "previous", "digest")}
+        return _ENTRY.validate_python(values), str(previous)
+    except ValidationError as error:
+        known = [one.name for one in fields(Entry)]
+        raise _damaged(path, index, f"it is no ledger line ({problems(error, known)})") from None
+    except PrivacyError as error:
         raise _damaged(path, index, f"it is no ledger line ({error})") from error
 
 

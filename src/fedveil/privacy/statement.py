@@ -9,15 +9,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
+
+from pydantic import (
+    BeforeValidator,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
 
 from fedveil.errors import PrivacyError, RunFolderError
 from fedveil.files import reading
 from fedveil.privacy.accounting import ACCOUNTANTS, epsilon_on_grid, make_accountant
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Adjacency, Event, Json, event_from_json
+from fedveil.privacy.events import Adjacency, AnEvent, Event, Json
+from fedveil.validation import problems
 
 SCHEMA_VERSION = 2
 
@@ -38,6 +48,33 @@ _EXACT = Context(prec=400)  # a double has at most 309 digits before the point
 _NOTHING = "infinite: nothing is guaranteed"
 
 
+_ROLES: Final = {
+    "reader": Role.READER,
+    "server": Role.SERVER,
+    "sender": Role.SILO,
+    "server+sender": Role.SERVER | Role.SILO,
+}
+
+
+def _role(name: object) -> Role:
+    if not isinstance(name, str) or name not in _ROLES:
+        raise ValueError(f"must be one of {', '.join(_ROLES)}")
+    return _ROLES[name]
+
+
+def _role_name(role: Role) -> str:
+    return next(name for name, one in _ROLES.items() if one == role)
+
+
+_Role = Annotated[Role, PlainValidator(_role), PlainSerializer(_role_name)]
+_Epsilons = Annotated[
+    tuple[tuple[str, float | None], ...],
+    BeforeValidator(lambda value: tuple(value.items()) if isinstance(value, Mapping) else value),
+    PlainSerializer(dict),
+]
+
+
+@with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Disclosure:
     """One party or coalition, what it sees, and the epsilon against it (None: nothing is guaranteed).
@@ -49,12 +86,13 @@ class Disclosure:
         epsilon: against it.
     """
 
-    role: Role
+    role: _Role
     party: str
     sees: str
     epsilon: float | None
 
 
+@with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class AsPublished:
     """A published figure that was reproduced, its value (None: infinite), and the gap in its theory."""
@@ -64,6 +102,7 @@ class AsPublished:
     gap: str
 
 
+@with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Statement:
     """Everything a reader must know about the privacy of one run.
@@ -86,6 +125,7 @@ class Statement:
         as_published: figures reproduced although their theory has a gap.
         reasons: why nothing is guaranteed; empty exactly when ``epsilon`` is a number.
         notes: what a reader must know of the data (a subset, a public scaling).
+        released: what the claim is about, in words.
 
     Raises:
         PrivacyError: an epsilon without or with contradicting reasons, or a value outside its domain.
@@ -96,8 +136,7 @@ class Statement:
     epsilon: float | None
     delta: float
     accountant: str
-    epsilons: tuple[tuple[str, float | None], ...]
-    event: Event
+    epsilons: _Epsilons
     units: int | None
     mechanisms: tuple[str, ...]
     trust: tuple[Disclosure, ...]
@@ -107,6 +146,8 @@ class Statement:
     as_published: tuple[AsPublished, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    released: Literal["models", "statistics"] = "models"
+    event: AnEvent
 
     def __post_init__(self) -> None:
         """Refuse a statement that contradicts itself."""
@@ -116,6 +157,8 @@ class Statement:
             raise PrivacyError(
                 f"statement epsilon = {self.epsilon}: must be finite and not negative, or None"
             )
+        if self.released not in ("models", "statistics"):
+            raise PrivacyError(f"statement of {self.released!r}: models or statistics are released")
         if not 0 < self.delta < 1:
             raise PrivacyError(f"statement delta = {self.delta}: must be above 0 and below 1")
         if (self.epsilon is None) != bool(self.reasons):
@@ -158,7 +201,7 @@ class Statement:
             return f"Nothing is guaranteed for {unit}: {'; '.join(self.reasons)}."
         change = _ADJACENCY_WORDS[self.adjacency].format(unit=unit)
         return (
-            f"{change} changes the probability of anything computed from the released models by at most a "
+            f"{change} changes the probability of anything computed from the released {self.released} by at most a "
             f"factor e^{show_epsilon(self.epsilon)}, except with probability {self.delta:g} (accountant: "
             f"{self.accountant})."
         )
@@ -176,83 +219,44 @@ class Statement:
 
     def to_json(self) -> Json:
         """Return the JSON form, without infinities: an infinite epsilon is null, and the sentences say so."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "sentences": list(self.sentences()),
-            "unit": self.unit,
-            "adjacency": self.adjacency.value,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "accountant": self.accountant,
-            "epsilons": dict(self.epsilons),
-            "units": self.units,
-            "mechanisms": list(self.mechanisms),
-            "trust": [
-                {"role": _role_name(d.role), "party": d.party, "sees": d.sees, "epsilon": d.epsilon}
-                for d in self.trust
-            ],
-            "randomness": self.randomness,
-            "secure_randomness": self.secure_randomness,
-            "uncovered": list(self.uncovered),
-            "as_published": [{"name": p.name, "value": p.value, "gap": p.gap} for p in self.as_published],
-            "reasons": list(self.reasons),
-            "notes": list(self.notes),
-            "event": self.event.to_json(),
-        }
+        values = _VALUES.dump_python(self, mode="json")
+        return {"schema_version": SCHEMA_VERSION, "sentences": list(self.sentences()), **values}
 
     @classmethod
-    def from_json(cls, data: object) -> Statement:
+    def from_json(cls, data: object, place: object = "the privacy statement") -> Statement:
         """Read a statement from its JSON form; its sentences must be the ones that its values give.
 
+        Args:
+            data: the JSON value.
+            place: what errors call it: its file, mostly.
+
         Raises:
-            RunFolderError: another version, or no statement.
+            RunFolderError: another version, or no statement; names the place and the key.
         """
-        if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION:
-            found = data.get("schema_version") if isinstance(data, Mapping) else type(data).__name__
+        if not isinstance(data, Mapping):
             raise RunFolderError(
-                f"privacy statement of schema version {found!r}; this fedveil reads version {SCHEMA_VERSION}"
+                f"{place} is damaged: it should hold a JSON object, not {type(data).__name__!r}"
             )
-        with reading("the privacy statement", RunFolderError):
+        if data.get("schema_version") != SCHEMA_VERSION:
+            raise RunFolderError(
+                f"{place} has schema_version {data.get('schema_version')!r}; this fedveil reads version "
+                f"{SCHEMA_VERSION}: read it with the version of fedveil that wrote it"
+            )
+        values = {key: value for key, value in data.items() if key not in ("schema_version", "sentences")}
+        with reading(place, RunFolderError):
             try:
-                statement = cls(
-                    unit=data["unit"],
-                    adjacency=Adjacency(data["adjacency"]),
-                    epsilon=data["epsilon"],
-                    delta=data["delta"],
-                    accountant=data["accountant"],
-                    epsilons=tuple(data["epsilons"].items()),
-                    event=event_from_json(data["event"]),
-                    units=data["units"],
-                    mechanisms=tuple(data["mechanisms"]),
-                    trust=tuple(
-                        Disclosure(**{**item, "role": _ROLES[item["role"]]}) for item in data["trust"]
-                    ),
-                    randomness=data["randomness"],
-                    secure_randomness=data["secure_randomness"],
-                    uncovered=tuple(data["uncovered"]),
-                    as_published=tuple(AsPublished(**item) for item in data["as_published"]),
-                    reasons=tuple(data["reasons"]),
-                    notes=tuple(data["notes"]),
-                )
+                statement = _VALUES.validate_python(values)
+            except ValidationError as error:
+                known = [one.name for one in fields(cls)]
+                raise RunFolderError(f"{place} is damaged: {problems(error, known)}") from None
             except PrivacyError as error:
-                raise RunFolderError(f"privacy statement is damaged: {error}") from error
+                raise RunFolderError(f"{place} is damaged: {error}") from error
             if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(dict(data), sort_keys=True):
-                raise RunFolderError(
-                    "privacy statement is damaged: its sentences or fields do not fit its values"
-                )
+                raise RunFolderError(f"{place} is damaged: its sentences or fields do not fit its values")
         return statement
 
 
-_ROLES: Final = {
-    "reader": Role.READER,
-    "server": Role.SERVER,
-    "sender": Role.SILO,
-    "server+sender": Role.SERVER | Role.SILO,
-}
-
-
-def _role_name(role: Role) -> str:
-    return next(name for name, one in _ROLES.items() if one == role)
+_VALUES: Final = TypeAdapter(Statement)
 
 
 def show_epsilon(epsilon: float | None) -> str:

@@ -12,11 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from fedveil.engine.documents import SCHEMA_VERSION, JsonObject, JsonValue, RoundRow
 from fedveil.errors import RunFolderError
+from fedveil.privacy.claims import Role
+from fedveil.privacy.statement import Statement
 from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, notice, table, write_document
 from fedveil.report.drawing import Curve, show, show_epsilon, words
-from fedveil.report.run_data import SCHEMA_VERSION, JsonObject, JsonValue, RoundRow, RunData, load_run
+from fedveil.report.run_data import RunData, load_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +156,11 @@ class _Variant:
                 [sum(row.seconds for row in run.rounds if row.round <= last) for run in self.runs]
             ),
             bits=self.bits(last),
-            epsilon=self.epsilon(last) if all(statement.guaranteed for statement in statements) else math.inf,
-            to_server=max(statement.to_server for statement in statements),
+            epsilon=self.epsilon(last) if all(one.epsilon is not None for one in statements) else math.inf,
+            to_server=max(_to_server(one) for one in statements),
             delta=statements[0].delta,
             unit=statements[0].unit,
-            adjacency=statements[0].adjacency,
+            adjacency=statements[0].adjacency.value,
             accountant=statements[0].accountant,
         )
 
@@ -301,6 +304,12 @@ def compare(run_folders: Sequence[Path]) -> Comparison:
             raise RunFolderError(f"The seeds of {variant.label!r} have no round in common ({folders}).")
     rows = tuple(variant.row() for variant in variants)
     return Comparison(rows=rows, warnings=_warnings(rows), variants=variants)
+
+
+def _to_server(statement: Statement) -> float:
+    """Return the epsilon against the server; infinite where no line speaks of it."""
+    found = next((line.epsilon for line in statement.trust if line.role == Role.SERVER), None)
+    return math.inf if found is None else found
 
 
 def _variants(runs: Sequence[RunData]) -> tuple[_Variant, ...]:

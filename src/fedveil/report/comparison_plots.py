@@ -39,8 +39,8 @@ def compared_by_epsilon(
     spent = [x for curve in private for x in curve.x]
     span = [0.0, min((x for x in spent if x > 0), default=1.0), max(spent)]  # zero is off a logarithmic axis
     for curve in unprotected:
-        level = [curve.mean[-1]] * len(span)
-        line(figure, curve.colour, name=f"{curve.label} (ε = ∞)", x=span, y=level, dash="dash")
+        level = [(x, curve.mean[-1]) for x in span]
+        line(figure, curve.colour, name=f"{curve.label} (ε = ∞)", points=level, dash="dash")
     note = " Dashed: no guarantee (ε = ∞), the last round's mean." if unprotected else ""
     return Plot(
         figure=figure,
@@ -89,7 +89,7 @@ def planned(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log
 def against_key(points: Sequence[tuple[str, float]], key: str, y: str) -> Plot:
     """What one measure does as a key is swept: its mean at every value."""
     figure = blank(x=key, y=y)
-    line(figure, 0, name=y, x=[value for value, _ in points], y=[mean for _, mean in points])
+    line(figure, 0, name=y, points=points)
     figure.update_traces(mode="lines+markers").update_xaxes(type="category")
     alt = f"A line from {show(points[0][1])} at {points[0][0]} to {show(points[-1][1])} at {points[-1][0]}."
     return Plot(figure=figure, title=f"{y} against {key}", alt=alt, caption="Mean over runs of one value.")
@@ -100,7 +100,7 @@ def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) 
     figure, best = blank(x=x, y=y), sorted(point for point in points if point[3])
     for index, shown in enumerate((best, [point for point in points if not point[3]])):
         name, labels = ("no run beats it", "beaten")[index], [point[2] for point in shown]
-        line(figure, index, name=name, x=[p[0] for p in shown], y=[p[1] for p in shown], text=labels)
+        line(figure, index, name=name, points=[point[:2] for point in shown], text=labels)
         figure.data[index].mode = ("lines+markers", "markers")[index]
     figure.update_layout(hovermode="closest")
     named = "; ".join(f"{label}: {show(good)} for {show(cost)}" for cost, good, label, _ in best)

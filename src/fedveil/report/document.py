@@ -17,10 +17,10 @@ from pathlib import Path
 
 import plotly.offline
 
+from fedveil.engine.documents import JsonValue
 from fedveil.errors import RunFolderError
 from fedveil.foreign import inert
 from fedveil.report.drawing import Plot, show
-from fedveil.report.run_data import JsonValue
 
 
 @dataclass(frozen=True, kw_only=True)

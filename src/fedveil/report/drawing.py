@@ -7,7 +7,7 @@ transparent and text is coloured by the page's style sheet, so a plot follows th
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
@@ -95,8 +95,10 @@ def show(value: float) -> str:
     return re.sub(r"e([+-])0*", r"e\1", f"{value:.4g}")
 
 
-def show_epsilon(epsilon: float) -> str:
-    """An epsilon with two decimals (three significant digits below 0.1), rounded up, never down."""
+def show_epsilon(epsilon: float | None) -> str:
+    """An epsilon with two decimals (three significant digits below 0.1), rounded up, never down; None is infinite."""
+    if epsilon is None:
+        return show(math.inf)
     if not math.isfinite(epsilon) or epsilon == 0:
         return show(epsilon)
     decimals = 2 if epsilon >= 0.1 else 2 - Decimal(epsilon).adjusted()
@@ -137,18 +139,18 @@ def line(
     index: int,
     *,
     name: str,
-    x: Sequence[float] | Sequence[str],
-    y: Sequence[float],
+    points: Iterable[tuple[float | str, float]],
     dash: str = "solid",
     text: Sequence[str] | None = None,
 ) -> None:
-    """Add a line in the colour of an index; a single point is drawn as a marker."""
+    """Add a line through points in the colour of an index; a single point is drawn as a marker."""
+    points = list(points)
     figure.add_scatter(
-        x=list(x),
-        y=list(y),
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
         name=label_text(name),
         text=text,
-        mode="lines+markers" if len(x) == 1 else "lines",
+        mode="lines+markers" if len(points) == 1 else "lines",
         line={"color": PALETTE[index % len(PALETTE)], "dash": dash, "width": 2.25},
     )
 
@@ -158,14 +160,15 @@ def ribbon(
     index: int,
     *,
     name: str | None,
-    x: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
+    points: Iterable[tuple[float, float, float]],
     opacity: float,
 ) -> None:
-    """A filled polygon, out along `high` and back along `low`; unnamed ribbons stay out of the legend."""
+    """A filled polygon through points (x, low, high), out along the high and back along the low ends.
+
+    Unnamed ribbons stay out of the legend.
+    """
     red, green, blue = (int(PALETTE[index % len(PALETTE)][i : i + 2], 16) for i in (1, 3, 5))
-    points = [point for point in zip(x, low, high, strict=True) if all(map(math.isfinite, point))]
+    points = [point for point in points if all(map(math.isfinite, point))]
     figure.add_scatter(
         x=[x for x, _, _ in points] + [x for x, _, _ in reversed(points)],
         y=[high for _, _, high in points] + [low for _, low, _ in reversed(points)],
@@ -181,12 +184,13 @@ def ribbon(
 
 def band(figure: go.Figure, curve: Curve) -> None:
     """Add a curve over its band of one standard deviation."""
+    points = list(zip(curve.x, curve.mean, strict=True))
     if curve.std is not None:
-        low = [mean - std for mean, std in zip(curve.mean, curve.std, strict=True)]
-        high = [mean + std for mean, std in zip(curve.mean, curve.std, strict=True)]
-        ribbon(figure, curve.colour, name=None, x=curve.x, low=low, high=high, opacity=0.16)
+        around = zip(points, curve.std, strict=True)
+        edges = [(x, mean - std, mean + std) for (x, mean), std in around]
+        ribbon(figure, curve.colour, name=None, points=edges, opacity=0.16)
     dash = DASHES[(curve.colour // len(PALETTE)) % len(DASHES)]
-    line(figure, curve.colour, name=curve.label, x=curve.x, y=curve.mean, dash=dash)
+    line(figure, curve.colour, name=curve.label, points=points, dash=dash)
 
 
 def endings(curves: Sequence[Curve]) -> str:

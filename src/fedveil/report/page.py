@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedveil.privacy.statement import show_lower_bound
+from fedveil.engine.documents import JsonValue, RoundRow
+from fedveil.privacy.statement import Statement, show_lower_bound
 from fedveil.report import plots
 from fedveil.report.document import (
     Section,
@@ -22,7 +23,7 @@ from fedveil.report.document import (
     write_document,
 )
 from fedveil.report.drawing import Plot, show, show_epsilon, words
-from fedveil.report.run_data import JsonValue, RoundRow, RunData, StatementData, load_run
+from fedveil.report.run_data import RunData, load_run
 
 
 def write_report(run_folder: Path) -> Path:
@@ -51,9 +52,9 @@ def report_page(run: RunData) -> str:
 def statement_section(run: RunData) -> Section | None:
     """The privacy statement: in its own words, then field by field."""
     statement = run.statement
-    sentences = statement.sentences
+    sentences, kind = statement.sentences(), "none" if statement.epsilon is None else "guaranteed"
     claim = (
-        f'<div class="claim {"guaranteed" if statement.guaranteed else "none"}">{_headline(statement)}'
+        f'<div class="claim {kind}">{_headline(statement)}'
         f"{paragraphs(sentences[:1])}{bullets(sentences[1:])}</div>"
     )
     return Section(
@@ -116,17 +117,17 @@ def audit_section(run: RunData) -> Section | None:
     """What attacks on the run showed, beside what it claims."""
     if run.audit is None:
         return None
-    found, statement = run.audit, run.statement
+    found, bound, statement = run.audit.inference, run.audit.bound, run.statement
     interval = f"{show(found.low)} to {show(found.high)} ({found.confidence:.0%} confidence)"
     rows = [["Membership inference by loss: area under the ROC curve", show(found.auc), interval]]
     rows.extend(
         [f"True positive rate at {false:g} false positives", show(true), f"chance: {false:g}"]
-        for false, true in found.rates
+        for false, true in found.true_positive_rates
     )
     verdict = ""
-    if found.epsilon is not None:
-        guesses = f"{found.right} of {found.guesses} guesses right about {found.canaries} canaries"
-        claimed, least = show_epsilon(statement.epsilon), show_lower_bound(found.epsilon)
+    if bound is not None:
+        guesses = f"{bound.right} of {bound.guesses} guesses right about {bound.canaries} canaries"
+        claimed, least = show_epsilon(statement.epsilon), show_lower_bound(bound.epsilon)
         rows.append([f"ε for one {statement.unit} is at least", least, guesses])
         verdict = (
             notice(
@@ -134,7 +135,7 @@ def audit_section(run: RunData) -> Section | None:
                 "wrong: do not rely on it, and report this as a bug.",
                 kind="error",
             )
-            if found.refuted
+            if run.audit.refuted
             else notice(
                 f"The claim, ε = {claimed}, stands: no attack here contradicts it. An audit can refute a claim, never "
                 "prove it.",
@@ -229,19 +230,19 @@ SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
 """The report, top to bottom; a section without data is left out."""
 
 
-def _headline(statement: StatementData) -> str:
+def _headline(statement: Statement) -> str:
     """The claim in one line."""
-    if not statement.guaranteed:
+    if statement.epsilon is None:
         return '<p class="headline">No privacy guarantee</p>'
     bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show(statement.delta)}"
     unit = escape(statement.unit)
     return f'<p class="headline">Each {unit} is protected with <span>{escape(bound)}</span></p>'
 
 
-def _statement_fields(statement: StatementData) -> list[tuple[str, JsonValue]]:
+def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:
     return [
         ("Unit of privacy", statement.unit),
-        ("Neighbouring data sets", words(statement.adjacency).replace("-", " ")),
+        ("Neighbouring data sets", words(statement.adjacency.value).replace("-", " ")),
         ("ε", show_epsilon(statement.epsilon)),
         ("δ", statement.delta),
         ("Accountant", statement.accountant),
@@ -249,27 +250,32 @@ def _statement_fields(statement: StatementData) -> list[tuple[str, JsonValue]]:
         *([("Why nothing is guaranteed", list(statement.reasons))] if statement.reasons else []),
         ("Mechanisms", list(statement.mechanisms)),
         ("Where randomness came from", statement.randomness),
+        ("Secure randomness", statement.secure_randomness),
         ("Choices not covered", list(statement.uncovered)),
-        *((words(key).capitalize(), value) for key, value in statement.others.items() if key != "event"),
+        ("Units", statement.units),
+        ("Notes", list(statement.notes)),
     ]
 
 
-def _parties(statement: StatementData) -> str:
+def _parties(statement: Statement) -> str:
     """What each party sees, each with its own epsilon."""
     rows = [[party.party, party.sees, show_epsilon(party.epsilon)] for party in statement.trust]
     return table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else ""
 
 
-def _published(statement: StatementData) -> str:
-    rows = [[figure.name, show(figure.value), figure.gap] for figure in statement.as_published]
+def _published(statement: Statement) -> str:
+    rows = [
+        [figure.name, show(math.inf if figure.value is None else figure.value), figure.gap]
+        for figure in statement.as_published
+    ]
     caption = "Reproduced as published, although the theory has a gap"
     return table(["figure", "value", "gap"], rows, caption=caption) if rows else ""
 
 
-def _event(statement: StatementData) -> str:
+def _event(statement: Statement) -> str:
     """What the ledger was charged with; epsilon can be computed again from it."""
-    event = json.dumps(statement.others.get("event"), indent=2)
-    return folded("The event that epsilon was computed from", source(event)) if event != "null" else ""
+    event = json.dumps(statement.event.to_json(), indent=2)
+    return folded("The event that epsilon was computed from", source(event))
 
 
 def _first(rows: Sequence[RoundRow], metric: str, expected: RoundRow) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from fedveil.engine.documents import JsonValue
 from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, table, write_document
 from fedveil.report.drawing import Curve, Plot, show, show_epsilon
-from fedveil.report.run_data import JsonValue
 
 PlanRow = Mapping[str, JsonValue]
 """Keys `method`, `noise_multiplier`, `rounds`, `users`, `sampling_rate`, `epsilon` and `accountant`; a

@@ -2,6 +2,7 @@
 
 import math
 
+from fedveil.engine.documents import NORM_LEVELS, Diagnostics, Spectrum
 from fedveil.report.drawing import (
     PALETTE,
     Plot,
@@ -14,7 +15,7 @@ from fedveil.report.drawing import (
     show_epsilon,
     words,
 )
-from fedveil.report.run_data import NORM_LEVELS, Diagnostics, RunData, SpectrumData
+from fedveil.report.run_data import RunData
 
 _SILO_NAMES_SHOWN = 40
 
@@ -23,7 +24,7 @@ def metric_curve(run: RunData, metric: str) -> Plot:
     """A test metric over rounds."""
     points = [(row.round, row.test[metric]) for row in run.rounds if metric in row.test]
     figure = blank(x="round", y=f"test {words(metric)}")
-    line(figure, 0, name=words(metric), x=[x for x, _ in points], y=[y for _, y in points])
+    line(figure, 0, name=words(metric), points=points)
     (first, start), (last, end) = points[0], points[-1]
     span = f"from {show(start)} at round {first} to {show(end)} at round {last}"
     return Plot(
@@ -39,7 +40,7 @@ def epsilon_curve(run: RunData) -> Plot:
     rows = [row for row in run.rounds if math.isfinite(row.epsilon)]
     figure = blank(x="round", y="ε spent")
     figure.update_yaxes(rangemode="tozero")
-    line(figure, 1, name="ε", x=[row.round for row in rows], y=[row.epsilon for row in rows])
+    line(figure, 1, name="ε", points=[(row.round, row.epsilon) for row in rows])
     end = f"ε = {show_epsilon(rows[-1].epsilon)}{_delta(run)} after {rows[-1].round} rounds"
     return Plot(
         figure=figure,
@@ -58,8 +59,7 @@ def privacy_utility(run: RunData, metric: str) -> Plot:
         figure,
         2,
         name=words(metric),
-        x=[row.epsilon for row in rows],
-        y=[row.test[metric] for row in rows],
+        points=[(row.epsilon, row.test[metric]) for row in rows],
         text=[f"round {row.round}" for row in rows],
     )
     price = f"ε = {show_epsilon(rows[-1].epsilon)}{_delta(run)}"
@@ -72,13 +72,13 @@ def privacy_utility(run: RunData, metric: str) -> Plot:
     )
 
 
-def spectrum(data: SpectrumData) -> Plot:
+def spectrum(data: Spectrum) -> Plot:
     """Magnitude by frequency of the model's move over the whole run, both axes logarithmic."""
     figure = blank(x="frequency (cycles over the parameter vector)", y="magnitude")
     shown = [
         (x, y) for x, y in zip(data.frequencies, data.magnitudes, strict=True) if math.isfinite(y) and y > 0
     ]
-    line(figure, 4, name="magnitude", x=[x for x, _ in shown], y=[y for _, y in shown])
+    line(figure, 4, name="magnitude", points=shown)
     figure.update_xaxes(type="log")
     log_y(figure, [y for _, y in shown])
     (first, start), (last, end) = shown[0], shown[-1]
@@ -94,13 +94,14 @@ def spectrum(data: SpectrumData) -> Plot:
 
 def records_per_user(diagnostics: Diagnostics) -> Plot:
     """Deciles of the number of records of a user, over all silos."""
-    quantiles = diagnostics.records_per_user
+    users = diagnostics.records_per_user
+    quantiles = users.quantiles
     share = [10 * decile for decile in range(len(quantiles))]
     figure = blank(x="users with at most this many records (%)", y="records")
-    line(figure, 0, name="records of a user", x=share, y=quantiles)
+    line(figure, 0, name="records of a user", points=zip(share, quantiles, strict=True))
     figure.update_traces(mode="lines+markers")
     figure.update_yaxes(rangemode="tozero")
-    present = f"{show(diagnostics.users_with_records)} of {show(diagnostics.users)} users have records"
+    present = f"{show(users.users_with_records)} of {show(users.users)} users have records"
     spread = f"the median user has {show(quantiles[5])}, the largest {show(quantiles[-1])}"
     return Plot(
         figure=figure,
@@ -144,8 +145,10 @@ def contribution_norms(run: RunData) -> Plot:
     figure = blank(x="round", y="l2 norm of a contribution")
     for low, high, opacity in ((0.0, 1.0, 0.10), (0.1, 0.9, 0.16), (0.25, 0.75, 0.28)):
         name = "all" if low == 0 else f"{low:.0%} to {high:.0%}"
-        ribbon(figure, 0, name=name, x=rounds, low=levels[low], high=levels[high], opacity=opacity)
-    line(figure, 0, name="median", x=rounds, y=levels[0.5])
+        ribbon(
+            figure, 0, name=name, points=zip(rounds, levels[low], levels[high], strict=True), opacity=opacity
+        )
+    line(figure, 0, name="median", points=zip(rounds, levels[0.5], strict=True))
     clips = [math.nan if row.clip is None else row.clip for row in rows]
     positive = [value for values in (*levels.values(), clips) for value in values if value > 0]
     if positive and max(positive) > 30 * min(positive):
@@ -153,7 +156,7 @@ def contribution_norms(run: RunData) -> Plot:
     bound = next((clip for clip in reversed(clips) if not math.isnan(clip)), None)
     ending = f"the median of {show(rows[-1].contributions)} is {show(levels[0.5][-1])} at round {rounds[-1]}"
     if bound is not None:
-        line(figure, 1, name="clip bound C", x=rounds, y=clips, dash="dash")
+        line(figure, 1, name="clip bound C", points=zip(rounds, clips, strict=True), dash="dash")
         ending += f", the clip bound {show(bound)}"
     return Plot(
         figure=figure,
@@ -168,7 +171,7 @@ def clipped_fraction(run: RunData) -> Plot:
     points = [(row.round, row.clipped) for row in run.rounds if row.clipped is not None]
     figure = blank(x="round", y="fraction clipped")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
-    line(figure, 1, name="clipped", x=[x for x, _ in points], y=[y for _, y in points])
+    line(figure, 1, name="clipped", points=points)
     ending = f"{points[-1][1]:.0%} of the contributions met the bound at round {points[-1][0]}"
     return Plot(
         figure=figure,
@@ -181,29 +184,21 @@ def clipped_fraction(run: RunData) -> Plot:
 def uplink_bits(run: RunData) -> Plot:
     """Bits a parameter of all messages over rounds, against the information limit of the same updates."""
     sent = [(row.round, row.communication_cost) for row in run.rounds if row.communication_cost is not None]
-    rounds, bits = (
-        [number for number, _ in sent],
-        [communication_cost.bits_per_parameter for _, communication_cost in sent],
-    )
-    limits = [
-        (number, communication_cost.limit)
-        for number, communication_cost in sent
-        if communication_cost.limit is not None
-    ]
+    bits = [(number, cost.bits_per_parameter) for number, cost in sent]
+    limits = [(number, cost.limit) for number, cost in sent if cost.limit is not None]
     figure = blank(x="round", y="bits a parameter")
-    line(figure, 0, name="messages", x=rounds, y=bits)
-    ending = f"{show(bits[-1])} bits a parameter at round {rounds[-1]}"
+    line(figure, 0, name="messages", points=bits)
+    ending = f"{show(bits[-1][1])} bits a parameter at round {bits[-1][0]}"
     if limits:
-        bound = [limit for _, limit in limits]
-        line(figure, 1, name="information limit", x=[number for number, _ in limits], y=bound, dash="dash")
-        ending += f", the limit {show(bound[-1])}"
-    log_y(figure, [value for value in (*bits, *(limit for _, limit in limits)) if value > 0])
+        line(figure, 1, name="information limit", points=limits, dash="dash")
+        ending += f", the limit {show(limits[-1][1])}"
+    log_y(figure, [value for _, value in (*bits, *limits) if value > 0])
     total = sum(row.bytes_up or 0 for row in run.rounds)
-    plain = sum(communication_cost.float32_bytes for _, communication_cost in sent)
+    plain = sum(cost.float32_bytes for _, cost in sent)
     fewer = f", {show(plain / total)} times fewer than the same in float32" if total else ""
     return Plot(
         figure=figure,
-        title="CommunicationCost",
+        title="Cost of communication",
         alt=f"Lines on a logarithmic axis: {ending}.",
         caption=f"{ending}. All messages together: {show(total)} bytes{fewer}.",
     )
@@ -218,7 +213,7 @@ def uplink_acceptance(run: RunData) -> Plot:
     ]
     figure = blank(x="round", y="share of draws accepted")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
-    line(figure, 2, name="accepted", x=[x for x, _ in points], y=[y for _, y in points])
+    line(figure, 2, name="accepted", points=points)
     ending = f"{points[-1][1]:.1%} of the draws were accepted at round {points[-1][0]}"
     return Plot(
         figure=figure,

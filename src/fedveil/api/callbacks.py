@@ -1,0 +1,220 @@
+"""Who is told how a run goes on: public numbers, unless private ones are asked for by name.
+
+A private number (how many took part, how long it took, norms before clipping) is a function of the records that no
+guarantee covers. A callback that asks for them cannot end the run: when a run ends is public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.folder import Row, RunFolder
+from fedveil.engine.run import StopTraining
+from fedveil.engine.setup import Prepared
+from fedveil.engine.shown import METRICS, Kind
+from fedveil.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundSummary:
+    """A complete round, in public numbers.
+
+    Attributes:
+        number: 1, 2, ...
+        rounds: how many there shall be.
+        epsilon: spent so far; None if nothing is guaranteed.
+        test: metrics on the PUBLIC test table; None where the round was not evaluated, or the test records were held
+            out of the private ones.
+        private: the rest of the round's line of metrics, for a callback that asks for it; else None.
+        folder: the run folder, whose checkpoint is this round's.
+    """
+
+    number: int
+    rounds: int
+    epsilon: float | None
+    test: Mapping[str, float | None] | None
+    private: Mapping[str, Any] | None
+    folder: Path
+    _prepared: Prepared = field(repr=False)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the trained parameters of this round's model by name: released, so public."""
+        checkpoint = RunFolder(self.folder).read_checkpoint()
+        assert checkpoint is not None
+        return self._prepared.task.state(checkpoint.model)
+
+
+class Callback:
+    """A base class: override what is needed.
+
+    Attributes:
+        sees_private: ask for the private numbers of every round.
+        needs_public_test: refuse a population whose test records were held out of the private ones.
+    """
+
+    sees_private: ClassVar[bool] = False
+    needs_public_test: ClassVar[bool] = False
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        """A run of so many rounds begins in a folder, or goes on after ``done`` of them."""
+
+    def round_ended(self, round: RoundSummary) -> str | None:
+        """A round is complete; return a reason to end the run here, or None to go on."""
+        return None
+
+
+class EarlyStop(Callback):
+    """Ends a run when a metric on the public test table has not improved for some evaluated rounds.
+
+    Args:
+        metric: as ``metrics`` names it.
+        patience: evaluated rounds without improvement after which the run ends.
+        least: improvement that counts.
+        lower_is_better: for losses; None: for ``loss`` alone.
+    """
+
+    needs_public_test: ClassVar[bool] = True
+
+    def __init__(
+        self, metric: str, *, patience: int = 5, least: float = 0.0, lower_is_better: bool | None = None
+    ) -> None:
+        if patience < 1:
+            raise ConfigError(f"EarlyStop: patience must be at least 1, not {patience}")
+        self.metric, self.patience, self.least = metric, patience, least
+        lower = metric == "loss" if lower_is_better is None else lower_is_better
+        self._sign = -1.0 if lower else 1.0
+        self._best, self._since = -math.inf, 0
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        """Forget an earlier run."""
+        self._best, self._since = -math.inf, 0
+
+    def round_ended(self, round: RoundSummary) -> str | None:
+        """Return the reason once patience is at its end."""
+        if round.test is None:
+            return None
+        if self.metric not in round.test:
+            raise ConfigError(
+                f"EarlyStop: there is no metric '{self.metric}'; there are: {', '.join(round.test)}"
+            )
+        value = round.test[self.metric]
+        reached = -math.inf if value is None else self._sign * value
+        if reached > self._best + self.least:
+            self._best, self._since = reached, 0
+            return None
+        self._since += 1
+        if self._since < self.patience:
+            return None
+        return f"round {round.number}: {self.metric} has not improved for {self.patience} evaluated rounds"
+
+
+class Checkpoints(Callback):
+    """Keeps the model of every k-th round as ``round-NNNNN.safetensors`` in a folder.
+
+    Args:
+        folder: where; made if it is missing.
+        every: k.
+    """
+
+    def __init__(self, folder: str | Path, *, every: int = 1) -> None:
+        if every < 1:
+            raise ConfigError(f"Checkpoints: every must be at least 1, not {every}")
+        self.folder, self.every = Path(folder), every
+
+    def round_ended(self, round: RoundSummary) -> str | None:
+        """Write the model of a round that is due."""
+        if round.number % self.every == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(
+                {name: value.contiguous() for name, value in round.state_dict().items()},
+                self.folder / f"round-{round.number:05d}.safetensors",
+            )
+        return None
+
+
+class Progress(Callback):
+    """Prints one line a round: its number, epsilon, and the metrics on a public test table."""
+
+    def round_ended(self, round: RoundSummary) -> str | None:
+        """Print the line."""
+        shown = {"epsilon": round.epsilon, **(round.test or {})}
+        figures = "  ".join(
+            f"{name} {'none' if value is None else f'{value:.4g}'}" for name, value in shown.items()
+        )
+        print(f"round {round.number}/{round.rounds}  {figures}")
+        return None
+
+
+_PUBLIC: Final = frozenset(name for name, kind in METRICS.items() if kind is Kind.COVERED)
+
+
+class Watch:
+    """The observer of a run that tells callbacks what each may know."""
+
+    def __init__(self, prepared: Prepared, callbacks: Sequence[Any], *, public_test: bool) -> None:
+        for one in callbacks:
+            if not isinstance(one, Callback):
+                what = (
+                    f"{one.__name__} is a class; hand over {one.__name__}()"
+                    if isinstance(one, type)
+                    else f"not {type(one).__name__}"
+                )
+                raise ConfigError(f"callbacks: a fedveil.Callback is needed: {what}")
+            if one.needs_public_test and not public_test:
+                raise ConfigError(
+                    f"callbacks: {type(one).__name__} ends the run by test metrics, and these test records are held "
+                    "out of the private ones: when the run ends would tell of them. Hand over public records: "
+                    "fedveil.population(..., test=(features, targets))"
+                )
+        self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
+        self._folder = Path()
+
+    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
+        """Tell every callback where the run is kept."""
+        self._folder = folder
+        for one in self._callbacks:
+            one.started(folder, experiment.rounds, done)
+
+    def training(self, round_number: int, done: int, total: int) -> None:
+        """Tell nobody: how many steps a round takes depends on who takes part."""
+
+    def completed(self, row: Row) -> None:
+        """Tell every callback of a round.
+
+        Raises:
+            StopTraining: one of them has a reason to end.
+            ConfigError: it has, but it sees private numbers.
+        """
+        reasons = []
+        for one in self._callbacks:
+            reason = one.round_ended(self._summary(row, one.sees_private))
+            if reason is not None and one.sees_private:
+                raise ConfigError(
+                    f"callbacks: {type(one).__name__} sees private numbers, so it cannot end the run: when a run ends "
+                    "is public; let another callback end it by public numbers"
+                )
+            reasons += [reason] if reason is not None else []
+        if reasons:
+            raise StopTraining("; ".join(reasons))
+
+    def _summary(self, row: Row, private: bool) -> RoundSummary:
+        shown = private or self._public_test
+        return RoundSummary(
+            number=row["round"],
+            rounds=self._prepared.experiment.rounds,
+            epsilon=row["epsilon"],
+            test=row["test"] if shown else None,
+            private={key: value for key, value in row.items() if key not in _PUBLIC | {"test"}}
+            if private
+            else None,
+            folder=self._folder,
+            _prepared=self._prepared,
+        )

@@ -1,0 +1,223 @@
+"""What is learned, as a Python program hands it over: a model, a loss and metrics, as objects or by name.
+
+An object that can be imported again is recorded by its import path, ``package.module:name``. Any other is recorded as
+``session:name``: the run folder says that it was handed over, and only the same object goes on with the run.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.engine.sections import SESSION
+from fedveil.engine.setup import BY_TASK
+from fedveil.errors import ConfigError, FedveilError, ModelError
+from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, import_object, load_loss
+from fedveil.local.metrics import load_metric
+from fedveil.local.models import build_model
+from fedveil.local.task import Task
+from fedveil.local.validate import validate_behaviour, validate_layers
+from fedveil.population.records import Population
+from fedveil.randomness import ExperimentRandomness
+
+LossLike: TypeAlias = str | Loss | nn.Module | Callable[[Tensor, Tensor], Tensor]
+MetricLike: TypeAlias = str | Metric
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Objective:
+    """A model, its loss and its metrics, with what the run folder says of them.
+
+    Attributes:
+        module: the model as it was handed over, or as its name builds it: the initial state.
+        loss: what is minimised.
+        metrics: by the name that a report gives them.
+        section: the experiment's ``[model]``.
+    """
+
+    module: nn.Module
+    loss: Loss
+    metrics: Mapping[str, Metric]
+    section: Mapping[str, Any]
+
+    @property
+    def task(self) -> Task:
+        """The model as the trainers take it."""
+        return Task(model=self.module, loss=self.loss, metrics=self.metrics)
+
+
+def objective(
+    model: nn.Module | str,
+    people: Population,
+    seed: int,
+    loss: LossLike | None = None,
+    metrics: Sequence[MetricLike] | None = None,
+) -> Objective:
+    """Check a model, a loss and metrics against a population, on made-up records alone.
+
+    Raises:
+        ModelError: a model that mixes records, has nothing to train, fails on records of this shape, or gives another
+            number of outputs than the targets need; a loss that gives no term per record.
+        ConfigError: a name that does not exist; something that is no model, loss or metric.
+    """
+    module, recorded = _module(model, people, seed)
+    outputs = _outputs(module, people)
+    found = _loss(loss, people, outputs)
+    found.check_task(people.task)
+    _check_terms(found, people, outputs)
+    found.check_targets(torch.from_numpy(people.train.targets), outputs)
+    found.check_targets(torch.from_numpy(people.test_targets), outputs)
+    named = _metrics(metrics, people, found)
+    section = {**recorded, "loss": found.name, "metrics": list(named)}
+    return Objective(module=module, loss=found, metrics=named, section=section)
+
+
+def model_digest(model: nn.Module) -> str:
+    """Return the SHA-256 of a model: its layers in order, with their settings, and all parameters and buffers.
+
+    Two models have the same digest if they were built alike and start alike. Code is not part of it.
+    """
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        digest.update(f"layer {name} {type(module).__name__}({module.extra_repr()})\n".encode())
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, value in named:
+            trained = bool(getattr(value, "requires_grad", False))
+            digest.update(f"{kind} {name} {value.dtype} {tuple(value.shape)} {trained}\n".encode())
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def recorded_name(given: Any, what: str) -> str:
+    """Return an object's import path, or ``session:name`` if it cannot be imported by one."""
+    name = getattr(given, "__name__", None) or type(given).__name__
+    path = f"{getattr(given, '__module__', '')}:{name}"
+    try:
+        found = import_object(path, what, {})
+    except (FedveilError, ValueError):
+        found = None
+    return path if found is given and not path.startswith("__main__") else f"{SESSION}{name}"
+
+
+def _module(model: nn.Module | str, people: Population, seed: int) -> tuple[nn.Module, dict[str, Any]]:
+    shape = people.feature_shape
+    if isinstance(model, str):
+        wide = people.n_classes or 1
+        built = build_model(model, input_shape=shape, n_outputs=wide, randomness=ExperimentRandomness(seed))
+        return built, {"name": model}
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise ConfigError(
+            f"model: {model.__name__} is a class; hand over a model of it: {model.__name__}(...)"
+        )
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model: a torch.nn.Module or a name is needed, not {type(model).__name__}; names are listed in "
+            "docs/reference/experiment.md"
+        )
+    validate_layers(model)
+    _check_trainable(model)
+    mine = copy.deepcopy(model).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made_up = torch.randn(4, *shape)
+    validate_behaviour(mine, made_up)
+    return mine, {"name": f"{SESSION}{type(model).__name__}", "sha256": model_digest(mine)}
+
+
+def _check_trainable(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    if parameters and not any(one.requires_grad for one in parameters):
+        raise ModelError(
+            "the model has no trainable parameter: all are frozen; call requires_grad_(True) on what shall be trained"
+        )
+
+
+def _outputs(module: nn.Module, people: Population) -> int:
+    """Return how many numbers the model gives a record, if the targets can be compared with them."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made_up = module(torch.zeros(3, *people.feature_shape))
+    if made_up.ndim != 2:
+        raise ModelError(
+            f"the model must return (records, outputs), but gives {tuple(made_up.shape[1:])} a record; flatten them, "
+            "or unsqueeze a single output"
+        )
+    outputs = int(made_up.shape[1])
+    classes = people.n_classes
+    if classes is not None and outputs not in ((1, 2) if classes == 2 else (classes,)):
+        raise ModelError(
+            f"the model gives {outputs} outputs a record, but there are {classes} classes; its last layer must give "
+            f"{'1 (a logit) or 2' if classes == 2 else classes}"
+        )
+    return outputs
+
+
+def _loss(given: LossLike | None, people: Population, outputs: int) -> Loss:
+    if given is None:
+        if people.task == "classification":
+            return LOSSES["binary_cross_entropy" if outputs == 1 else "cross_entropy"]
+        return load_loss(BY_TASK[people.task].loss)
+    if isinstance(given, str):
+        return load_loss(given)
+    if isinstance(given, Loss):
+        return given
+    if isinstance(given, type) or not callable(given):
+        what = (
+            f"{given.__name__} is a class; hand over {given.__name__}()"
+            if isinstance(given, type)
+            else f"not {type(given).__name__}"
+        )
+        raise ConfigError(
+            f"loss: a name or a function (outputs, targets) -> one term a record is needed: {what}"
+        )
+    if isinstance(given, nn.Module):
+        given = copy.deepcopy(given)
+        if getattr(given, "reduction", "none") != "none":
+            given.reduction = "none"  # type: ignore[assignment]
+        return RecordLoss(f"{SESSION}{type(given).__name__}", given)
+    return RecordLoss(recorded_name(given, "loss"), given)
+
+
+def _check_terms(loss: Loss, people: Population, outputs: int) -> None:
+    """Try a loss on made-up outputs: three records of one of the targets that the task allows."""
+    made_up = torch.zeros(3, outputs)
+    shape = (3, 2) if people.task == "survival" else (3,)
+    targets = torch.ones(shape, dtype=torch.from_numpy(people.train.targets).dtype)
+    try:
+        terms = loss.records(made_up, targets, torch.ones(3))
+    except ModelError as error:
+        raise ModelError(
+            f"{error}; return one term a record: no mean over them (reduction='none'), and no second axis"
+        ) from None
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"loss {loss.name} fails on outputs (3, {outputs}) and targets {shape}: {str(error).splitlines()[0]}"
+        ) from error
+    if not terms.shape == (3,):
+        raise ModelError(f"loss {loss.name} must give one term a record, not {tuple(terms.shape)}")
+
+
+def _metrics(given: Sequence[MetricLike] | None, people: Population, loss: Loss) -> dict[str, Metric]:
+    if given is None:
+        kind = "two classes" if people.n_classes == 2 else people.task
+        given = BY_TASK[kind].metrics
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ConfigError("metrics: a list of names or functions is needed")
+    found: dict[str, Metric] = {}
+    for one in given:
+        if isinstance(one, str):
+            found[one] = load_metric(one, loss)
+        elif callable(one) and not isinstance(one, type):
+            found[recorded_name(one, "metric")] = one
+        else:
+            raise ConfigError(
+                f"metrics: a name or a function (outputs, targets, weights) -> number is needed, not "
+                f"{type(one).__name__}"
+            )
+    return found

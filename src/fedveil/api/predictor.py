@@ -1,0 +1,84 @@
+"""A trained model in use: numbers, probabilities or labels for new records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Shaped
+from torch import nn
+
+from fedveil.errors import ConfigError, DataError
+from fedveil.population.given import Label, read_features
+from fedveil.population.records import Affine, Task
+
+_BATCH: Final = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictor:
+    """A model with what is needed to read records and to name its outputs.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        task: what it predicts.
+        classes: labels in the order of their numbers; empty for other tasks.
+        shape: of one record's features.
+        feature_names: of the columns that records came as; None where they came without names.
+        scale: from features as they are stored to those that the model sees.
+    """
+
+    model: nn.Module
+    task: Task
+    classes: tuple[Label, ...]
+    shape: tuple[int, ...]
+    feature_names: tuple[str, ...] | None = None
+    scale: Affine = field(default_factory=Affine)
+
+    def outputs(self, features: Any) -> Float32[np.ndarray, "n k"]:
+        """Return what the model gives for records like those it was trained on.
+
+        Args:
+            features: (n, ...) as :func:`fedveil.population` takes them.
+
+        Raises:
+            DataError: other columns or another shape than the model was trained on, or values that cannot be.
+        """
+        table = read_features(features)
+        if self.feature_names is not None and table.names is not None and table.names != self.feature_names:
+            wrong = next((name for name in self.feature_names if name not in table.names), None)
+            found = "they stand in another order" if wrong is None else f"'{wrong}' is missing"
+            if wrong is None and len(table.names) > len(self.feature_names):
+                found = "there are more"
+            raise DataError(f"features: not the columns that the model was trained on: {found}")
+        if table.values.shape[1:] != self.shape:
+            raise DataError(
+                f"features: a record has shape {table.values.shape[1:]}, the model was trained on {self.shape}"
+            )
+        ready = torch.from_numpy(self.scale.apply(table.values))
+        with torch.no_grad():
+            parts = [self.model(part) for part in torch.split(ready, _BATCH)]
+        return np.asarray(torch.cat(parts))
+
+    def probabilities(self, features: Any) -> Float32[np.ndarray, "n classes"]:
+        """Return the probability of each class, for classification.
+
+        Raises:
+            ConfigError: another task.
+            DataError: as :meth:`outputs`.
+        """
+        if self.task != "classification":
+            raise ConfigError(f"probabilities belong to classification; this model is for {self.task}")
+        logits = torch.from_numpy(self.outputs(features))
+        if logits.shape[1] == 1:
+            positive = torch.sigmoid(logits)
+            return np.asarray(torch.cat((1 - positive, positive), dim=1))
+        return np.asarray(torch.softmax(logits, dim=1))
+
+    def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
+        """Return the label of the most probable class, the number predicted, or the log hazard of a survival model."""
+        if self.task != "classification":
+            return np.asarray(self.outputs(features)[:, 0])
+        return np.asarray(np.array(self.classes)[self.probabilities(features).argmax(axis=1)])

@@ -1,0 +1,90 @@
+"""What a run gives: the statement first, then the model, its metrics, its report."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Shaped
+from safetensors.torch import load_file
+from torch import nn
+
+from fedveil.api.predictor import Predictor
+from fedveil.engine.run import Outcome
+from fedveil.population.records import Population
+from fedveil.privacy.statement import Statement
+from fedveil.report.page import write_report
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Result:
+    """How a run ended, and what came of it.
+
+    Attributes:
+        statement: what privacy the run gave, to whom, and what it does not cover.
+        metrics: on the test records, after the last round; None where a metric is not defined.
+        rounds: complete rounds.
+        stopped: why the run ended before its last round; None if it did not.
+        folder: the run folder, with everything.
+    """
+
+    statement: Statement
+    metrics: Mapping[str, float | None]
+    rounds: int
+    stopped: str | None
+    folder: Path
+    _initial: nn.Module = field(repr=False)
+    _people: Population = field(repr=False)
+
+    @classmethod
+    def of(cls, outcome: Outcome, initial: nn.Module, people: Population) -> Result:
+        """Return the result of a run that began from a model over a population."""
+        return cls(
+            statement=outcome.statement,
+            metrics=outcome.row["test"] or {},
+            rounds=outcome.rounds,
+            stopped=outcome.stopped,
+            folder=outcome.folder,
+            _initial=initial,
+            _people=people,
+        )
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained model: a copy of the one handed over, in evaluation mode."""
+        model = copy.deepcopy(self._initial)
+        model.load_state_dict(load_file(self.folder / "model.safetensors"), strict=False)
+        return model.eval()
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model with what is needed to read new records."""
+        people = self._people
+        classes = tuple(getattr(people, "classes", ())) or tuple(range(people.n_classes or 0))
+        return Predictor(
+            model=self.model,
+            task=people.task,
+            classes=classes,
+            shape=people.feature_shape,
+            feature_names=getattr(people, "feature_names", None),
+            scale=people.scale,
+        )
+
+    def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
+        """Return a label (classification), a number (regression) or a log hazard (survival) for each new record."""
+        return self.predictor.predict(features)
+
+    def predict_proba(self, features: Any) -> Float32[np.ndarray, "n classes"]:
+        """Return the probability of each class for each new record."""
+        return self.predictor.probabilities(features)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the self-contained report into the run folder, and a copy of it to ``path`` if that is given."""
+        written = write_report(self.folder)
+        return written if path is None else Path(shutil.copyfile(written, path))

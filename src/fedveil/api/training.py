@@ -1,0 +1,209 @@
+"""Train a model over a population, and go on with a run: the engine of the commands, driven from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedveil.api.callbacks import Callback, Watch
+from fedveil.api.methods import MethodChoice
+from fedveil.api.objective import LossLike, MetricLike, Objective, objective
+from fedveil.api.result import Result
+from fedveil.engine.choice import choice_of
+from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.run import go_on, run
+from fedveil.engine.sections import SESSION
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.federation.share import FixedPopulation
+from fedveil.population.arrays import People
+from fedveil.population.records import Population
+from fedveil.server.optimizers import Optimizer
+
+
+def train(
+    model: nn.Module | str,
+    people: Population,
+    *,
+    method: MethodChoice,
+    rounds: int,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    loss: LossLike | None = None,
+    metrics: Sequence[MetricLike] | None = None,
+    server: Optimizer | None = None,
+    callbacks: Sequence[Callback] = (),
+    seed: int = 0,
+    name: str = "run",
+    folder: str | Path = "runs",
+    settings: Mapping[str, Any] | None = None,
+) -> Result:
+    """Train a model over the records of people in silos, and say what privacy that gave.
+
+    Args:
+        model: any ``torch.nn.Module`` that treats records one by one, which counts as PUBLIC as it is handed over, or
+            the name of a shipped model or of a factory, ``package.module:factory``. It is copied, never changed.
+        people: who holds what, from :func:`fedveil.population`.
+        method: such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``.
+        rounds: T.
+        epsilon: target at ``delta``: the least noise is found that keeps all rounds within it. None where the method
+            is given its ``noise_multiplier``, or has none.
+        delta: probability mass for which epsilon may not hold; below 1 / n_users.
+        loss: a name, a loss of ``torch.nn``, or a function (outputs, targets) -> one term a record. None:
+            cross-entropy, squared error or Cox's, by the task and the model's outputs.
+        metrics: names or functions (outputs, targets, weights) -> number, on the test records.
+        server: the server's optimiser, such as ``fedveil.Sgd(20.0)``; None is ``Sgd(1.0)``.
+        callbacks: told of every round, in public numbers.
+        seed: of the initial model by name, of batches and dropout; never of noise.
+        name: of the run folder.
+        folder: where run folders are made.
+        settings: tables laid over the experiment, as in a TOML document: ``{"protection": {"name":
+            "secure-aggregation"}}``. See docs/reference/experiment.md.
+
+    Returns:
+        The result; everything is in its run folder as well.
+
+    Raises:
+        FedveilError: whatever is wrong with model, population, method or budget, found before any training.
+    """
+    _check(people, method)
+    learned = objective(model, people, seed, loss, metrics)
+    document: dict[str, Any] = {
+        "name": name,
+        "seed": seed,
+        "rounds": rounds,
+        "data": _data(people),
+        "model": dict(learned.section),
+        "method": _method(method, epsilon),
+        "server": _server(server),
+        "privacy": {"delta": delta} | ({} if epsilon is None else {"epsilon": epsilon}),
+    }
+    if method.local is not None:
+        document["local"] = dict(method.local)
+    experiment = parse(_laid_over(document, settings), "fedveil.train")
+    prepared = _prepared(experiment, people, learned)
+    watch = Watch(prepared, callbacks, public_test=getattr(people, "public_test", False))
+    return Result.of(run(prepared, Path(folder), watch), learned.module, people)
+
+
+def resume(
+    folder: str | Path,
+    model: nn.Module | str,
+    people: Population,
+    *,
+    loss: LossLike | None = None,
+    metrics: Sequence[MetricLike] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Go on with a run from its last complete round, with the objects that it began with.
+
+    Args:
+        folder: the run folder.
+        model: as it was handed over to :func:`train`: built alike, with the same initial values.
+        people: the same population.
+        loss: as it was given to :func:`train`.
+        metrics: as they were given.
+        callbacks: told of every further round.
+
+    Raises:
+        RunFolderError: no run folder, a damaged one, or one that began with another model, other data, another loss or
+            other metrics; names what differs.
+    """
+    opened, experiment = RunFolder.open(Path(folder))
+    if not isinstance(people, Population):
+        raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
+    learned = objective(model, people, experiment.seed, loss, metrics)
+    given = {
+        **{f"data.{key}": value for key, value in _data(people).items()},
+        **{f"model.{key}": value for key, value in learned.section.items()},
+    }
+    recorded = experiment.model_dump(mode="json")
+    for key, value in given.items():
+        table, _, inner = key.partition(".")
+        found = recorded[table][inner]
+        if found != value:
+            raise RunFolderError(
+                f"{opened.path}: the run began with another {key}: {_words(found)}, and now it is {_words(value)}; "
+                "hand over what it began with, or train in a folder of its own"
+            )
+    prepared = _prepared(experiment, people, learned)
+    watch = Watch(prepared, callbacks, public_test=getattr(people, "public_test", False))
+    return Result.of(go_on(opened, prepared, watch), learned.module, people)
+
+
+def _check(people: Any, method: Any) -> None:
+    if not isinstance(people, Population):
+        raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
+    if not isinstance(method, MethodChoice):
+        what = (
+            f"call it: fedveil.{method.__name__}(...)" if callable(method) else f"not {type(method).__name__}"
+        )
+        raise ConfigError(f"method: a chosen method is needed, such as fedveil.uldp_avg_w(clip=0.5): {what}")
+
+
+def _data(people: Population) -> dict[str, Any]:
+    return {"name": f"{SESSION}{people.name}", "n_users": people.n_users, "n_silos": people.n_silos}
+
+
+def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
+    section = {"name": method.name, **method.parameters}
+    noise = section.get("noise_multiplier")
+    if epsilon is not None and not method.takes_noise:
+        raise ConfigError(
+            f"epsilon: {method.name} adds no noise, so no epsilon can be met; leave epsilon out"
+        )
+    if epsilon is not None and noise is not None and not isinstance(noise, str):
+        raise ConfigError(
+            "epsilon: the target that noise is found for, but noise_multiplier is given too; leave one of them out, or "
+            'stop at a budget: settings={"privacy": {"budget": ...}}'
+        )
+    if method.takes_noise and noise is None:
+        if epsilon is None:
+            raise ConfigError(
+                f"epsilon: {method.name} needs epsilon=, for which noise is found, or noise_multiplier="
+            )
+        section["noise_multiplier"] = "calibrated"
+    return section
+
+
+def _server(server: Optimizer | None) -> dict[str, Any]:
+    if server is None:
+        return {}
+    chosen = choice_of("optimizers", server)
+    if chosen is None:
+        raise ConfigError(
+            f"server: a server optimiser is needed, such as fedveil.Sgd(1.0), not {type(server).__name__}"
+        )
+    return {"optimizer": chosen.document()}
+
+
+def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    if settings is None:
+        return document
+    for table in settings:
+        if table not in Experiment.model_fields or table in ("schema_version", "data", "model", "name"):
+            known = sorted(set(Experiment.model_fields) - {"schema_version", "data", "model", "name"})
+            raise ConfigError(
+                f"settings: no table or key '{table}' to lay over; known here: {', '.join(known)}"
+            )
+    return merge(document, dict(settings))
+
+
+def _prepared(experiment: Experiment, people: Population, learned: Objective) -> Prepared:
+    if experiment.trainer.processes > 1:
+        raise ConfigError(
+            "trainer.processes: what is handed over in Python is in this process alone; leave processes at 1"
+        )
+    return prepare(experiment, FixedPopulation(people), learned.task)
+
+
+def _words(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return f"{text[:16]}..." if len(text) == 64 else text
+
+
+__all__ = ["People", "resume", "train"]

@@ -1,0 +1,54 @@
+"""The command that makes published tables again, and the page of all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.commands.options import OUT, Json
+from fedveil.console import observer, print_json, rows_table
+from fedveil.errors import ConfigError
+from fedveil.files import replace_file
+from fedveil.reproduction.page import page
+from fedveil.reproduction.play import reproduce
+from fedveil.reproduction.results import ResultFolder
+from fedveil.reproduction.rows import section_rows
+from fedveil.reproduction.table import load_table, table_names
+
+
+def reproduce_command(
+    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="which; none: list them")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="runs a cell; default: what the table asks for")
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="folder of the result files")] = Path("results"),
+    runs: Annotated[Path, typer.Option("--runs", help="folder that run folders are made in")] = Path(
+        "runs/reproduce"
+    ),
+    write: Annotated[
+        Path | None, typer.Option("--page", help="write the page of all result files here, and train nothing")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a published table again, run by run; what a result file has is not run again."""
+    folder = ResultFolder(results)
+    if write is not None:
+        if name is not None:
+            raise ConfigError(f"{name}: --page writes the page of all tables; name none")
+        replace_file(write, page(folder).encode())
+        return
+    if name is None:
+        rows = [{"table": one, "title": load_table(one).title} for one in table_names()]
+        print_json({"tables": rows}) if as_json else OUT.print(rows_table(rows))
+        return
+    table = load_table(name)
+    with observer(OUT, quiet=True) as watching:
+        for run in reproduce(table, folder, runs, watching, seeds=seeds):
+            if not as_json:
+                value = run.values.get(table.value)
+                spent = "" if run.cpu_seconds is None else f", {run.cpu_seconds:.1f} CPU seconds"
+                OUT.print(f"{run.cell}, seed {run.seed}: {table.value} {value}{spent}")
+    found = section_rows(table, folder.read(name))
+    print_json({"table": name, "rows": found}) if as_json else OUT.print(rows_table(found, title=table.title))

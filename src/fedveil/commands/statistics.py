@@ -1,0 +1,145 @@
+"""Commands for statistics that count people over silos, and for reading what was released."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.commands.options import OUT, Json, Runs
+from fedveil.console import number, print_json, rows_table
+from fedveil.engine.release_document import read_release_document
+from fedveil.engine.releases import PreparedRelease, answered, make_release, prepare_release
+from fedveil.errors import ConfigError
+from fedveil.report.statistics import write_statistics
+from fedveil.statistics.derived import cross, quantiles
+from fedveil.statistics.figures import TOO_FEW, Row, rows
+from fedveil.statistics.released import read_released
+
+Here = Annotated[
+    bool,
+    typer.Option("--these-people", help="intervals for these people, without the spread of a population"),
+]
+
+
+def stats_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with [statistics]")],
+    plan: Annotated[
+        bool, typer.Option("--plan", help="predict every error bar; no record is read, nothing is charged")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="pay for cells that a stored release has already")
+    ] = False,
+    here: Here = False,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Count people over silos: one release of tables with intervals, inside one budget."""
+    document = read_release_document(file)
+    prepared = prepare_release(document)
+    if plan:
+        _print_plan(prepared, as_json)
+        return
+    stored = None if again else answered(document, prepared, runs)
+    if stored is not None:
+        raise ConfigError(
+            f"{file}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` reads it "
+            "again for nothing, --again pays for another"
+        )
+    outcome = make_release(prepared, runs)
+    report = write_statistics(outcome.folder)
+    found = rows(outcome.released)
+    if as_json:
+        print_json(
+            {
+                "folder": outcome.folder,
+                "counted": outcome.released.counted,
+                "rows": [row.to_json() for row in found],
+                "statement": outcome.statement.to_json(),
+                "report": report,
+            }
+        )
+        return
+    _print_rows(found, here)
+    for sentence in outcome.statement.sentences():
+        OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
+    OUT.print(f"report: {report}")
+
+
+def show_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a release")],
+    crossed: Annotated[
+        list[str] | None, typer.Option("--cross", help="A,B: a cross table that the release contains")
+    ] = None,
+    levels: Annotated[
+        list[str] | None, typer.Option("--quantile", help="COLUMN=Q,Q,...: quantiles of a number with bins")
+    ] = None,
+    here: Here = False,
+    as_json: Json = False,
+) -> None:
+    """Read what was released again, or figures that follow from it: free, and no record is touched."""
+    released = read_released(folder)
+    found: list[Row] = []
+    for text in crossed or ():
+        found += cross(released, tuple(part.strip() for part in text.split(",")))
+    for text in levels or ():
+        column, equals, given = text.partition("=")
+        try:
+            asked = tuple(float(part) for part in given.split(","))
+        except ValueError:
+            asked = ()
+        if not equals or not asked:
+            raise ConfigError(f"--quantile {text}: expected COLUMN=Q,Q,..., for instance age=.1,.9")
+        found += quantiles(released, column.strip(), asked)
+    if not crossed and not levels:
+        found = list(rows(released))
+    if as_json:
+        print_json({"counted": released.counted, "rows": [row.to_json() for row in found]})
+        return
+    _print_rows(found, here)
+
+
+def _print_rows(found: list[Row] | tuple[Row, ...], here: bool) -> None:
+    """Print a table: estimate, interval, and where its width comes from."""
+    OUT.print(rows_table([_told(row, here) for row in found]))
+
+
+def _told(row: Row, here: bool) -> dict[str, str]:
+    """Return a row in words."""
+    cells = {"release": row.release, "group": row.group, "figure": f"{row.figure} {row.cell}".strip()}
+    interval = row.interval
+    if interval is None:
+        return cells | {"estimate": TOO_FEW, "95 % interval": "", "width": ""}
+    low, high = (interval.low_here, interval.high_here) if here else (interval.low, interval.high)
+    ends = f"{number(low, none='open')} .. {number(high, none='open')}"
+    privacy = 1.0 if here else interval.privacy
+    width = f"privacy {privacy:.0%}, people {1 - privacy:.0%}"
+    return cells | {"estimate": number(interval.estimate), "95 % interval": ends, "width": width}
+
+
+def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
+    """Print what is predicted of every block, and what the release costs."""
+    found = [
+        {
+            "release": one.release,
+            "part": one.part,
+            "cells": one.cells,
+            "numbers": one.numbers,
+            "share": one.share,
+            "noise (sd)": one.noise,
+            "95 % half width": one.error,
+            "largest noise": one.allowed,
+        }
+        for one in prepared.plan
+    ]
+    epsilon = prepared.epsilon_of(prepared.guarantee.event)
+    if as_json:
+        document = {"epsilon": epsilon, "numbers": prepared.step.layout.length, "blocks": found}
+        print_json(document)
+        return
+    OUT.print(rows_table(found))
+    OUT.print(
+        f"{prepared.step.layout.length} numbers, noise multiplier {prepared.method.channel.nominal():.4g}, epsilon "
+        f"{epsilon:.4g} at delta {prepared.document.privacy.delta:g}; no record was read and nothing was charged"
+    )

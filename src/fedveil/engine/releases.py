@@ -1,0 +1,382 @@
+"""One release of statistics: planned from public numbers, charged, summed over the silos, and written down.
+
+In this order: everything that can be refused is refused from public numbers; the tables are read; the ledger is
+charged, durably; the silos' vectors are bounded, added up and sent through the method's protection; what was released
+is written. What a release shows is decoded from that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from fedveil.engine.aggregation import MaskedRange
+from fedveil.engine.folder import RunFolder, finite
+from fedveil.engine.release_document import DOCUMENT, ReleaseDocument, read_release_document
+from fedveil.engine.silo_side import silo_message
+from fedveil.engine.weighting import WeightingRange
+from fedveil.errors import ConfigError
+from fedveil.methods.claims import Guarantee, PublicFacts
+from fedveil.methods.derive import derive
+from fedveil.methods.method import Method
+from fedveil.methods.statistic import statistic
+from fedveil.methods.weights import Weights
+from fedveil.population.columns import ColumnTable, read_columns
+from fedveil.population.schema import Schema, read_schema
+from fedveil.privacy.accounting import Accountant, epsilon_on_grid, make_accountant
+from fedveil.privacy.bounds import FixedVector
+from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.events import Event, GaussianEvent
+from fedveil.privacy.ledger import Budget, Ledger
+from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
+from fedveil.protection.driver import Driver
+from fedveil.protection.open_sums import OpenSums
+from fedveil.protection.weighted_sums import WeightedGiven
+from fedveil.protection.weighting_silo import SEED_BYTES
+from fedveil.randomness import PrivacyRandomness
+from fedveil.statistics.compose import compose
+from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.plan import Planned, check, planned
+from fedveil.statistics.released import FILE, Released, dumps, read_released, unit_of
+
+_WEIGHTS: Final = {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedRelease:
+    """A release, ready to be made; public numbers alone.
+
+    Attributes:
+        document: what was asked for.
+        schema: of the tables.
+        silos: names of all silos.
+        method: the composition.
+        step: its local step.
+        guarantee: what it guarantees.
+        accountant: who bounds epsilon.
+        plan: what is predicted of every block.
+    """
+
+    document: ReleaseDocument
+    schema: Schema
+    silos: tuple[str, ...]
+    method: Method
+    step: LocalStatistic
+    guarantee: Guarantee
+    accountant: Accountant
+    plan: tuple[Planned, ...]
+
+    @property
+    def secure(self) -> bool:
+        """Whether the noise cannot be predicted."""
+        return self.document.privacy.insecure_seed is None
+
+    def epsilon_of(self, event: Event) -> float:
+        """Return the epsilon of an event of the release, the grid of its noise included."""
+        loss = self.guarantee.grid_loss_after(1, self.step.layout.length)
+        return epsilon_on_grid(self.accountant, event, self.document.privacy.delta, loss)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReleaseOutcome:
+    """What a release left behind."""
+
+    folder: Path
+    released: Released
+    statement: Statement
+
+
+def prepare_release(document: ReleaseDocument) -> PreparedRelease:
+    """Compose a release and find its noise, from the document and the schema; no table is opened.
+
+    Raises:
+        FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
+    """
+    table = document.data.table
+    assert table is not None
+    schema = read_schema(table.schema_file)
+    silos = _silos(schema, table.files)
+    step = compose(document.statistics, schema, silos)
+    facts = PublicFacts(n_silos=len(silos), n_users=schema.n_users, dimension=step.layout.length)
+    build = _builder(document, step, facts)
+    accountant = make_accountant(document.privacy.accountant)
+    event, loss = _costs(build, facts)
+    budget = Budget(epsilon=_target(document), delta=document.privacy.delta, accountant=accountant)
+    multiplier = calibrate_noise(event, budget, loss=loss)
+    method = build(multiplier)
+    std = method.noise_std(len(silos))
+    assert std is not None
+    plan = planned(
+        document.statistics,
+        step.layout,
+        n_users=schema.n_users,
+        noise_std=std,
+        unit=unit_of(document.statistics, len(silos)),
+    )
+    check(plan, multiplier, lambda z: accountant.epsilon(GaussianEvent(noise_multiplier=z), budget.delta))
+    return PreparedRelease(
+        document=document,
+        schema=schema,
+        silos=silos,
+        method=method,
+        step=step,
+        guarantee=derive(method, facts),
+        accountant=accountant,
+        plan=plan,
+    )
+
+
+def make_release(prepared: PreparedRelease, parent: Path) -> ReleaseOutcome:
+    """Make a release in a new folder under ``parent``.
+
+    Raises:
+        FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing is released then.
+    """
+    document = prepared.document
+    assert document.data.table is not None
+    table = read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
+    folder = RunFolder.create(parent, document, DOCUMENT)
+    guarantee = prepared.guarantee
+    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        ledger.charge(run=document.name, round=1, attempt=0, event=guarantee.event)
+        spent = ledger.spent()
+    vector = noisy_sum(prepared, table)
+    released = _released(prepared, vector)
+    folder.write(FILE, dumps(released))
+    statement = _statement(prepared, spent)
+    folder.write_json("privacy.json", statement.to_json())
+    return ReleaseOutcome(folder=folder.path, released=released, statement=statement)
+
+
+def noisy_sum(prepared: PreparedRelease, table: ColumnTable) -> Float64[np.ndarray, " d"]:
+    """Return the sum of all silos' messages, as the server learns it under the method's protection."""
+    method, step, n_silos = prepared.method, prepared.step, len(prepared.silos)
+    seed = prepared.document.privacy.insecure_seed
+    privacy = PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
+    if method.protection.weighs:
+        return _privately_weighted(prepared, table, privacy)
+    assert isinstance(method.bound, FixedVector)
+    sums = silo_sums(step, table, method.weights.of(table.pairs(), n_silos, table.n_users), method.bound)
+    masked = MaskedRange.of(method, n_silos=n_silos, n_users=table.n_users, length=step.layout.length)
+
+    def message(silo: int) -> Float64[np.ndarray, " d"]:
+        return silo_message(
+            method, sums[silo], n_silos=n_silos, silo=silo, round_number=1, privacy=privacy
+        ).vector
+
+    everybody = tuple(range(n_silos))
+    if masked is None:
+        open_sums = Driver(OpenSums(clients=n_silos, length=step.layout.length), kinds=method.kinds)
+        return open_sums.play((1, 0), everybody, None, message)[0]
+    driver = Driver(masked.protocol(), kinds=method.kinds)
+    units, _ = driver.play((1, 0), everybody, None, lambda silo: masked.units(message(silo)))
+    return masked.vector(units)
+
+
+def _privately_weighted(
+    prepared: PreparedRelease, table: ColumnTable, privacy: PrivacyRandomness
+) -> Float64[np.ndarray, " d"]:
+    """Return the sum weighted under encryption: a person's counts stay with her silos.
+
+    A silo counts at most N_max / |S| records of a person, and never refuses one who has more: whether it goes on must
+    not depend on her. Her weights still sum to 1.
+    """
+    method, step, n_silos = prepared.method, prepared.step, len(prepared.silos)
+    groups = table.pairs()
+    uncapped = WeightingRange.of(
+        method, groups, n_silos=n_silos, n_users=table.n_users, length=step.layout.length, rounds=1
+    )
+    assert uncapped is not None
+    agreed = replace(uncapped, counts=np.minimum(uncapped.counts, uncapped.plan.count_limit))
+    assert isinstance(method.bound, FixedVector)
+    bound = method.bound
+
+    def given(silo: int) -> WeightedGiven:
+        rows = np.concatenate(
+            [np.zeros((0, step.layout.length)), *_own_vectors(step, table, groups.silo == silo, bound)]
+        )
+        share = silo_message(
+            method,
+            np.zeros(step.layout.length),
+            n_silos=n_silos,
+            silo=silo,
+            round_number=1,
+            privacy=privacy,
+        ).vector
+        dither = privacy.stream("dither", 1, silo, 0).uint64(SEED_BYTES // 8).tobytes()
+        return agreed.given(rows, share, dither)
+
+    driver = Driver(agreed.protocol(), kinds=method.kinds)
+    units, _ = driver.play((1, 0), tuple(range(n_silos)), None, given)
+    return agreed.vector(units)
+
+
+def _own_vectors(
+    step: LocalStatistic, table: ColumnTable, own: np.ndarray, bound: FixedVector
+) -> list[Float64[np.ndarray, "m d"]]:
+    """Return a silo's people's vectors of weight 1, multiples of the grid, in blocks."""
+    condensed, _, mixed = step.pairs(table)
+    found = []
+    for _, vectors in step.vectors(condensed, mixed[np.flatnonzero(own)]):
+        weights = torch.ones(len(vectors), dtype=torch.float64)
+        found.append(bound.quantize_(vectors, bound.norms(vectors), weights).numpy() * bound.grid)
+    return found
+
+
+def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
+    """Return a folder whose release has every cell that is asked for, of the same tables; None if there is none."""
+    for path in sorted(parent.glob(f"*/{FILE}")):
+        before, stored = read_release_document(path.parent / DOCUMENT), read_released(path.parent)
+        same = (before.data, stored.schema, stored.silos) == (document.data, prepared.schema, prepared.silos)
+        asked, had = document.statistics, stored.request
+        alike = (asked.combine, asked.order, asked.silos) == (had.combine, had.order, had.silos)
+        cells = {(block.encoder, block.groups) for block in stored.layout.blocks}
+        if same and alike and {(one.encoder, one.groups) for one in prepared.step.layout.blocks} <= cells:
+            return path.parent
+    return None
+
+
+def _silos(schema: Schema, files: tuple[Path, ...]) -> tuple[str, ...]:
+    """Return the names of all silos, without a look at a record."""
+    if schema.silos is not None:
+        return schema.silos
+    if schema.silo is not None:
+        raise ConfigError(
+            "schema: the silos are those that occur in a column, and which occur is for records to tell; declare silos"
+        )
+    return tuple(sorted({path.stem for path in files}))
+
+
+def _builder(
+    document: ReleaseDocument, step: LocalStatistic, facts: PublicFacts
+) -> Callable[[float], Method]:
+    """Return the method as a function of its noise multiplier."""
+    section, asked = document.protection, document.statistics
+    protection, weights = section.build(), _WEIGHTS[asked.silos]
+    if asked.silos == "equal" and protection.weighs:
+        protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
+    if weights.by_records and not protection.weighs:
+        raise ConfigError(
+            f"statistics.silos: '{asked.silos}' counts people, for which silos must weigh a person by what she has "
+            "elsewhere; in the open that shows her counts. Give protection.name = 'private-weighting', or "
+            "silos = 'uniform', which counts person-silo pairs (and needs no weights)"
+        )
+    if not (protection.masks or protection.weighs or not protection.agrees):
+        raise ConfigError(
+            f"protection.name: '{document.protection.name}' is for models; statistics run under none, "
+            "secure-aggregation or private-weighting"
+        )
+
+    def build(noise_multiplier: float) -> Method:
+        return statistic(
+            local=step,
+            n_silos=facts.n_silos,
+            n_users=facts.n_users,
+            weights=weights,
+            noise_multiplier=noise_multiplier,
+            protection=protection,
+            colluding_silos=document.privacy.colluding_silos,
+            missing_silos=protection.missing_silos,
+        )
+
+    return build
+
+
+def _costs(
+    build: Callable[[float], Method], facts: PublicFacts
+) -> tuple[Callable[[float], Event], Callable[[float], float]]:
+    """Return event and grid loss of the release as functions of its noise multiplier."""
+    assert facts.dimension is not None
+    dimension = facts.dimension
+
+    def event(noise_multiplier: float) -> Event:
+        return derive(build(noise_multiplier), facts).event
+
+    def loss(noise_multiplier: float) -> float:
+        return derive(build(noise_multiplier), facts).grid_loss_after(1, dimension)
+
+    return event, loss
+
+
+def _target(document: ReleaseDocument) -> float:
+    assert document.privacy.epsilon is not None
+    return document.privacy.epsilon
+
+
+def _released(prepared: PreparedRelease, vector: Float64[np.ndarray, " d"]) -> Released:
+    std = prepared.method.noise_std(len(prepared.silos))
+    assert std is not None
+    return Released(
+        name=prepared.document.name,
+        request=prepared.document.statistics,
+        schema=prepared.schema,
+        silos=prepared.silos,
+        noise_multiplier=prepared.method.channel.nominal(),
+        noise_std=std,
+        vector=vector,
+    )
+
+
+def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
+    """Return what the release guarantees: the fold's lines, and what was charged."""
+    guarantee, privacy = prepared.guarantee, prepared.document.privacy
+    length, n_silos = prepared.step.layout.length, len(prepared.silos)
+    seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
+    source = "the operating system's cryptographic generator"
+    return Statement(
+        unit=guarantee.unit,
+        adjacency=guarantee.adjacency,
+        epsilon=prepared.epsilon_of(guarantee.event) if prepared.secure else None,
+        delta=privacy.delta,
+        accountant=prepared.accountant.name,
+        epsilons=epsilons_by_accountant(
+            spent, privacy.delta, guarantee.adjacency, loss=guarantee.grid_loss_after(1, length)
+        ),
+        event=spent,
+        units=prepared.schema.n_users,
+        mechanisms=(
+            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos "
+            "by at most 1 (l2)",
+            *guarantee.mechanisms,
+        ),
+        trust=tuple(
+            Disclosure(
+                role=view.role,
+                party=view.party,
+                sees=view.sees,
+                epsilon=finite(prepared.epsilon_of(view.event)) if prepared.secure else None,
+            )
+            for view in guarantee.views
+        ),
+        randomness=f"noise drawn from {source}"
+        if prepared.secure
+        else "noise derived from a seed, for repetition",
+        secure_randomness=prepared.secure,
+        uncovered=(*guarantee.uncovered, *_UNCOVERED),
+        notes=(_counted(prepared),),
+        reasons=() if prepared.secure else (seeded,),
+        released="statistics",
+    )
+
+
+_UNCOVERED: Final = (
+    "declared bounds, bins, grids and categories, if somebody set them after looking at the records",
+    "how long the release takes, which whoever waits for it can see: it depends on how many records there are",
+)
+
+
+def _counted(prepared: PreparedRelease) -> str:
+    if prepared.document.statistics.silos == "uniform" and len(prepared.silos) > 1:
+        return (
+            "what is counted is person-silo pairs: a person counts 1 in every silo that has a record of hers, and is "
+            "protected in all of them together"
+        )
+    return (
+        "a person counts 1, spread over her records; two ids for one person count 2 and are protected as two"
+    )

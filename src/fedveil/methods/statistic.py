@@ -1,0 +1,79 @@
+"""A statistic as a method: the bounded vector of every (silo, user) pair, summed with shares of one noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+from fedveil.errors import CompositionError
+from fedveil.methods.channels import GaussianShares
+from fedveil.methods.contributions import SiloUserContribution
+from fedveil.methods.method import Method
+from fedveil.methods.protection_stage import ProtectionStage
+from fedveil.methods.weights import Weights
+from fedveil.privacy.bounds import FixedVector
+from fedveil.privacy.noise import grid_for
+from fedveil.privacy.sampling import Everyone
+from fedveil.server.optimizers import STATELESS, Optimizer, State
+from fedveil.statistics.local import LocalStatistic
+
+_EXACT_BITS = 52
+
+
+@dataclass(frozen=True)
+class ReleaseSum(Optimizer):
+    """What the server of a statistic does: it releases the noisy sum, from which every figure is decoded."""
+
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return nothing: a release remembers none before it."""
+        return STATELESS
+
+    def step(
+        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
+    ) -> tuple[Float32[Tensor, " d"], State]:
+        """Return the sum, whatever was released before."""
+        return mean.float(), STATELESS
+
+
+def statistic(
+    *,
+    local: LocalStatistic,
+    n_silos: int,
+    n_users: int,
+    weights: Weights,
+    noise_multiplier: float,
+    protection: ProtectionStage,
+    colluding_silos: int = 0,
+    missing_silos: int = 0,
+) -> Method:
+    """Releases sum_su w_su v_su + N(0, sigma^2) with ||v_su|| <= 1 and sum_s w_su <= 1, so that a person moves it by 1.
+
+    Raises:
+        CompositionError: more people than exact sums on the grid of this noise hold, or stages that do not combine.
+    """
+    channel = GaussianShares(
+        noise_multiplier=noise_multiplier,
+        scale=1.0,
+        colluding_silos=colluding_silos,
+        missing_silos=missing_silos,
+    )
+    grid = grid_for(channel.share_std(n_silos), at_most=1.0)
+    if n_users / grid >= 2.0**_EXACT_BITS:
+        raise CompositionError(
+            f"statistics: {n_users} people on the grid of this noise exceed exact sums of 2^{_EXACT_BITS} steps; take "
+            "more noise (a smaller epsilon), or fewer people"
+        )
+    return Method(
+        name="statistics",
+        contribution=SiloUserContribution(),
+        sampler=Everyone(),
+        local=local,
+        bound=FixedVector(norm=1.0, step=grid),
+        weights=weights,
+        channel=channel,
+        server=ReleaseSum(),
+        protection=protection,
+        released="statistics",
+    )

@@ -1,0 +1,295 @@
+"""A population from what a Python program holds: arrays, data frames, Arrow tables, tensors, or a PyTorch data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Int32, Int64
+from torch.utils.data import Dataset
+
+from fedveil.errors import ConfigError, DataError
+from fedveil.population.given import Label, read_features, read_ids, read_labels, read_numbers
+from fedveil.population.identities import keys_of, numbered
+from fedveil.population.records import Features, Population, Records, Targets, Task, check_task
+from fedveil.population.schema import Schema
+from fedveil.population.splits import holdout_by_user
+from fedveil.randomness import ExperimentRandomness
+
+Counted = Literal["counted"]
+_PREPARED: Final = (
+    "The features were handed over as numbers: whatever was fitted on records to make them (a scaling, a vocabulary, a "
+    "choice of columns) is not covered."
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class People(Population):
+    """A population that knows how to read new records like those it was made of.
+
+    Args:
+        feature_names: of the columns, where features came as a table.
+        classes: the labels, in the order of their numbers; empty for other tasks.
+        public_test: whether the test table was handed over as public, and not held out of the training records.
+        schema: of the tables that it was read from; None for arrays.
+    """
+
+    feature_names: tuple[str, ...] | None = None
+    classes: tuple[Label, ...] = ()
+    public_test: bool = False
+    schema: Schema | None = field(default=None)
+
+
+def population(
+    features: Any,
+    targets: Any = None,
+    *,
+    user: Any = None,
+    silo: Any = None,
+    n_users: int | Counted | None = None,
+    task: Task | None = None,
+    classes: Sequence[Any] | None = None,
+    silos: Sequence[str | int] | None = None,
+    test: tuple[Any, Any] | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    name: str = "people",
+) -> People:
+    """Make a population of records that are in memory.
+
+    Args:
+        features: (n, ...) numbers: a numpy array, a tensor, a pandas or Arrow table; or a PyTorch data set of
+            (features, target), or of (features, target, user, silo), which is read into memory. uint8 stays as it is,
+            everything else becomes float32, and nothing is scaled.
+        targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
+        user: (n,) whose record it is: text or whole numbers; the same id is the same person in every silo.
+        silo: (n,) who holds it.
+        n_users: |U|, the PUBLIC number of users, with or without records. ``"counted"`` counts those that have
+            records; then the statement says that no guarantee covers it.
+        task: ``"classification"``, ``"regression"`` or ``"survival"``.
+        classes: the labels in the order of the model's outputs. None takes those that occur, and the statement says so.
+        silos: names of the silos; one without a record takes part like any other. None takes those that have records,
+            and the statement says so.
+        test: PUBLIC (features, targets) to test on. None holds records out.
+        test_share: probability with which each record is held out where there is no public test table.
+        seed: of the hold-out.
+        name: what reports call these data.
+
+    Returns:
+        The population. Users are numbered by the sorted union of their ids, silos by ``silos``.
+
+    Raises:
+        ConfigError: an argument that is missing or cannot be.
+        DataError: values that cannot be; names the column and the row, never the value.
+
+    Guarantees:
+        As :func:`fedveil.population.tables.read_tables`: whether a record is held out, and what its user's batches are
+        seeded by, depends on her id and her own records alone, and nothing is fitted on the records, but for what was
+        asked to be counted.
+
+    >>> X, y = np.zeros((4, 2)), [0, 1, 1, 0]
+    >>> people = population(X, y, user=["a", "b", "a", "c"], silo=["n", "n", "s", "s"], n_users=10,
+    ...                     task="classification", classes=[0, 1], silos=["n", "s"])
+    >>> people.n_users, people.n_silos, people.feature_shape
+    (10, 2, (2,))
+    """
+    _check_arguments(task, n_users, test_share, test)
+    assert task is not None
+    assert n_users is not None
+    columns = _columns(features, targets, user, silo)
+    table = read_features(columns["features"])
+    notes = [_PREPARED]
+    labels, words = _targets(columns["targets"], task, classes, "targets")
+    users, place = numbered(read_ids(columns["user"], "user"))
+    names, of_silo = _silos(read_ids(columns["silo"], "silo"), silos)
+    _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
+    if n_users == "counted":
+        n_users = max(1, len(users))
+        notes.append(
+            "The number of users is counted from the records and treated as public: no guarantee covers it. "
+            "Declare n_users."
+        )
+    if len(users) > n_users:
+        raise DataError(
+            f"n_users is {n_users}, but more users have records; it is the public number of all users and must not be "
+            "below the number present"
+        )
+    if silos is None:
+        notes.append(
+            "The silos are those that have records: no guarantee covers their names and number. Declare silos."
+        )
+    if task == "classification" and classes is None:
+        notes.append(
+            "The classes are those that occur in the records: no guarantee covers that. Declare classes."
+        )
+    key = keys_of(users)[place]
+    if test is not None:
+        tested = read_features(test[0], "test features")
+        if tested.names != table.names:
+            raise DataError("test features: the columns are not those of the features, in the same order")
+        kept, test_values = np.ones(len(place), dtype=np.bool_), tested.values
+        test_labels = _targets(test[1], task, words or None, "test targets")[0]
+        notes.append("The test table was handed over as public; no guarantee covers its records.")
+    else:
+        held_out = holdout_by_user(
+            place, key, test_share, ExperimentRandomness(seed).integer("arrays", "test")
+        )
+        kept, test_values, test_labels = ~held_out, table.values[held_out], labels[held_out]
+        notes.append(
+            f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
+            "records on both sides, and no guarantee covers the held-out ones."
+        )
+    return People(
+        name=name,
+        train=Records(
+            features=table.values[kept],
+            targets=labels[kept],
+            silo=of_silo[kept],
+            user=place[kept],
+            key=key[kept],
+        ),
+        test_features=test_values,
+        test_targets=test_labels,
+        n_users=n_users,
+        silo_names=names,
+        task=task,
+        n_classes=len(words) if task == "classification" else None,
+        notes=tuple(notes),
+        feature_names=table.names,
+        classes=words,
+        public_test=test is not None,
+    )
+
+
+def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> None:
+    if task not in get_args(Task):
+        raise ConfigError(f"population: task must be one of {', '.join(get_args(Task))}, not {task!r}")
+    if n_users is None:
+        raise ConfigError(
+            "population: n_users is required: the public number of all users, with or without records. It scales every "
+            'mean, so it must not depend on the records; n_users="counted" counts them all the same, and the statement '
+            "says that no guarantee covers it"
+        )
+    if n_users != "counted" and (
+        isinstance(n_users, bool) or not isinstance(n_users, int | np.integer) or n_users < 1
+    ):
+        raise ConfigError(f'population: n_users must be a whole number >= 1 or "counted", not {n_users!r}')
+    if test is not None and (not isinstance(test, tuple) or len(test) != 2):
+        raise ConfigError("population: test must be a pair (features, targets) of public records")
+    if test is None and not (isinstance(test_share, float | int) and 0 < test_share < 1):
+        raise ConfigError(
+            f"population: test_share must be between 0 and 1, not {test_share!r}; public records to test on go "
+            "into test="
+        )
+
+
+def _columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[str, Any]:
+    """Return the four columns; those that a data set brings with its records are read from it."""
+    if isinstance(features, Dataset):
+        if targets is not None:
+            raise ConfigError("population: a data set brings its own targets; leave targets out")
+        brought = _of_data_set(features)
+        both = [
+            name for name, given in (("user", user), ("silo", silo)) if given is not None and name in brought
+        ]
+        if both:
+            raise ConfigError(
+                f"population: the data set brings {both[0]} with every record; leave {both[0]} out"
+            )
+        columns = {"user": user, "silo": silo, **brought}
+    else:
+        columns = {"features": features, "targets": targets, "user": user, "silo": silo}
+    for name, column in columns.items():
+        if column is None:
+            what = {"targets": "what is predicted", "user": "whose record it is", "silo": "who holds it"}[
+                name
+            ]
+            raise ConfigError(f"population: {name} is required: for every record, {what}")
+    return columns
+
+
+def _of_data_set(data: Any) -> dict[str, Any]:
+    """Read a PyTorch data set into memory, record by record."""
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise ConfigError(
+            "population: a data set needs a length and items by number; an iterable one has neither"
+        )
+    if not len(data):
+        raise DataError("population: the data set has no record, so the shape of a record is unknown")
+    items = [data[row] for row in range(len(data))]
+    width = len(items[0]) if isinstance(items[0], tuple | list) else 0
+    if width not in (2, 4) or any(not isinstance(one, tuple | list) or len(one) != width for one in items):
+        raise DataError(
+            "population: an item of the data set must be (features, target) or (features, target, user, silo), and all "
+            "alike"
+        )
+    try:
+        features = torch.stack([torch.as_tensor(np.asarray(one[0])) for one in items])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError("features: the records of the data set are no numbers, or differ in shape") from error
+    names = ("targets", "user", "silo")[: width - 1]
+    return {
+        "features": features,
+        **{name: [_plain(one[at]) for one in items] for at, name in enumerate(names, 1)},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A single number as Python has it; anything else as it came."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return value.item() if np.prod(value.shape) == 1 else value.tolist()
+    return value
+
+
+def _targets(
+    given: Any, task: Task, classes: Sequence[Any] | None, where: str
+) -> tuple[Targets, tuple[Label, ...]]:
+    if task != "classification":
+        if classes is not None and len(classes):
+            raise ConfigError(f"population: classes belong to classification, not to {task}")
+        numbers = read_numbers(given, task, where)
+        check_task(where, numbers, task, None)
+        return numbers, ()
+    if classes is not None and (isinstance(classes, str | int) or len(classes) < 2):
+        raise ConfigError(
+            "population: classes must list two labels or more, in the order of the model's outputs"
+        )
+    found, words = read_labels(given, classes, where)
+    if len(words) < 2:
+        raise DataError(f"{where}: fewer than two classes occur; declare classes")
+    return found, words
+
+
+def _silos(
+    names: list[str], declared: Sequence[str | int] | None
+) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
+    """Return the silos' names, and the silo number of every record."""
+    present, place = numbered(names)
+    if declared is None:
+        if not present:
+            raise ConfigError("population: without a record the silos must be declared: silos=[...]")
+        return tuple(present), place
+    known = tuple(str(one) for one in declared)
+    if not known or len(set(known)) != len(known):
+        raise ConfigError("population: silos must list one name or more, each once")
+    number = {one: at for at, one in enumerate(known)}
+    missing = [one for one in present if one not in number]
+    if missing:
+        raise DataError(
+            f"silo, row {names.index(missing[0])}: the silo is not among those declared: {', '.join(known)}"
+        )
+    return known, np.array([number[one] for one in names], dtype=np.int32)
+
+
+def _check_lengths(
+    columns: dict[str, Features | Targets | Int32[np.ndarray, "n"] | Int64[np.ndarray, "n"]],
+) -> None:
+    length = len(columns["features"])
+    for name, column in columns.items():
+        if len(column) != length:
+            raise DataError(
+                f"{name}: {len(column)} entries, but the features have {length} rows; they must agree"
+            )

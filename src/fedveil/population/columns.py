@@ -1,0 +1,235 @@
+"""Columns of tables as statistics count them: every cell has a place, whatever it holds.
+
+Training refuses a value that is not declared, and everybody sees that it did. A statistic must not: whether a run goes
+on would depend on one cell of one person. So a cell that is missing, out of range, undeclared or no number is counted
+as that, and no cell of a declared column is an error. Errors are about what links records to people (ids, silos), about
+files and about columns, and name them; none repeats a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Float64, Int8, Int32, Int64
+
+from fedveil.errors import DataError
+from fedveil.population.identities import numbered
+from fedveil.population.records import Groups
+from fedveil.population.schema import Amount, Category, Label, Number, Schema, Survival
+from fedveil.population.tables import TableReader, number_of, open_table, silo_numbers
+
+
+class State(IntEnum):
+    """What a cell holds."""
+
+    VALID = 0
+    MISSING = 1
+    INVALID = 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Numbers:
+    """A numeric column.
+
+    Attributes:
+        values: (n,) numbers, 0 where the cell holds none; infinities are numbers out of range.
+        state: (n,) of every cell.
+    """
+
+    values: Float64[np.ndarray, "n"]
+    state: Int8[np.ndarray, "n"]
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> Numbers:
+        """Return the cells of these records."""
+        return Numbers(values=self.values[rows], state=self.state[rows])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Places:
+    """A column of declared categories.
+
+    Attributes:
+        values: (n,) places among the declared categories, 0 where the cell is none of them.
+        state: (n,) of every cell; INVALID is a category that is not declared.
+    """
+
+    values: Int64[np.ndarray, "n"]
+    state: Int8[np.ndarray, "n"]
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> Places:
+        """Return the cells of these records."""
+        return Places(values=self.values[rows], state=self.state[rows])
+
+
+Column: TypeAlias = Numbers | Places
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColumnTable:
+    """The records of all silos, column by column.
+
+    Attributes:
+        columns: by name.
+        silo: (n,) the silo of every record, from 0.
+        user: (n,) whose record it is, from 0; the same number is the same person in every silo.
+        n_users: |U|, the public number of people.
+        silo_names: |S| names.
+    """
+
+    columns: dict[str, Column]
+    silo: Int32[np.ndarray, "n"]
+    user: Int32[np.ndarray, "n"]
+    n_users: int
+    silo_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Return n, the number of records."""
+        return len(self.silo)
+
+    def numbers(self, name: str) -> Numbers:
+        """Return a numeric column.
+
+        Raises:
+            DataError: it is one of categories, or not there.
+        """
+        found = self.columns.get(name)
+        if not isinstance(found, Numbers):
+            raise DataError(f"column '{name}' is none of the numeric columns that were read")
+        return found
+
+    def places(self, name: str) -> Places:
+        """Return a column of categories.
+
+        Raises:
+            DataError: it is numeric, or not there.
+        """
+        found = self.columns.get(name)
+        if not isinstance(found, Places):
+            raise DataError(f"column '{name}' is none of the columns of categories that were read")
+        return found
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> ColumnTable:
+        """Return the table of these records."""
+        return ColumnTable(
+            columns={name: column.take(rows) for name, column in self.columns.items()},
+            silo=self.silo[rows],
+            user=self.user[rows],
+            n_users=self.n_users,
+            silo_names=self.silo_names,
+        )
+
+    def pairs(self) -> Groups:
+        """Group by (silo, user), as training does. O(n log n) time."""
+        key = self.silo.astype(np.int64) << 32 | self.user
+        pairs, size = np.unique(key, return_counts=True)
+        return Groups(
+            order=np.argsort(key, kind="stable").astype(np.int64),
+            start=(np.cumsum(size) - size).astype(np.int64),
+            size=size.astype(np.int64),
+            silo=(pairs >> 32).astype(np.int32),
+            user=(pairs & 0xFFFFFFFF).astype(np.int32),
+        )
+
+
+def categories_of(schema: Schema, name: str) -> tuple[str, ...] | None:
+    """Return the declared categories of a column, whatever its role; None for a number.
+
+    Raises:
+        DataError: the schema has no such column.
+    """
+    feature = schema.features.get(name)
+    if isinstance(feature, Category):
+        return feature.categories
+    if isinstance(feature, Number):
+        return None
+    target = schema.target
+    if isinstance(target, Label) and target.column == name:
+        return target.classes
+    if isinstance(target, Survival) and target.event == name:
+        return ("0", "1")
+    if (isinstance(target, Amount) and target.column == name) or (
+        isinstance(target, Survival) and target.time == name
+    ):
+        return None
+    known = ", ".join((*schema.features, *schema.target_columns))
+    raise DataError(f"the schema declares no column '{name}' that could be counted; it has: {known}")
+
+
+def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -> ColumnTable:
+    """Read declared columns of tables; no cell of them is refused.
+
+    Args:
+        schema: what the columns are.
+        files: CSV or Parquet files; without a silo column each is a silo, named by the file's stem.
+        wanted: columns to read, besides users and silos.
+
+    Raises:
+        DataError: a file that cannot be read or lacks a column; a record without an id; more people than ``n_users``;
+            a silo that is not declared.
+    """
+    categories = {name: categories_of(schema, name) for name in wanted}
+    ids = (schema.user,) if schema.silo is None else (schema.user, schema.silo)
+    read: dict[str, list[Column]] = {name: [] for name in wanted}
+    users, silos = list[str](), list[str]()
+    for path in files:
+        table = open_table(path, tuple(dict.fromkeys((*ids, *wanted))))
+        if table.num_rows == 0:  # columns without a value may have any type, or none
+            table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
+        reader = TableReader(path, table, schema.missing_values)
+        users += reader.identities(schema.user)
+        silos += [path.stem] * table.num_rows if schema.silo is None else reader.identities(schema.silo)
+        for name, declared in categories.items():
+            read[name].append(_numbers(reader, name) if declared is None else _places(reader, name, declared))
+    names, user = numbered(users)
+    if len(names) > schema.n_users:
+        raise DataError(
+            f"n_users is {schema.n_users} in the schema, but {len(names)} people have records; it is the public number "
+            "of all people and must not be below the number present"
+        )
+    silo_names, silo = silo_numbers(schema, files, silos)
+    return ColumnTable(
+        columns={name: _joined(parts) for name, parts in read.items()},
+        silo=silo,
+        user=user,
+        n_users=schema.n_users,
+        silo_names=silo_names,
+    )
+
+
+def _joined(parts: Sequence[Column]) -> Column:
+    """Return one column of those of all files."""
+    values = np.concatenate([part.values for part in parts])
+    state = np.concatenate([part.state for part in parts])
+    return (
+        Numbers(values=values, state=state)
+        if isinstance(parts[0], Numbers)
+        else Places(values=values, state=state)
+    )
+
+
+def _numbers(reader: TableReader, name: str) -> Numbers:
+    """Read a numeric column: what is no number is invalid, infinities are out of range."""
+    found, missing = reader.cells(name)
+    if pa.types.is_string(found.type):
+        filled = pc.if_else(pa.array(missing), None, found)
+        try:
+            found = pc.cast(filled, pa.float64())
+        except pa.ArrowInvalid:
+            found = pa.array([number_of(cell) for cell in filled.to_pylist()], pa.float64())
+    values = pc.fill_null(found, np.nan).to_numpy(zero_copy_only=False).astype(np.float64)
+    state = np.where(missing, State.MISSING, np.where(np.isnan(values), State.INVALID, State.VALID))
+    return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state.astype(np.int8))
+
+
+def _places(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
+    """Read a column of categories: what is not declared is invalid."""
+    place, missing = reader.places(name, declared)
+    state = np.where(missing, State.MISSING, np.where(place < 0, State.INVALID, State.VALID))
+    return Places(values=np.maximum(place, 0), state=state.astype(np.int8))

@@ -1,0 +1,234 @@
+"""Columns that come from Python: numpy, PyTorch, pandas and pyarrow, read into the arrays that records are made of.
+
+pandas is never imported: its tables are known by what they can do. Rows count from 0 in every error, and no error
+repeats a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from fedveil.errors import DataError
+from fedveil.foreign import foreign
+from fedveil.population.records import Features, Targets, Task
+
+_LARGEST_WHOLE: Final = 1 << 24
+Label: TypeAlias = str | int
+_LARGEST: Final = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FeatureTable:
+    """Features as a model reads them, and the names of their columns where they came as a table."""
+
+    values: Features
+    names: tuple[str, ...] | None
+
+
+def read_features(given: Any, where: str = "features") -> FeatureTable:
+    """Read (n, ...) numbers: an array, a tensor, a list of lists, or a table whose columns are all numbers.
+
+    uint8 stays uint8; everything else becomes float32.
+
+    Raises:
+        DataError: no numbers, NaN or infinity, a value that float32 cannot hold, a single axis; names row and column.
+    """
+    names = _names(given, where)
+    if names is None:
+        values = _array(given, where)
+    else:
+        columns = [
+            _numbers(_array(_column(given, name), f"{where}, column '{foreign(name)}'"), name)
+            for name in names
+        ]
+        values = np.stack(columns, axis=1) if columns else np.zeros((len(given), 0), np.float32)
+    if values.ndim < 2:
+        raise DataError(
+            f"{where}: one row a record is needed, (records, ...), but the shape is {values.shape}; a single "
+            "feature is given as values[:, None]"
+        )
+    if 0 in values.shape[1:]:
+        raise DataError(f"{where}: a record has no feature: the shape is {values.shape}")
+    return FeatureTable(values=as_float32(values, where), names=names)
+
+
+def as_float32(values: np.ndarray, where: str) -> Features:
+    """Return numbers as float32, or as uint8 where they are that.
+
+    Raises:
+        DataError: text or objects, a NaN, an infinity, or a number that float32 cannot hold.
+    """
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype.kind not in "biuf":
+        raise DataError(
+            f"{where}: the values are {values.dtype}, not numbers; encode them first (a category as one 0/1 column for "
+            "each DECLARED category), or describe the table by a schema and use fedveil.tables"
+        )
+    _refuse(
+        ~np.isfinite(values),
+        where,
+        "the value is NaN or infinite; fill it with a declared constant, or leave the record out",
+    )
+    if values.dtype.kind in "iu":
+        _refuse(
+            np.abs(values.astype(np.float64)) > _LARGEST_WHOLE,
+            where,
+            "a whole number above 16777216, which float32 does not hold exactly; scale it first",
+        )
+    _refuse(
+        np.abs(values.astype(np.float64)) > _LARGEST,
+        where,
+        "the value is too large for float32; scale it first",
+    )
+    return values.astype(np.float32)
+
+
+def read_ids(given: Any, where: str) -> list[str]:
+    """Read one id a record: text or whole numbers, as text; the number 7 and the text "7" are the same.
+
+    Raises:
+        DataError: an id that is missing, or of another type.
+    """
+    values = _array(given, where)
+    if values.ndim != 1:
+        raise DataError(f"{where}: one id a record is needed, but the shape is {values.shape}")
+    if values.dtype.kind in "iuU":
+        return [str(one) for one in values.tolist()]
+    if values.dtype.kind != "O":
+        raise DataError(
+            f"{where}: ids are text or whole numbers, not {values.dtype}; a missing id makes a column of floats"
+        )
+    wrong = np.array(
+        [not isinstance(one, str | int) or isinstance(one, bool) for one in values.tolist()], dtype=np.bool_
+    )
+    _refuse(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
+    return [str(one) for one in values.tolist()]
+
+
+def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
+    """Read class labels; return each one's number, and the classes; 1, "1" and True are the same label.
+
+    Args:
+        given: one label a record: whole numbers, text or truth values.
+        classes: in the order of their numbers; None takes those that occur, sorted.
+        where: what to call the column.
+
+    Raises:
+        DataError: a label that is missing, of another type, or not among the classes.
+    """
+    values = _array(given, where)
+    if values.ndim != 1:
+        raise DataError(f"{where}: one class label a record is needed, but the shape is {values.shape}")
+    if values.dtype.kind == "f":
+        _refuse(~np.isfinite(values), where, "the label is missing")
+        _refuse(
+            values != np.round(values), where, "the label is a fraction; task='regression' predicts numbers"
+        )
+        values = values.astype(np.int64)
+    wrong = np.array([not isinstance(one, str | int) for one in values.tolist()], dtype=np.bool_)
+    _refuse(wrong, where, "the label is missing, or neither text nor a whole number")
+    labels = values.tolist()
+    known = (
+        sorted(set(labels), key=lambda one: (isinstance(one, str), one)) if classes is None else list(classes)
+    )
+    words = tuple(_label(one) for one in known)
+    if len(set(words)) != len(words):
+        raise DataError(f"{where}: a class is declared twice")
+    number = {word: place for place, word in enumerate(words)}
+    found = np.array([number.get(_label(one), -1) for one in labels], dtype=np.int64)
+    _refuse(found < 0, where, f"the label is not among the {len(words)} classes that were declared")
+    return found, tuple(_plain(one) for one in known)
+
+
+def read_numbers(given: Any, task: Task, where: str) -> Targets:
+    """Read (n,) numbers to predict, or (n, 2) of (event, time) for survival, as float32.
+
+    Raises:
+        DataError: another shape or type, NaN or infinity.
+    """
+    values = _array(given, where)
+    if task == "regression" and values.ndim != 1:
+        raise DataError(
+            f"{where}: one number a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1)"
+        )
+    if task == "survival" and (values.ndim != 2 or values.shape[1] != 2):
+        raise DataError(
+            f"{where}: survival needs (records, 2) of (event, time), but the shape is {values.shape}"
+        )
+    return as_float32(values, where).astype(np.float32)
+
+
+def _label(one: Any) -> str:
+    return str(_plain(one))
+
+
+def _plain(one: Any) -> Label:
+    """A label as JSON has it: text, or a whole number."""
+    return str(one) if isinstance(one, str) else int(one)
+
+
+def _names(given: Any, where: str) -> tuple[str, ...] | None:
+    """Names of a table's columns; None for anything that is no table."""
+    if isinstance(given, pa.Table | pa.RecordBatch):
+        names = tuple(given.schema.names)
+    elif hasattr(given, "columns") and hasattr(given, "iloc"):
+        names = tuple(str(name) for name in given.columns)
+    else:
+        return None
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{where}: two columns are called '{foreign(twice)}'")
+    return names
+
+
+def _column(given: Any, name: str) -> Any:
+    if isinstance(given, pa.Table | pa.RecordBatch):
+        return given.column(name)
+    return given.iloc[:, [str(one) for one in given.columns].index(name)]
+
+
+def _numbers(values: np.ndarray, name: str) -> np.ndarray:
+    """A table's column as float64, so that columns of any numeric type stack; text is refused by its column."""
+    if values.dtype.kind not in "biuf":
+        as_float32(values, f"features, column '{foreign(name)}'")
+    _refuse(
+        ~np.isfinite(values),
+        f"features, column '{foreign(name)}'",
+        "the value is missing, NaN or infinite; fill it with a declared constant, or leave the record out",
+    )
+    return values.astype(np.float64)
+
+
+def _array(given: Any, where: str) -> np.ndarray:
+    """Any column or table of numbers, labels or ids as a numpy array; copied only where it must be."""
+    if isinstance(given, torch.Tensor):
+        return np.asarray(given.detach().cpu().numpy())
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        return np.asarray(
+            given.to_numpy() if isinstance(given, pa.ChunkedArray) else given.to_numpy(zero_copy_only=False)
+        )
+    try:
+        values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{where}: rows of different lengths, or no array at all ({type(given).__name__})"
+        ) from error
+    if values.ndim == 0:
+        raise DataError(f"{where}: one entry a record is needed, not a single {type(given).__name__}")
+    return values
+
+
+def _refuse(wrong: np.ndarray, where: str, problem: str) -> None:
+    """Raise the error of the first wrong entry, if any, by its row (and its place in the row)."""
+    if not wrong.any():
+        return
+    row, *place = np.argwhere(wrong)[0].tolist()
+    at = "" if not place else f", feature {place[0]}" if len(place) == 1 else f", feature {tuple(place)}"
+    raise DataError(f"{where}, row {row}{at}: {problem}")

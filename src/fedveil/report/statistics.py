@@ -1,0 +1,155 @@
+"""The page of a statistical release: the statement, every table with its intervals, and plots of what was released."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.errors import RunFolderError
+from fedveil.files import parse_json, read_text
+from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.report.document import (
+    Section,
+    bullets,
+    document,
+    escape,
+    figures,
+    paragraphs,
+    table,
+    write_document,
+)
+from fedveil.report.drawing import Plot, blank, label_text, line, ribbon, show
+from fedveil.statistics.figures import ALL, TOO_FEW, Row, curves, rows
+from fedveil.statistics.intervals import Interval
+from fedveil.statistics.released import Released, read_released
+
+_HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
+
+
+def write_statistics(folder: Path) -> Path:
+    """Write `report.html` of a release into its run folder; it reads what was released and no record.
+
+    Raises:
+        RunFolderError: the folder has no release or no statement, or cannot be written to.
+    """
+    path = folder / "privacy.json"
+    statement = Statement.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError))
+    return write_document(folder / "report.html", statistics_page(read_released(folder), statement))
+
+
+def statistics_page(released: Released, statement: Statement) -> str:
+    """Return the page as one HTML text."""
+    found = rows(released)
+    return document(
+        title=released.name,
+        kicker="fedveil · statistics",
+        lead=f"What is counted is {released.counted}. What was promised comes first; what was found comes after it.",
+        sections=[_promise(statement), *_releases(released, found)],
+    )
+
+
+def _promise(statement: Statement) -> Section:
+    sentences = statement.sentences()
+    claim = f"Each {statement.unit} is protected with ε = {show_epsilon(statement.epsilon)}, δ = {statement.delta:g}"
+    headline = "No privacy guarantee" if statement.epsilon is None else claim
+    kind = "none" if statement.epsilon is None else "guaranteed"
+    parties = table(
+        ["party", "sees", "ε against it"],
+        [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust],
+        caption="Who is trusted with what",
+    )
+    return Section(
+        identifier="statement",
+        title="Privacy statement",
+        body=f'<div class="claim {kind}"><p class="headline">{escape(headline)}</p>'
+        f"{paragraphs(sentences[:1])}{bullets(sentences[1:])}</div>{parties}",
+    )
+
+
+def _releases(released: Released, found: Sequence[Row]) -> Iterator[Section]:
+    for place, name in enumerate(released.request.release):
+        own = [row for row in found if row.release == name]
+        drawn = list(_plots(released, name, own))
+        body = figures(drawn) if drawn else ""
+        yield Section(
+            identifier=f"release-{place}",
+            title=name,
+            body=body + table(_HEAD, [_cells(row) for row in own], caption=f"All figures of {name}"),
+        )
+
+
+def _cells(row: Row) -> list[str]:
+    """Return a row of the table."""
+    label = f"{row.figure} {row.cell}".strip()
+    interval = row.interval
+    if interval is None:
+        return [label, row.group, TOO_FEW, "", "", ""]
+    here = _ends(interval.low_here, interval.high_here)
+    return [
+        label,
+        row.group,
+        show(interval.estimate),
+        _ends(interval.low, interval.high),
+        here,
+        f"{interval.privacy:.0%}",
+    ]
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    return f"{'open' if low is None else show(low)} to {'open' if high is None else show(high)}"
+
+
+def _plots(released: Released, name: str, own: Sequence[Row]) -> Iterator[Plot]:
+    if released.request.release[name].kind == "survival":
+        yield from _survival(released, name)
+    counts = [row for row in own if row.figure == "count" and row.group == ALL]
+    known = [(row.cell, row.interval) for row in counts if row.interval is not None]
+    if len(known) > 1:
+        yield _bars(name, released.counted, known)
+
+
+def _bars(name: str, counted: str, known: Sequence[tuple[str, Interval]]) -> Plot:
+    """Counts of cells with their intervals."""
+    figure = blank(x=name, y=counted)
+    figure.add_bar(
+        x=[label_text(cell) for cell, _ in known],
+        y=[interval.estimate for _, interval in known],
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [(interval.high or 0.0) - interval.estimate for _, interval in known],
+            "arrayminus": [interval.estimate - (interval.low or 0.0) for _, interval in known],
+        },
+        showlegend=False,
+    )
+    most, interval = max(known, key=lambda one: one[1].estimate)
+    return Plot(
+        figure=figure,
+        title=name,
+        alt=f"Bars: {counted} by cell; most are in {most}, {show(interval.estimate)}.",
+        caption=f"Noisy counts of {counted} with 95 % intervals for the population; cells with too few are not drawn.",
+    )
+
+
+def _survival(released: Released, name: str) -> Iterator[Plot]:
+    figure = blank(x="time", y="surviving")
+    figure.update_yaxes(range=[0, 1])
+    told = []
+    for place, (group, curve) in enumerate(curves(released, name).items()):
+        if not len(curve.grid):
+            continue
+        low, high = (np.concatenate(([1.0], end)).tolist() for end in curve.band())
+        start = released.request.release[name].grid[0]  # type: ignore[union-attr]
+        times = [start, *curve.grid.tolist()]
+        ribbon(figure, place, name=None, points=zip(times, low, high, strict=True), opacity=0.16)
+        line(figure, place, name=group, points=zip(times, [1.0, *curve.survival.tolist()], strict=True))
+        told.append(f"{group}: {show(float(curve.survival[-1]))} at {show(float(curve.grid[-1]))}")
+    if told:
+        yield Plot(
+            figure=figure,
+            title=f"Kaplan-Meier: {name}",
+            alt=f"Lines falling from 1; {'; '.join(told)}.",
+            caption=f"With the simultaneous 95 % band for the population. {'; '.join(told)}.",
+        )

@@ -1,0 +1,44 @@
+"""The index: every table and figure of the four papers, and every statement on convergence or distortion."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from fedveil.engine.experiment import read_toml
+
+
+class IndexItem(BaseModel):
+    """One item of a paper.
+
+    Attributes:
+        id: ``paper/item``; tables name it.
+        title: what it shows.
+        why: why it is not, or not wholly, made again.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    title: str
+    why: str = ""
+
+
+def index_items() -> dict[str, list[IndexItem]]:
+    """Return the items under the heading of their paper."""
+    document = read_toml(_path())
+    return {
+        group["heading"]: [IndexItem.model_validate(item) for item in group["items"]]
+        for group in document["groups"]
+    }
+
+
+def unmeasured() -> list[str]:
+    """Return what was measured before there were result files, without its figures."""
+    return list(read_toml(_path())["unmeasured"])
+
+
+def _path() -> Path:
+    return Path(str(resources.files("fedveil") / "reproduction" / "index.toml"))

@@ -1,0 +1,123 @@
+"""The page of all reproductions, made from result files alone: a figure that none of them holds cannot stand on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+
+from fedveil.errors import ConfigError
+from fedveil.files import read_text
+from fedveil.reproduction.index import IndexItem, index_items, unmeasured
+from fedveil.reproduction.results import ResultFolder, Results
+from fedveil.reproduction.rows import Line, comparison, filled, measured_cells, order_rows, section_rows
+from fedveil.reproduction.table import Table, load_table, table_names
+
+
+def page(results: ResultFolder) -> str:
+    """Return the whole page in Markdown."""
+    tables = [load_table(name) for name in table_names()]
+    found = {table.name: results.read(table.name) for table in tables}
+    measured = [table for table in tables if found[table.name].runs]
+    head = read_text(Path(str(resources.files("fedveil") / "reproduction" / "head.md")), ConfigError)
+    parts = [head, _index(tables, found), *(_section(table, found[table.name]) for table in measured)]
+    return "\n".join([*parts, _unmeasured([table for table in tables if table not in measured])])
+
+
+def _section(table: Table, results: Results) -> str:
+    lines = [f"## {table.title}", f"    fedveil reproduce {table.name}", ""]
+    lines += [f"*Settings.* {table.chosen}", ""]
+    if table.reduced:
+        lines += ["*Reduced:*", "", *_bullets(table.reduced)]
+    if table.not_comparable:
+        lines += [f"*Not comparable with the published figures:* {table.not_comparable}", ""]
+    unit = " in percent" if table.percent else ""
+    late = f", mean of the last {table.last} evaluated rounds" if table.last > 1 else ""
+    lines += [f"Value: {table.value}{unit}{late}.", "", *_markdown(section_rows(table, results)), ""]
+    if table.expected:
+        lines += [*_markdown(order_rows(table, results)), ""]
+    lines += _bullets(text for note in table.notes if (text := filled(table, note, results)))
+    return "\n".join([*lines, _provenance(table, results), ""])
+
+
+def _provenance(table: Table, results: Results) -> str:
+    spent = [run.cpu_seconds for run in results.runs]
+    seconds, unknown = sum(one for one in spent if one is not None), sum(one is None for one in spent)
+    text = f"`results/{table.name}.json`: {len(results.runs)} runs, {seconds:.0f} CPU seconds"
+    text += f" and {unknown} resumed runs whose seconds are unknown" if unknown else ""
+    text += f", fedveil {', '.join(sorted({run.version for run in results.runs}))}."
+    today = {cell.name: cell.settings() for cell in table.cells(0)}
+    computed = table.computation()[1] if table.compute else None
+    stale = sorted({run.cell for run in results.runs if run.settings != (computed or today.get(run.cell))})
+    if stale:
+        text += f" **The settings of these have changed since they were measured**: {', '.join(stale)}."
+    absent = [cell for cell in today if not results.of(cell)]
+    if absent:
+        text += f" Not measured: {', '.join(absent)}."
+    return text
+
+
+def _index(tables: Sequence[Table], found: dict[str, Results]) -> str:
+    lines = ["## Index", ""]
+    for paper, items in index_items().items():
+        lines += [f"### {paper}", "", *_markdown([_item(item, tables, found) for item in items]), ""]
+    return "\n".join(lines)
+
+
+def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results]) -> Line:
+    own = [table for table in tables if item.id in table.items]
+    measured = [table for table in own if found[table.name].runs]
+    names = ", ".join(f"`{table.name}`" for table in own) or "none"
+    row = {"item": item.title, "tables": names}
+    if not measured:
+        return row | {"status": f"not reproduced: {item.why or 'its runs have not been played yet'}"}
+    rows = [line for table in measured for line in section_rows(table, found[table.name])]
+    whole = "computed" if all(table.compute for table in own) else "published scale"
+    status = "reduced" if any(table.reduced for table in measured) else whole
+    cells = sum(len(table.cells(0)) or len(measured_cells(table, found[table.name])) for table in own)
+    if len(rows) < cells:
+        status += f", {len(rows)} of {cells} cells"
+    alone = sum(line["n"] == "1" for line in rows)
+    if alone:
+        status += f", {alone} with one run so far"
+    if item.why:
+        status += f"; {item.why}"
+    return row | {"status": status, "verdicts": _verdicts(measured, found)}
+
+
+def _verdicts(measured: Sequence[Table], found: dict[str, Results]) -> str:
+    """Count the verdicts of an item's tables."""
+    counted: Counter[str] = Counter()
+    for table in measured:
+        counted.update(
+            line["verdict"] for line in section_rows(table, found[table.name]) if line.get("verdict")
+        )
+        for said in table.expected:
+            compared = (comparison(table, said, pair, found[table.name]) for pair in said.pairs)
+            counted.update(f"order {one.order}" for one in compared if one is not None)
+    return ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))
+
+
+def _unmeasured(waiting: Sequence[Table]) -> str:
+    lines = ["## Not yet measured again", ""]
+    lines += [
+        "Measured before there were result files; no figure of these stands here until they are again.",
+        "",
+    ]
+    lines += _bullets(unmeasured())
+    if waiting:
+        lines += ["Tables that are described and have not been played:", ""]
+        lines += _bullets(f"`fedveil reproduce {table.name}`: {table.title}" for table in waiting)
+    return "\n".join(lines)
+
+
+def _bullets(texts: Iterable[str]) -> list[str]:
+    lines = [f"- {text}" for text in texts]
+    return [*lines, ""] if lines else []
+
+
+def _markdown(rows: Sequence[Line]) -> list[str]:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
+    return lines + [f"| {' | '.join(row.get(name, '') for name in names)} |" for row in rows]

@@ -1,0 +1,126 @@
+"""Playing a table: the runs that its result file does not have yet, one after the other, each kept when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedveil import __version__
+from fedveil.engine.documents import read_rows
+from fedveil.engine.experiment import parse
+from fedveil.engine.run import Observer, Outcome, resume, run
+from fedveil.engine.setup import Populations, prepare
+from fedveil.reproduction.results import ResultFolder, Run, Values, rounded
+from fedveil.reproduction.table import Cell, Table
+
+
+def reproduce(
+    table: Table, results: ResultFolder, runs: Path, observer: Observer, *, seeds: int | None = None
+) -> Iterator[Run]:
+    """Play what is missing; yield every run when it is in the result file.
+
+    All cells get their first run before any gets its second, so that an interrupted table is even. What was
+    interrupted goes on: a run folder from its last complete round, the table from its last run.
+
+    Args:
+        table: what to play.
+        results: where its result file is.
+        runs: where run folders are made.
+        observer: who is told how a run goes on.
+        seeds: runs a cell; None: as many as the table asks for.
+
+    Raises:
+        FedveilError: what a run refuses, or a result file that was edited.
+    """
+    wanted = range(1 if table.exact else seeds or table.seeds)
+    for seed in wanted:
+        if table.compute:
+            yield from _computed(table, results, None if table.exact else seed)
+        else:
+            yield from _trained(table, results, runs, observer, seed)
+
+
+def _computed(table: Table, results: ResultFolder, seed: int | None) -> Iterator[Run]:
+    compute, settings = table.computation()
+    kept = results.read(table.name)
+    if any((run.seed, run.settings) == (seed, settings) for run in kept.runs):
+        return
+    found, before = [], time.process_time()
+    for cell, values in compute(seed or 0):
+        now = time.process_time()
+        found.append(
+            Run(
+                cell=cell,
+                seed=seed,
+                settings=settings,
+                version=__version__,
+                cpu_seconds=rounded(now - before),
+                values={name: rounded(value) for name, value in values.items()},
+            )
+        )
+        before = now
+    results.write(kept.adding(found))
+    yield from found
+
+
+def _trained(table: Table, results: ResultFolder, runs: Path, observer: Observer, seed: int) -> Iterator[Run]:
+    missing = [
+        cell
+        for cell in table.cells(seed)
+        if not results.read(table.name).has(cell.name, seed, cell.settings())
+    ]
+    for cell in missing:
+        cell.check()
+    populations = Populations()
+    for cell in missing:
+        settings = cell.settings()
+        parent = runs / table.name / settings[:16]
+        interrupted = (parent / str(cell.document["name"]) / "experiment.toml").is_file()
+        before = time.process_time()
+        outcome = _play(cell, parent, observer, populations, interrupted=interrupted)
+        spent = time.process_time() - before
+        found = Run(
+            cell=cell.name,
+            seed=seed,
+            settings=settings,
+            version=__version__,
+            cpu_seconds=None if interrupted else rounded(spent),
+            **_measured(table, outcome),
+        )
+        results.write(results.read(table.name).adding([found]))
+        yield found
+
+
+def _play(
+    cell: Cell, parent: Path, observer: Observer, populations: Populations, *, interrupted: bool
+) -> Outcome:
+    if interrupted:
+        return resume(parent / str(cell.document["name"]), observer)
+    return run(prepare(parse(cell.document, cell.name), populations), parent, observer)
+
+
+def _measured(
+    table: Table, outcome: Outcome
+) -> dict[str, Values | dict[str, tuple[tuple[int, float | None], ...]]]:
+    """Return the values of a run and its curve."""
+    rows = read_rows(outcome.folder / "metrics.jsonl")
+    evaluated = [row for row in rows if row["test"] is not None]
+    late = evaluated[-table.last :]
+    values: Values = {}
+    for name in outcome.row["test"]:
+        found = [row["test"][name] for row in late]
+        values[name] = None if None in found else rounded(sum(found) / len(found))
+    values["rounds"] = float(outcome.rounds)
+    values["epsilon"] = rounded(outcome.statement.epsilon)
+    for name, value in outcome.statement.epsilons:
+        values[f"epsilon ({name})"] = rounded(value)
+    sent = [row["bytes_up"] for row in rows[1:]]
+    values["bytes_up"] = float(sum(sent)) if sent and None not in sent else None
+    costs = [row["communication_cost"] for row in rows[1:] if row["communication_cost"]]
+    if costs:
+        bits = [cost["bits_per_parameter"] for cost in costs]
+        values["bits a parameter"] = rounded(sum(bits) / len(bits))
+    shown = [row for row in evaluated if row["round"] in table.rounds]
+    curve = tuple((row["round"], rounded(row["test"][table.value])) for row in shown)
+    return {"values": values, "curve": {table.value: curve} if curve else {}}

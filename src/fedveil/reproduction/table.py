@@ -1,0 +1,182 @@
+"""What a published table or figure takes to be made again: runs of presets or a computation, and what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedveil.engine.experiment import parse, parse_assignment, read_toml
+from fedveil.engine.study import Selection, study_documents
+from fedveil.errors import ConfigError
+from fedveil.files import read_content
+from fedveil.reproduction.results import Values, digest
+from fedveil.validation import plain
+
+Printed = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
+
+
+class Computation(Protocol):
+    """A function of ``fedveil.reproduction.computed``: cells and their values for one seed."""
+
+    def __call__(self, seed: int) -> Iterator[tuple[str, Values]]:
+        """Return every cell; the seed is 0 where the table is exact."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Part(_Strict):
+    """Runs of one preset: which scenarios and variants, and what is laid over them.
+
+    Attributes:
+        preset: its name.
+        scenarios: None: all.
+        variants: None: all.
+        settings: ``KEY=VALUE`` each, as ``--set`` takes them.
+        label: put before the names of the cells, where two parts have the same ones.
+    """
+
+    preset: str
+    scenarios: tuple[str, ...] | None = None
+    variants: tuple[str, ...] | None = None
+    settings: tuple[str, ...] = ()
+    label: str = ""
+
+
+class Expectation(_Strict):
+    """An order that the paper states, between cells of this table.
+
+    Attributes:
+        says: in words, with the place in the paper.
+        value: which value is compared; empty: the table's.
+        less: whether the first of a pair is said to lie below the second.
+        pairs: two cells each.
+    """
+
+    says: str
+    value: str = ""
+    less: bool = False
+    pairs: tuple[tuple[str, str], ...]
+
+
+class Table(_Strict):
+    """One page section: how it is made, and what is said of it.
+
+    Attributes:
+        name: of its files.
+        title: what it is in its paper.
+        items: the items of the index that it belongs to.
+        parts: runs of presets.
+        compute: or the name of a function ``MODULE:FUNCTION`` below ``fedveil.reproduction.computed``.
+        exact: whether the computation has no chance in it.
+        value: the value that is compared with the published one.
+        also: other values that the page shows.
+        percent: whether the value is a share that the page shows in percent, as published.
+        last: evaluated rounds at the end that the value is the mean of.
+        rounds: rounds at which the page shows the value's mean.
+        seeds: runs a cell.
+        published: printed figures by cell; every digit counts.
+        published_runs: how many runs a published figure is the mean of.
+        bound: names of the value that bounds the table's, and of what is known without it, if anything is.
+        not_comparable: why the published figures are not comparable; empty: they are.
+        reduced: what was made smaller than published, and why.
+        chosen: which settings were chosen, on what; empty is not allowed.
+        expected: orders that the paper states.
+        notes: what else a reader must know; measured values stand there as ``{cell}`` or ``{cell/value}``.
+    """
+
+    name: str
+    title: str
+    items: Annotated[tuple[str, ...], Field(min_length=1)]
+    parts: tuple[Part, ...] = ()
+    compute: str = ""
+    exact: bool = False
+    value: str
+    also: tuple[str, ...] = ()
+    percent: bool = False
+    last: Annotated[int, Field(ge=1)] = 1
+    rounds: tuple[int, ...] = ()
+    seeds: Annotated[int, Field(ge=1)] = 5
+    published: dict[str, Printed] = {}
+    published_runs: Annotated[int, Field(ge=1)] = 1
+    bound: Annotated[tuple[str, ...], Field(max_length=2)] = ()
+    not_comparable: str = ""
+    reduced: tuple[str, ...] = ()
+    chosen: Annotated[str, Field(min_length=1)]
+    expected: tuple[Expectation, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Table:
+        if bool(self.parts) == bool(self.compute):
+            raise ValueError("needs either parts or compute")
+        if self.exact and not self.compute:
+            raise ValueError("exact: a run of a preset has chance in it")
+        return self
+
+    def cells(self, seed: int) -> list[Cell]:
+        """Return the cells that are runs of presets, with their documents under a seed."""
+        found = []
+        for part in self.parts:
+            overrides = (*(parse_assignment(text) for text in part.settings), {"seed": seed})
+            selection = Selection(scenarios=part.scenarios, variants=part.variants, overrides=overrides)
+            for document in study_documents(part.preset, selection):
+                label = "-".join(text for text in (part.label, document["name"]) if text)
+                found.append(Cell(label, document | {"name": f"{label}-seed{seed}"}))
+        return found
+
+    def computation(self) -> tuple[Computation, str]:
+        """Return the function and the digest of the text of its module, which is its settings."""
+        place, function = self.compute.split(":")
+        module = import_module(f"fedveil.reproduction.computed.{place}")
+        assert module.__file__ is not None
+        text = read_content(Path(module.__file__), ConfigError).decode()
+        return getattr(module, function), digest(text)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table that is a run of a preset: its name and the document of its experiment."""
+
+    name: str
+    document: dict[str, Any]
+
+    def settings(self) -> str:
+        """Return the digest of the document without name and seed."""
+        return digest({key: value for key, value in self.document.items() if key not in ("name", "seed")})
+
+    def check(self) -> None:
+        """Refuse an experiment that is not valid."""
+        parse(self.document, self.name)
+
+
+def table_names() -> list[str]:
+    """Return the names of all tables."""
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def load_table(name: str) -> Table:
+    """Read a table.
+
+    Raises:
+        ConfigError: no such table; the error lists the known ones. Or its file is not valid: names the key.
+    """
+    if name not in table_names():
+        raise ConfigError(f"{name}: no such table; known are {', '.join(table_names())}")
+    path = _folder() / f"{name}.toml"
+    try:
+        return Table.model_validate(read_toml(path) | {"name": name})
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        raise ConfigError(f"{path.name}: {place}: {plain(problem, list(Table.model_fields))}") from None
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("fedveil") / "reproduction" / "tables"))

@@ -1,0 +1,243 @@
+"""Blocks: what a record adds to a release, as a fixed vector whose length and norm are declared.
+
+Convexity does the rest. A person's vector in a silo is a mean of those of her records there, her weights over silos sum
+to at most 1, and norms are convex: so no person is longer than the longest record (docs/theory/statistics.md).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import sparse
+
+from fedveil.errors import ConfigError
+from fedveil.population.columns import ColumnTable, State
+from fedveil.statistics.cells import Partition
+from fedveil.statistics.strategy import Strategy
+
+
+class Encoder(ABC):
+    """What a record is turned into, before groups and strategy.
+
+    Attributes:
+        width: length of a record's vector.
+        norm: the largest l2 norm that any record's vector has, in closed form.
+        one_hot: whether a record's vector is a unit vector or zero, which is what codes of ordered cells need.
+        covers: whether a record's vector adds up to 1, so that its sum counts all people.
+        ordered: how many leading coordinates are cells in an order.
+        spread: how many cells people are expected to spread over, for predictions alone.
+    """
+
+    one_hot: ClassVar[bool] = False
+
+    @property
+    def covers(self) -> bool:
+        """False, unless an encoder says so."""
+        return False
+
+    @property
+    def ordered(self) -> int:
+        """None is, unless an encoder says so."""
+        return 0
+
+    @property
+    def spread(self) -> int:
+        """One, unless an encoder says so."""
+        return 1
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """What is read of a record."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Length of a record's vector."""
+
+    @property
+    @abstractmethod
+    def norm(self) -> float:
+        """The largest l2 norm of a record's vector."""
+
+    @abstractmethod
+    def rows(self, table: ColumnTable) -> sparse.csr_array:
+        """Return the (n, width) vectors of all records."""
+
+
+@dataclass(frozen=True)
+class OneHot(Encoder):
+    """The unit vector of a record's cell; zero where it has none."""
+
+    one_hot: ClassVar[bool] = True
+
+    cells: Partition
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the cells."""
+        return self.cells.columns
+
+    @property
+    def covers(self) -> bool:
+        """Whether every record has a cell."""
+        return self.cells.covers
+
+    @property
+    def ordered(self) -> int:
+        """The ordered cells."""
+        return self.cells.ordered
+
+    @property
+    def spread(self) -> int:
+        """The cells that are not there for what is missing."""
+        return self.cells.spread
+
+    @property
+    def width(self) -> int:
+        """One number a cell."""
+        return self.cells.size
+
+    @property
+    def norm(self) -> float:
+        """1: a record lies in one cell at most."""
+        return 1.0
+
+    def rows(self, table: ColumnTable) -> sparse.csr_array:
+        """Return one 1 a record."""
+        place = self.cells.of(table)
+        return _csr(np.where(place >= 0, 1.0, 0.0), np.maximum(place, 0), len(table), self.width)
+
+
+@dataclass(frozen=True)
+class Powers(Encoder):
+    """Products of numbers scaled from declared bounds to [-1, 1]: of degree 0 (a 1), 1 (x_i) and 2 (x_i x_j, i <= j).
+
+    A record that lacks one of the numbers is the zero vector; numbers out of range are taken for their bound. Every
+    coordinate is at most 1 in size, so the norm is at most the square root of their number.
+
+    Attributes:
+        ranges: (column, lower, upper) of every number.
+        degrees: which products, ascending.
+    """
+
+    ranges: tuple[tuple[str, float, float], ...]
+    degrees: tuple[int, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The numbers."""
+        return tuple(name for name, _, _ in self.ranges)
+
+    @property
+    def width(self) -> int:
+        """1, m and m (m + 1) / 2 for the degrees 0, 1 and 2."""
+        m = len(self.ranges)
+        return sum((1, m, m * (m + 1) // 2)[degree] for degree in self.degrees)
+
+    @property
+    def norm(self) -> float:
+        """The square root of the width, where all numbers are at a bound."""
+        return math.sqrt(self.width)
+
+    def rows(self, table: ColumnTable) -> sparse.csr_array:
+        """Return the products of every record."""
+        complete = np.ones(len(table), dtype=np.bool_)
+        scaled = np.empty((len(table), len(self.ranges)))
+        for place, (name, lower, upper) in enumerate(self.ranges):
+            column = table.numbers(name)
+            complete &= column.state == State.VALID
+            scaled[:, place] = 2 * (np.clip(column.values, lower, upper) - lower) / (upper - lower) - 1
+        first, second = np.triu_indices(len(self.ranges))
+        parts: list[Float64[np.ndarray, "n k"]] = [
+            (np.ones((len(table), 1)), scaled, scaled[:, first] * scaled[:, second])[degree]
+            for degree in self.degrees
+        ]
+        dense = np.concatenate(parts, axis=1)
+        dense[~complete] = 0.0
+        return sparse.csr_array(dense)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A record's vector in its group, under a strategy.
+
+    Attributes:
+        release: the name under which its figures were asked for.
+        part: which part of that release it is.
+        encoder: the record's vector.
+        groups: a partition; the vector stands at its record's group and is zero at all others, so that its norm is
+            that of one group.
+        strategy: what is sent of every group.
+        weight: how much its error counts beside that of other blocks.
+
+    Raises:
+        ConfigError: a strategy of another width, or a code of vectors that are not one-hot: its norm would be more.
+    """
+
+    release: str
+    part: str
+    encoder: Encoder
+    groups: Partition
+    strategy: Strategy
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what the closed form of the norm does not hold for."""
+        if self.strategy.width != self.encoder.width:
+            raise ConfigError(
+                f"{self.release}: the strategy has {self.strategy.width} cells for {self.encoder.width}"
+            )
+        if self.strategy.kind != "flat" and not self.encoder.one_hot:
+            raise ConfigError(f"{self.release}: only one-hot vectors are coded as {self.strategy.kind}")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is read of a record, its group included."""
+        return tuple(name for name in (*self.encoder.columns, *self.groups.columns) if name != "silo")
+
+    @property
+    def length(self) -> int:
+        """How many numbers are sent."""
+        return self.groups.size * self.strategy.sent
+
+    @property
+    def norm(self) -> float:
+        """The largest l2 norm of one person's vector.
+
+        Under a strategy other than flat a record is one-hot, so that its code is a column of the strategy.
+        """
+        return self.encoder.norm * self.strategy.sensitivity
+
+    def cells(self, table: ColumnTable) -> sparse.csr_array:
+        """Return the (n, groups x width) vectors of all records before the strategy."""
+        rows = self.encoder.rows(table)
+        if self.groups.size == 1:
+            return rows
+        group = self.groups.of(table)
+        shift = np.repeat(group * self.encoder.width, np.diff(rows.indptr))
+        shape = (len(table), self.groups.size * self.encoder.width)
+        return sparse.csr_array((rows.data, rows.indices + shift, rows.indptr), shape=shape)
+
+    def coded(self, cells: sparse.csr_array) -> Float64[np.ndarray, "m length"]:
+        """Return what is sent of vectors in cells: the strategy, group by group."""
+        if self.strategy.kind == "flat":
+            return np.asarray(cells.toarray())
+        width, n_groups = self.encoder.width, self.groups.size
+        entries = cells.tocoo()
+        row, column = entries.row.astype(np.int64), entries.col.astype(np.int64)
+        apart = sparse.csr_array(
+            (entries.data, (row * n_groups + column // width, column % width)),
+            shape=(cells.shape[0] * n_groups, width),
+        )
+        return np.asarray(apart @ self.strategy.matrix.T).reshape(cells.shape[0], self.length)
+
+
+def _csr(values: np.ndarray, columns: np.ndarray, n: int, width: int) -> sparse.csr_array:
+    """Return the matrix with one entry a row."""
+    return sparse.csr_array((values, columns, np.arange(n + 1)), shape=(n, width))

@@ -1,0 +1,317 @@
+"""Partitions: every record lies in exactly one declared cell, whatever its cells hold.
+
+A record's vector is then the unit vector of its cell. Its norm is 1 however many cells, groups or silos there are, so
+tables by group and by silo cost people per cell and no noise. Missing, out of range, undeclared and unreadable are
+cells too.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from fedveil.population.columns import ColumnTable, State
+
+MISSING, UNREADABLE, UNDECLARED, OTHER = "missing", "unreadable", "undeclared", "missing or undeclared"
+NO_CELL = -1
+"""The place of a record that has no cell: its vector is zero."""
+
+
+class Partition(ABC):
+    """Disjoint cells, declared before any record is seen.
+
+    Attributes:
+        columns: what is read of a record.
+        ordered: how many leading cells are in an order.
+        covers: whether every record has a cell, so that the cells add up to all people.
+    """
+
+    covers: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """What is read of a record."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> tuple[str, ...]:
+        """Names of the cells, in their order."""
+
+    @property
+    def ordered(self) -> int:
+        """None is, unless a partition says so."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """How many cells."""
+        return len(self.labels)
+
+    @property
+    def spread(self) -> int:
+        """How many cells people are expected to spread over, for predictions alone."""
+        return self.size
+
+    @abstractmethod
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the cell of every record; NO_CELL where it has none."""
+
+
+@dataclass(frozen=True)
+class States(Partition):
+    """Whether a column has a value: valid, missing, unreadable."""
+
+    column: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column."""
+        return (self.column,)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Three."""
+        return ("with a value", MISSING, UNREADABLE)
+
+    @property
+    def spread(self) -> int:
+        """1: most have a value."""
+        return 1
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the state of every cell."""
+        return table.columns[self.column].state.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Bins(Partition):
+    """Bins of a number between declared edges: below, [e_0, e_1), ..., [e_B-1, e_B], above; missing; unreadable."""
+
+    column: str
+    edges: tuple[float, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column."""
+        return (self.column,)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Ranges."""
+        edges = [f"{edge:g}" for edge in self.edges]
+        inner = (f"{low} to {high}" for low, high in pairwise(edges))
+        return (f"below {edges[0]}", *inner, f"above {edges[-1]}", MISSING, UNREADABLE)
+
+    @property
+    def ordered(self) -> int:
+        """All but missing and unreadable."""
+        return len(self.edges) + 1
+
+    @property
+    def spread(self) -> int:
+        """The bins."""
+        return len(self.edges) - 1
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the bin of every record."""
+        column = table.numbers(self.column)
+        edges = np.array(self.edges)
+        place = np.searchsorted(edges, column.values, side="right")
+        place[column.values == edges[-1]] = len(edges) - 1
+        return _or_state(place, column.state, self.ordered)
+
+
+@dataclass(frozen=True)
+class Categories(Partition):
+    """Declared categories, and what is none of them: missing and undeclared, in one cell if ``pooled``."""
+
+    column: str
+    categories: tuple[str, ...]
+    pooled: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column."""
+        return (self.column,)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The categories, and the rest."""
+        return (*self.categories, *((OTHER,) if self.pooled else (MISSING, UNDECLARED)))
+
+    @property
+    def spread(self) -> int:
+        """The categories."""
+        return len(self.categories)
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the category of every record."""
+        column = table.places(self.column)
+        if self.pooled:
+            return np.where(column.state == State.VALID, column.values, len(self.categories))
+        return _or_state(column.values, column.state, len(self.categories))
+
+
+@dataclass(frozen=True)
+class Silos(Partition):
+    """The declared silos."""
+
+    names: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The reserved name."""
+        return ("silo",)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Their names."""
+        return self.names
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the silo of every record."""
+        return table.silo.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Everybody(Partition):
+    """One cell."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All."""
+        return ("all",)
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the one cell."""
+        return np.zeros(len(table), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Product(Partition):
+    """Cells of several partitions at once; the last one's place runs fastest."""
+
+    parts: tuple[Partition, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of all parts."""
+        return tuple(name for part in self.parts for name in part.columns)
+
+    @property
+    def size(self) -> int:
+        """The product of the parts' sizes."""
+        return math.prod(part.size for part in self.parts)
+
+    @property
+    def spread(self) -> int:
+        """The product of the parts'."""
+        return math.prod(part.spread for part in self.parts)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """One of each part."""
+        found = [""]
+        for part in self.parts:
+            found = [f"{before}, {label}" if before else label for before in found for label in part.labels]
+        return tuple(found)
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the joint cell of every record."""
+        place = np.zeros(len(table), dtype=np.int64)
+        for part in self.parts:
+            place = place * part.size + part.of(table)
+        return place
+
+
+@dataclass(frozen=True)
+class Exits(Partition):
+    """When a record is last followed, LAST INTERVAL FIRST, so that leading sums are the people at risk.
+
+    Cells: beyond the grid; (g_J-1, g_J]; ...; [g_0, g_1]; unreadable (no time, a time before the grid, no event). A
+    time on a grid point belongs to the interval that it ends.
+    """
+
+    time: str
+    event: str
+    grid: tuple[float, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Time and event."""
+        return (self.time, self.event)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Intervals, last first."""
+        return (f"beyond {self.grid[-1]:g}", *reversed(_intervals(self.grid)), UNREADABLE)
+
+    @property
+    def ordered(self) -> int:
+        """All but the unreadable."""
+        return len(self.grid)
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the interval in which a record leaves."""
+        interval, readable = _interval(table, self.time, self.event, self.grid)
+        return np.where(readable, len(self.grid) - 1 - interval, len(self.grid))
+
+
+@dataclass(frozen=True)
+class Events(Partition):
+    """The interval of a record's event; a record without one has no cell."""
+
+    covers: ClassVar[bool] = False
+
+    time: str
+    event: str
+    grid: tuple[float, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Time and event."""
+        return (self.time, self.event)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Intervals."""
+        return tuple(_intervals(self.grid))
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the interval of the event."""
+        interval, readable = _interval(table, self.time, self.event, self.grid)
+        happened = readable & (table.places(self.event).values == 1) & (interval < len(self.grid) - 1)
+        return np.where(happened, interval, NO_CELL)
+
+
+def _intervals(grid: Sequence[float]) -> list[str]:
+    return [f"{low:g} to {high:g}" for low, high in pairwise(grid)]
+
+
+def _interval(
+    table: ColumnTable, time: str, event: str, grid: tuple[float, ...]
+) -> tuple[Int64[np.ndarray, "n"], np.ndarray]:
+    """Return the interval of every time (J: beyond the grid), and which records are readable."""
+    times, events = table.numbers(time), table.places(event)
+    edges: Float64[np.ndarray, " J1"] = np.array(grid)
+    readable = (times.state == State.VALID) & (events.state == State.VALID) & (times.values >= edges[0])
+    interval = np.maximum(np.searchsorted(edges, times.values, side="left") - 1, 0)
+    return interval.astype(np.int64), readable
+
+
+def _or_state(place: np.ndarray, state: np.ndarray, first: int) -> Int64[np.ndarray, "n"]:
+    """Return the place of a valid cell, and one of the two after ``first`` for the others."""
+    return np.where(state == State.VALID, place, first + state.astype(np.int64) - 1).astype(np.int64)

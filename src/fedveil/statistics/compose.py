@@ -1,0 +1,189 @@
+"""From what is asked for to the vector that is released: a layout of blocks, by the schema and public names alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedveil.errors import ConfigError
+from fedveil.population.columns import categories_of
+from fedveil.population.schema import Number, Schema, Survival
+from fedveil.statistics.blocks import Block, Encoder, OneHot, Powers
+from fedveil.statistics.cells import (
+    Bins,
+    Categories,
+    Events,
+    Everybody,
+    Exits,
+    Partition,
+    Product,
+    Silos,
+    States,
+)
+from fedveil.statistics.layout import Layout
+from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.request import (
+    ColumnRelease,
+    CorrelationRelease,
+    CrossRelease,
+    Request,
+    SurvivalRelease,
+)
+from fedveil.statistics.strategy import Kind, Strategy
+
+_BINS = 32
+CELLS, MOMENTS, EXITS, EVENTS = "cells", "moments", "exits", "events"
+COMPLETE, FIRSTS, SECONDS = "complete", "firsts", "seconds"
+
+
+def compose(request: Request, schema: Schema, silos: tuple[str, ...]) -> LocalStatistic:
+    """Return the local step of a request.
+
+    Args:
+        request: what is asked for.
+        schema: what the columns are.
+        silos: names of all silos.
+
+    Raises:
+        ConfigError: a column that cannot be shown so, with the key.
+        DataError: a column that the schema does not declare.
+    """
+    composer = _Composer(request, schema, silos)
+    step = LocalStatistic(layout=Layout(composer.blocks()), combine=request.combine, order=request.order)
+    if request.order is not None and categories_of(schema, request.order) is not None:
+        raise ConfigError(f"statistics.order: '{request.order}' is no number")
+    if request.combine == "any":
+        for name in step.columns:
+            if set(categories_of(schema, name) or ()) != {"0", "1"}:
+                raise ConfigError(
+                    f"statistics.combine: \"any\" is the larger of 0 and 1, and column '{name}' is not declared with "
+                    "the categories 0 and 1"
+                )
+    return step
+
+
+class _Composer:
+    """Blocks of a request, release by release."""
+
+    def __init__(self, request: Request, schema: Schema, silos: tuple[str, ...]) -> None:
+        self._request, self._schema, self._silos = request, schema, silos
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Return all blocks."""
+        found: list[Block] = []
+        for name, release in self._request.release.items():
+            key = f"statistics.release.{name}"
+            match release:
+                case ColumnRelease():
+                    found += self._column(name, release, key)
+                case SurvivalRelease():
+                    found += self._survival(name, release, key)
+                case CrossRelease():
+                    found.append(self._cross(name, release, key))
+                case CorrelationRelease():
+                    found += self._correlation(name, release, key)
+        return tuple(found)
+
+    def groups(self, but: tuple[str, ...] = ()) -> Partition:
+        """Return the groups of a release, without the columns that it crosses itself."""
+        parts = tuple(self._group(name) for name in self._request.by if name not in but)
+        return Everybody() if not parts else parts[0] if len(parts) == 1 else Product(parts)
+
+    def _group(self, name: str) -> Partition:
+        if name == "silo":
+            return Silos(self._silos)
+        return self._categories(name, "statistics.by")
+
+    def _categories(self, name: str, key: str) -> Categories:
+        declared = categories_of(self._schema, name)
+        if declared is None:
+            raise ConfigError(
+                f"{key}: '{name}' is a number, and groups are declared categories, of which a record has one"
+            )
+        return Categories(name, declared, pooled=True)
+
+    def _column(self, name: str, release: ColumnRelease, key: str) -> Iterator[Block]:
+        column, show = release.column or name, set(release.show)
+        declared = categories_of(self._schema, column)
+        cells: Partition = States(column)
+        kind: Kind = "flat"
+        if declared is not None:
+            for wrong in ("histogram", "quantiles", "mean", "variance"):
+                if wrong in show:
+                    raise ConfigError(f"{key}.show: '{wrong}' is of numbers; '{column}' has categories")
+            if "categories" in show:
+                cells = Categories(column, declared)
+        else:
+            if "categories" in show:
+                raise ConfigError(f"{key}.show: '{column}' is a number; ask for its histogram")
+            if show & {"histogram", "quantiles"}:
+                cells = Bins(column, self._edges(column, release, key))
+                both = {"histogram", "quantiles"} <= show
+                kind = "stacked" if both else "prefix" if "quantiles" in show else "flat"
+        if declared is not None or show - {"mean", "variance"}:
+            yield self._block(name, CELLS, OneHot(cells), release.weight, kind)
+        if show & {"mean", "variance"}:
+            powers = Powers(((column, *self._range(column, release, key)),), (0, 1, 2))
+            yield self._block(name, MOMENTS, powers, release.weight)
+
+    def _survival(self, name: str, release: SurvivalRelease, key: str) -> Iterator[Block]:
+        target = self._schema.target
+        if not isinstance(target, Survival):
+            raise ConfigError(f"{key}: the schema's target is no survival time (target.kind = 'survival')")
+        exits = Exits(target.time, target.event, release.grid)
+        yield self._block(name, EXITS, OneHot(exits), release.weight, "prefix")
+        events = Events(target.time, target.event, release.grid)
+        yield self._block(name, EVENTS, OneHot(events), release.weight)
+
+    def _cross(self, name: str, release: CrossRelease, key: str) -> Block:
+        cells = Product(tuple(self._categories(column, f"{key}.columns") for column in release.columns))
+        return self._block(name, CELLS, OneHot(cells), release.weight, but=release.columns)
+
+    def _correlation(self, name: str, release: CorrelationRelease, key: str) -> Iterator[Block]:
+        ranges = tuple((column, *self._range(column, None, f"{key}.columns")) for column in release.columns)
+        for part, degree in ((COMPLETE, 0), (FIRSTS, 1), (SECONDS, 2)):
+            yield self._block(name, part, Powers(ranges, (degree,)), release.weight)
+
+    def _block(
+        self,
+        name: str,
+        part: str,
+        encoder: Encoder,
+        weight: float,
+        kind: Kind = "flat",
+        but: tuple[str, ...] = (),
+    ) -> Block:
+        ordered = 0 if kind == "flat" else encoder.ordered
+        strategy = Strategy(kind, ordered, encoder.width - ordered)
+        return Block(
+            release=name,
+            part=part,
+            encoder=encoder,
+            groups=self.groups(but),
+            strategy=strategy,
+            weight=weight,
+        )
+
+    def _edges(self, column: str, release: ColumnRelease, key: str) -> tuple[float, ...]:
+        if release.edges is not None:
+            return release.edges
+        lower, upper = self._range(column, release, key)
+        bins = release.bins if isinstance(release.bins, int) else _BINS
+        return tuple(float(edge) for edge in np.linspace(lower, upper, bins + 1))
+
+    def _range(self, column: str, release: ColumnRelease | None, key: str) -> tuple[float, float]:
+        """Return the declared bounds of a number."""
+        if release is not None and release.lower is not None and release.upper is not None:
+            return release.lower, release.upper
+        feature = self._schema.features.get(column)
+        if isinstance(feature, Number):
+            return feature.lower, feature.upper
+        if release is not None and release.edges is not None:
+            return release.edges[0], release.edges[-1]
+        if categories_of(self._schema, column) is not None:
+            raise ConfigError(f"{key}: '{column}' has categories; numbers are asked for")
+        raise ConfigError(
+            f"{key}: '{column}' has no declared bounds, and bounds taken from the records would tell of them; give "
+            "lower and upper, or edges"
+        )

@@ -1,0 +1,92 @@
+"""From noisy numbers to cells: the linear inverse of the strategy, and totals that agree.
+
+    cells = D z / a,    covariance = (sigma / a)^2 D D'
+
+Every block whose cells cover all records estimates the same number of people in every group. Their totals t_b with
+variances v_b are combined into the least-squares total n = sum(t_b / v_b) / sum(1 / v_b), and every block moves to it
+along k_b = Sigma_b 1 / v_b: the best linear unbiased estimate under the constraint that all agree. Its covariance is
+
+    Sigma_b - k_b k_b' (v_b - v),   v = 1 / sum(1 / v_b).
+
+All of it is linear in the noise, so covariances are exact. What is displayed may be projected (no negative counts);
+intervals never come from projected values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float64
+
+from fedveil.statistics.layout import Layout, Slot
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cells:
+    """Estimates of a block's cells in every group, with the covariance that the noise gives them.
+
+    Attributes:
+        values: (groups, width).
+        covariance: (width, width), the same in every group; different groups are independent.
+    """
+
+    values: Float64[np.ndarray, "groups width"]
+    covariance: Float64[np.ndarray, "width width"]
+
+
+def decode(
+    layout: Layout, noisy: Float64[np.ndarray, " d"], noise_std: float, unit: float = 1.0
+) -> Mapping[tuple[str, str], Cells]:
+    """Return every block's cells, by release and part.
+
+    Args:
+        layout: of the vector.
+        noisy: (d,) the released sum.
+        noise_std: standard deviation of its noise, per number.
+        unit: what a person's full weight adds to the sum: 1, or 1/|S| where every silo has that weight; cells are
+            divided by it.
+    """
+    found = {}
+    for slot in layout.slots:
+        found[_key(slot)] = _linear(slot, noisy, noise_std / unit, unit)
+    totals: dict[tuple[str, ...], list[Slot]] = {}
+    for slot in layout.slots:
+        if slot.block.encoder.covers:
+            totals.setdefault(slot.block.groups.labels, []).append(slot)
+    for slots in totals.values():
+        agreed = consistent([found[_key(slot)] for slot in slots])
+        found.update(zip(map(_key, slots), agreed, strict=True))
+    return found
+
+
+def consistent(blocks: Sequence[Cells]) -> tuple[Cells, ...]:
+    """Return blocks over the same people and groups with totals that agree: generalised least squares."""
+    variances = np.array([block.covariance.sum() for block in blocks])
+    totals = np.stack([block.values.sum(axis=1) for block in blocks])
+    variance = 1 / (1 / variances).sum()
+    agreed = variance * (totals / variances[:, None]).sum(axis=0)
+    found = []
+    for block, total, own in zip(blocks, totals, variances, strict=True):
+        gain = block.covariance.sum(axis=1) / own
+        found.append(
+            replace(
+                block,
+                values=block.values + np.outer(agreed - total, gain),
+                covariance=block.covariance - np.outer(gain, gain) * (own - variance),
+            )
+        )
+    return tuple(found)
+
+
+def _linear(slot: Slot, noisy: Float64[np.ndarray, " d"], noise_std: float, unit: float) -> Cells:
+    strategy = slot.block.strategy
+    sent = noisy[slot.place].reshape(slot.block.groups.size, strategy.sent) / (slot.scale * unit)
+    return Cells(
+        values=sent @ strategy.decoder.T, covariance=(noise_std / slot.scale) ** 2 * strategy.covariance
+    )
+
+
+def _key(slot: Slot) -> tuple[str, str]:
+    return slot.block.release, slot.block.part

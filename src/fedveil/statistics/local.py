@@ -1,0 +1,132 @@
+"""The local step of a statistic: the vectors of a silo's people, from their records there and public things alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from scipy import sparse
+from torch import Tensor
+
+from fedveil.population.columns import ColumnTable, Places, State
+from fedveil.population.records import Groups
+from fedveil.privacy.bounds import FixedVector
+from fedveil.stage import Source
+from fedveil.statistics.layout import Layout
+
+Combine = Literal["mean", "first", "last", "any"]
+_CHUNK_ELEMENTS = 1 << 19  # vectors of a block of people, in numbers: 4 MiB, what a core's cache holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStatistic(Source):
+    """A person's vector in a silo: a convex combination of the vectors of her records there.
+
+    Attributes:
+        layout: the vector.
+        combine: of her records: their mean; the first or last by ``order`` (the mean of those that tie; a record
+            without a value of ``order`` only where none has one); or, of 0/1 columns, one record that has a 1 where any
+            has.
+        order: the column that first and last go by.
+    """
+
+    own_noise: ClassVar[bool] = False
+
+    layout: Layout
+    combine: Combine = "mean"
+    order: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        return tuple(dict.fromkeys((*self.layout.columns, *(() if self.order is None else (self.order,)))))
+
+    def pairs(self, table: ColumnTable) -> tuple[ColumnTable, Groups, sparse.csr_array]:
+        """Return the table, its (silo, user) pairs, and the (pairs, records) matrix of convex weights."""
+        groups = table.pairs()
+        if self.combine == "any":
+            table, groups = _any(table, groups)
+        weights = np.ones(len(table)) if self.order is None else self._extreme(table, groups)
+        owner = np.repeat(np.arange(len(groups)), groups.size)
+        taken = weights[groups.order]
+        total = np.bincount(owner, weights=taken, minlength=len(groups))
+        data = taken / total[owner] if len(owner) else taken
+        starts = np.concatenate((groups.start, [len(groups.order)])).astype(np.int64)
+        return table, groups, sparse.csr_array((data, groups.order, starts), shape=(len(groups), len(table)))
+
+    def vectors(
+        self, table: ColumnTable, mixed: sparse.csr_array
+    ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
+        """Yield the vectors of all pairs, some at a time; the tensor is overwritten by the next ones.
+
+        Args:
+            table: what :meth:`pairs` returned.
+            mixed: the (pairs, records) matrix that it returned.
+        """
+        cells = [(slot, mixed @ slot.block.cells(table)) for slot in self.layout.slots]
+        n, rows = mixed.shape[0], max(1, _CHUNK_ELEMENTS // self.layout.length)
+        found = torch.empty((min(rows, max(n, 1)), self.layout.length), dtype=torch.float64)
+        for first in range(0, n, rows):
+            some = slice(first, min(n, first + rows))
+            part = found[: some.stop - first]
+            for slot, of_pairs in cells:
+                part.numpy()[:, slot.place] = slot.block.coded(of_pairs[some]) * slot.scale
+            yield some, part
+
+    def _extreme(self, table: ColumnTable, groups: Groups) -> Float64[np.ndarray, "n"]:
+        """Return 1 for a pair's first or last records and 0 for the others."""
+        assert self.order is not None
+        column = table.numbers(self.order)
+        sign = -1.0 if self.combine == "last" else 1.0
+        value = np.where(column.state == State.VALID, sign * column.values, np.inf)[groups.order]
+        least = np.minimum.reduceat(value, groups.start) if len(groups) else value
+        chosen = np.zeros(len(table))
+        chosen[groups.order] = value == np.repeat(least, groups.size)
+        return chosen
+
+
+def silo_sums(
+    step: LocalStatistic, table: ColumnTable, weights: Float64[Tensor, " m"], bound: FixedVector
+) -> Float64[np.ndarray, "silos d"]:
+    """Return every silo's sum of weighted, bounded vectors; exact multiples of the bound's grid.
+
+    Args:
+        step: what a person's vector is.
+        table: the records of all silos.
+        weights: of every (silo, user) pair, in the order of :meth:`ColumnTable.pairs`.
+        bound: enforced on every vector.
+    """
+    table, groups, mixed = step.pairs(table)
+    sums = np.zeros((len(table.silo_names), step.layout.length))
+    for some, vectors in step.vectors(table, mixed):
+        units = bound.quantize_(vectors, bound.norms(vectors), weights[some]).numpy()
+        silo = groups.silo[some]
+        starts = np.flatnonzero(np.diff(silo, prepend=-1))
+        np.add.at(sums, silo[starts], np.add.reduceat(units, starts, axis=0))
+    return sums * bound.grid
+
+
+def _any(table: ColumnTable, groups: Groups) -> tuple[ColumnTable, Groups]:
+    """Return one record a pair: in every 0/1 column a 1 if any record has one, else a 0 if any has, else a state."""
+    columns = {}
+    for name in table.columns:
+        column = table.places(name)
+        rank = np.where(column.state == State.VALID, 3 + column.values, 2 - column.state)[groups.order]
+        best = np.maximum.reduceat(rank, groups.start) if len(groups) else rank
+        state = np.where(best >= 3, State.VALID, 2 - best).astype(np.int8)
+        columns[name] = Places(values=np.maximum(best - 3, 0), state=state)
+    every: Int64[np.ndarray, " m"] = np.arange(len(groups))
+    condensed = ColumnTable(
+        columns={**columns},
+        silo=groups.silo,
+        user=groups.user,
+        n_users=table.n_users,
+        silo_names=table.silo_names,
+    )
+    return condensed, Groups(
+        order=every, start=every, size=np.ones_like(every), silo=groups.silo, user=groups.user
+    )

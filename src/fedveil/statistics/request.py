@@ -1,0 +1,212 @@
+"""What statistics are asked for: the table ``[statistics]``, checked before any record is read.
+
+What cannot be had under a guarantee is refused by its name, with the reason and what would do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from fedveil.statistics.strategy import MOST_ORDERED
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
+
+MOST_GROUPINGS: Final = 2
+
+_EXTREME = (
+    "is decided by one person alone; no noise of use hides her: ask for a quantile (quantiles = [0.01, 0.99])"
+)
+_REFUSED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "min": f"a smallest value {_EXTREME}",
+        "max": f"a largest value {_EXTREME}",
+        "range": f"a range {_EXTREME}",
+        "top": "the most frequent values of an undeclared column are chosen by the records: declare categories",
+        "mode": "the most frequent values of an undeclared column are chosen by the records: declare categories",
+        "distinct": "a number of distinct values is no sum over people: declare categories and show those",
+        "ever": "whether a person was anything in ANY silo is an OR over silos, which no sum of noisy vectors gives: "
+        'take combine = "any" inside every silo, or "mean"',
+    }
+)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ColumnRelease(_Part):
+    """Figures of one column. Bins lie between declared bounds, or at declared edges."""
+
+    kind: Literal["column"] = "column"
+    column: str | None = Field(None, description="default: the release's name")
+    show: Annotated[tuple[str, ...], Field(min_length=1)] = ("count", "missing")
+    bins: Annotated[int, Field(ge=2, le=MOST_ORDERED - 2)] | str | None = Field(
+        None, description="equal bins between the declared bounds; default: 32"
+    )
+    edges: tuple[float, ...] | None = Field(None, description="edges of the bins, ascending, instead of bins")
+    quantiles: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1)] = (
+        0.25,
+        0.5,
+        0.75,
+    )
+    lower: float | None = Field(None, description="bound of a number that the schema gives none")
+    upper: float | None = Field(None, description="bound of a number that the schema gives none")
+    weight: _Positive = Field(1.0, description="how much its error counts beside that of other releases")
+
+    @field_validator("show")
+    @classmethod
+    def _known(cls, show: tuple[str, ...]) -> tuple[str, ...]:
+        for name in show:
+            if name in _REFUSED:
+                raise ValueError(f"'{name}' is refused: {_REFUSED[name]}")
+            if name not in SHOWN:
+                raise ValueError(f"no figure '{name}'; there are: {', '.join(SHOWN)}")
+        return show
+
+    @model_validator(mode="after")
+    def _declared(self) -> ColumnRelease:
+        if isinstance(self.bins, str):
+            raise ValueError(
+                f"bins = '{self.bins}': bins that depend on the records tell of them; give their number, or edges"
+            )
+        if self.bins is not None and self.edges is not None:
+            raise ValueError("give bins or edges, not both")
+        if self.edges is not None:
+            ascending(self.edges, "edges")
+        if (self.lower is None) != (self.upper is None):
+            raise ValueError("give lower and upper, or neither")
+        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
+            raise ValueError("lower must be below upper")
+        return self
+
+
+class SurvivalRelease(_Part):
+    """Kaplan-Meier curve of the schema's survival target on a declared grid of times."""
+
+    kind: Literal["survival"]
+    grid: Annotated[tuple[float, ...], Field(min_length=2, max_length=MOST_ORDERED)]
+    weight: _Positive = 1.0
+
+    @field_validator("grid")
+    @classmethod
+    def _ascending(cls, grid: tuple[float, ...]) -> tuple[float, ...]:
+        ascending(grid, "grid")
+        return grid
+
+
+class CrossRelease(_Part):
+    """Cross table of columns of categories."""
+
+    kind: Literal["cross"]
+    columns: Annotated[tuple[str, ...], Field(min_length=2, max_length=4)]
+    weight: _Positive = 1.0
+
+    @field_validator("columns")
+    @classmethod
+    def _once(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        return once(columns, "columns")
+
+
+class CorrelationRelease(_Part):
+    """Correlations of numbers, from their moments between declared bounds."""
+
+    kind: Literal["correlation"]
+    columns: Annotated[tuple[str, ...], Field(min_length=2, max_length=64)]
+    weight: _Positive = 1.0
+
+    @field_validator("columns")
+    @classmethod
+    def _once(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        return once(columns, "columns")
+
+
+SHOWN: Final = ("count", "missing", "histogram", "categories", "quantiles", "mean", "variance")
+"""What a column can show."""
+
+
+def _kind(value: Any) -> str:
+    """Return which kind a release is: a column where it does not say."""
+    found = value.get("kind", "column") if isinstance(value, Mapping) else getattr(value, "kind", "column")
+    return str(found)
+
+
+AnyRelease = Annotated[
+    Annotated[ColumnRelease, Tag("column")]
+    | Annotated[SurvivalRelease, Tag("survival")]
+    | Annotated[CrossRelease, Tag("cross")]
+    | Annotated[CorrelationRelease, Tag("correlation")],
+    Discriminator(_kind),
+]
+
+
+class Request(_Part):
+    """The table ``[statistics]``."""
+
+    combine: Literal["mean", "first", "last", "any"] = Field(
+        "mean",
+        description="of a person's records in a silo; first and last need order, any takes 0/1 columns",
+    )
+    order: str | None = Field(None, description="numeric column that first and last go by")
+    silos: Literal["records", "equal", "uniform"] = Field(
+        "records",
+        description="a person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts "
+        "person-silo pairs",
+    )
+    by: Annotated[tuple[str, ...], Field(max_length=8)] = Field(
+        (), description='at most two columns of declared categories that groups are made of; "silo" is one'
+    )
+    largest_error: _Positive | None = Field(
+        None,
+        description="people: a cell whose noise has a larger standard deviation is refused; default: a quarter of "
+        "n_users over the number of cells",
+    )
+    floor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        10.0, description="people: a cell whose interval reaches below is not shown"
+    )
+    release: Annotated[dict[Name, AnyRelease], Field(min_length=1)]
+
+    @field_validator("combine", mode="before")
+    @classmethod
+    def _linear(cls, combine: Any) -> Any:
+        if combine in ("ever", "or", "any-silo"):
+            raise ValueError(f"'{combine}' is refused: {_REFUSED['ever']}")
+        return combine
+
+    @field_validator("by")
+    @classmethod
+    def _partition(cls, by: tuple[str, ...]) -> tuple[str, ...]:
+        if len(by) > MOST_GROUPINGS:
+            raise ValueError(
+                f"{len(by)} columns: at most {MOST_GROUPINGS}, or the groups hold too few people; ask for a cross "
+                "table of the columns that matter"
+            )
+        return once(by, "by")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Request:
+        needed = self.combine in ("first", "last")
+        if needed and self.order is None:
+            raise ValueError(f"order: combine = '{self.combine}' goes by a column; name it")
+        if not needed and self.order is not None:
+            raise ValueError("order: belongs to combine = 'first' or 'last'")
+        return self
+
+
+def ascending(values: tuple[float, ...], key: str) -> None:
+    """Refuse fewer than two values, and values that do not increase."""
+    if len(values) < 2 or any(not low < high for low, high in pairwise(values)):
+        raise ValueError(f"{key}: at least two numbers, each above the one before")
+
+
+def once(columns: tuple[str, ...], key: str) -> tuple[str, ...]:
+    """Refuse a column that is named twice: its groups would overlap, and an overlap doubles what a person moves."""
+    for name in columns:
+        if columns.count(name) > 1:
+            raise ValueError(f"{key}: '{name}' is named twice; a record belongs to one group")
+    return columns

@@ -1,0 +1,602 @@
+"""The library from Python: data and models of one's own in, a statement and a model out; nothing private on the way."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import Dataset
+
+import fedveil as fv
+from fedveil.api.methods import method
+from fedveil.engine.experiment import parse
+from fedveil.engine.setup import prepare
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.keys import keys_of
+from fedveil.population import arrays
+from fedveil.registry import find, names
+
+N = 60
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(N, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+USER = RANDOM.integers(0, 12, N)
+SILO = np.array(["north", "south"])[RANDOM.integers(0, 2, N)]
+DECLARED: dict[str, Any] = {
+    "user": USER,
+    "silo": SILO,
+    "n_users": 20,
+    "task": "classification",
+    "classes": [0, 1],
+    "silos": ["north", "south"],
+}
+METHOD: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0}
+
+
+def people(*, features: Any = X, targets: Any = Y, **changes: Any) -> fv.People:
+    return fv.population(features, targets, **DECLARED | {"test": (X[:20], Y[:20])} | changes)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def train(folder: Path, model: Any = None, held: Any = None, **changes: Any) -> fv.Result:
+    given = {"method": fv.uldp_avg_w(**METHOD), "rounds": 2, "server": fv.Sgd(5.0), "delta": 1e-3}
+    return fv.train(
+        network() if model is None else model,
+        people() if held is None else held,
+        folder=folder,
+        **given | changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> fv.Result:
+    return train(tmp_path_factory.mktemp("runs"))
+
+
+# --- the surface ----------------------------------------------------------------------------------------------------
+
+
+def test_importing_the_library_loads_no_framework() -> None:
+    """Fast because of what is not loaded; the time itself is measured by a benchmark, not here."""
+    seen = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import fedveil, sys; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout == "[]\n"
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs/reference/python.md").read_text(encoding="utf-8")
+    for name in fv.__all__:
+        found = getattr(fv, name)
+        assert found.__doc__, name
+        assert f"`{name}" in page, f"docs/reference/python.md does not name {name}"
+    assert callable(fv.population)
+    with pytest.raises(AttributeError, match="public names"):
+        fv.nothing  # noqa: B018
+
+
+def test_a_chooser_takes_what_its_method_and_local_training_take() -> None:
+    for name in fv.__all__:
+        if name.replace("_", "-") in names("methods"):
+            shown = fv.__getattr__(name).__signature__.parameters
+            keys = keys_of(find("methods", name.replace("_", "-")).load())
+            assert {key.name for key in keys if not key.filled} - {"learning_rate"} <= set(shown)
+            assert ("epochs" in shown) == any(key.name == "local" for key in keys)
+    chosen = fv.uldp_avg_w(clip=0.5, learning_rate=0.3, epochs=2)
+    assert (chosen.parameters, chosen.local) == ({"clip": 0.5}, {"learning_rate": 0.3, "epochs": 2})
+    assert method("uldp-sgd", clip=1.0).local is None
+
+
+# --- populations ----------------------------------------------------------------------------------------------------
+
+
+class Pairs(Dataset):  # type: ignore[type-arg]
+    def __init__(self, *columns: Any) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, row: int) -> Any:
+        return tuple(column[row] for column in self.columns)
+
+
+FRAME = pd.DataFrame(X, columns=["age", "pulse", "dose"])
+SOURCES: dict[str, Any] = {
+    "lists": (X.tolist(), Y.tolist(), {"user": USER.tolist(), "silo": SILO.tolist()}),
+    "float64": (X.astype(np.float64), Y.astype(np.float64), {}),
+    "tensors": (torch.from_numpy(X), torch.from_numpy(Y), {"user": torch.from_numpy(USER)}),
+    "pandas": (FRAME, pd.Series(Y), {"user": pd.Series(USER), "silo": pd.Series(SILO, dtype="category")}),
+    "pyarrow": (
+        pa.Table.from_pandas(FRAME),
+        pa.array(Y),
+        {"user": pa.array(USER), "silo": pa.chunked_array([SILO])},
+    ),
+    "a data set of pairs": (Pairs(torch.from_numpy(X), Y), None, {}),
+    "a data set of all": (Pairs(X, Y, USER, SILO), None, {"user": None, "silo": None}),
+    "ids as text": (X, Y.astype(bool), {"user": [str(one) for one in USER], "classes": ["0", "1"]}),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_gives_the_same_population(source: str) -> None:
+    features, targets, changes = SOURCES[source]
+    same = people(test=None)
+    tested = people(features=features, targets=targets, **{"test": None} | changes)
+    assert tested.train.sha256 == same.train.sha256
+    assert np.array_equal(tested.train.key, same.train.key)
+    assert np.array_equal(tested.test_features, same.test_features)
+    assert tested.feature_names == (("age", "pulse", "dose") if source in ("pandas", "pyarrow") else None)
+
+
+def test_nobodys_seed_or_side_depends_on_who_else_is_there() -> None:
+    """Without one user the others keep their keys and the side of every record; counting users or silos does not."""
+    rest = USER[0] != USER
+    whole = people(test=None)
+    less = people(features=X[rest], targets=Y[rest], user=USER[rest], silo=SILO[rest], test=None)
+
+    def held(one: fv.People) -> set[tuple[int, bytes]]:
+        assert one.train.key is not None
+        return {(int(k), f.tobytes()) for k, f in zip(one.train.key, one.train.features, strict=True)}
+
+    gone = {k for k, _ in held(whole)} - {k for k, _ in held(less)}
+    assert len(gone) == 1
+    assert {pair for pair in held(whole) if pair[0] not in gone} == held(less)
+    assert (less.n_users, less.silo_names) == (whole.n_users, whole.silo_names)
+
+
+def test_what_is_counted_is_said() -> None:
+    counted = people(n_users="counted", silos=None, classes=None)
+    assert (counted.n_users, counted.silo_names) == (len(set(USER)), ("north", "south"))
+    said = " ".join(counted.notes)
+    assert all(f"Declare {what}." in said for what in ("n_users", "silos", "classes"))
+    assert "Declare" not in " ".join(people().notes)
+
+
+def test_labels_come_back_as_they_went_in() -> None:
+    for classes, given in ((["no", "yes"], np.array(["no", "yes"])[Y]), ([1, 0], Y)):
+        held = people(targets=given, classes=classes, test=None)
+        assert held.classes == tuple(classes)
+        assert set(held.train.targets) == {0, 1}
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_states_its_privacy_and_gives_a_model(trained: fv.Result, tmp_path: Path) -> None:
+    assert (trained.rounds, trained.stopped) == (2, None)
+    assert trained.statement.unit == "user"
+    assert trained.statement.epsilon is not None
+    assert set(trained.metrics) == {"accuracy", "auc", "loss"}
+    assert any("was handed over" in line for line in trained.statement.uncovered)
+    labels, chances = trained.predict(X), trained.predict_proba(X)
+    assert set(labels) <= {0, 1}
+    assert np.allclose(chances.sum(axis=1), 1)
+    assert np.mean(labels[:20] == Y[:20]) == pytest.approx(trained.metrics["accuracy"])
+    with torch.no_grad():
+        own = trained.model(torch.from_numpy(X)).argmax(1).numpy()
+    assert np.array_equal(own, labels)
+    assert (
+        trained.report(tmp_path / "report.html").read_text() == (trained.folder / "report.html").read_text()
+    )
+
+
+def test_noise_is_found_for_a_target(tmp_path: Path) -> None:
+    spent = train(tmp_path, method=fv.uldp_avg(clip=0.5), epsilon=3.0, rounds=1).statement.epsilon
+    assert spent is not None
+    assert 2.97 < spent <= 3.0
+
+
+def test_the_run_folder_says_what_was_handed_over(trained: fv.Result) -> None:
+    text = (trained.folder / "experiment.toml").read_text()
+    assert 'name = "session:people"' in text
+    assert 'name = "session:Sequential"' in text
+    experiment = parse(__import__("tomllib").loads(text), "test")
+    with pytest.raises(ConfigError, match=r"data.name: 'session:people' was handed over.*fedveil.resume"):
+        prepare(experiment)
+    named = experiment.model_copy(update={"data": experiment.data.model_copy(update={"name": "digits"})})
+    with pytest.raises(ConfigError, match=r"model.name: 'session:Sequential' was handed over"):
+        prepare(named)
+
+
+class Coded(nn.Module):
+    """A model as Hugging Face has them: whole numbers in, an object out; here with a low-rank adapter to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(5, 4)
+        self.head = nn.Linear(12, 2)
+        self.down, self.up = nn.Linear(12, 1, bias=False), nn.Linear(1, 2, bias=False)
+        for part in (self.embedding, self.head):
+            part.requires_grad_(False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(features.long().clamp(0, 4)).flatten(1)
+        return self.head(hidden) + self.up(self.down(hidden))
+
+
+def test_an_adapter_is_trained_and_what_is_frozen_stays(tmp_path: Path) -> None:
+    codes = (np.abs(X) * 2).astype(np.int64).clip(0, 4)
+    model = Coded()
+    held = people(features=codes, test=(codes[:5], Y[:5]))
+    result = train(tmp_path, model, held, loss=nn.CrossEntropyLoss(), metrics=[share_of_ones, "accuracy"])
+    assert set(load_file(result.folder / "model.safetensors")) == {"down.weight", "up.weight"}
+    assert torch.equal(result.model.head.weight, model.head.weight)
+    assert not torch.equal(result.model.down.weight, model.down.weight)
+    text = (result.folder / "experiment.toml").read_text()
+    assert 'loss = "session:CrossEntropyLoss"' in text
+    assert f'"{__name__}:share_of_ones"' in text
+
+
+def share_of_ones(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None) -> float:
+    return float((outputs.argmax(1) == 1).float().mean())
+
+
+def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs[:, 0] - targets).abs()
+
+
+def test_regression_survival_and_clients_run(tmp_path: Path) -> None:
+    held = people(targets=X[:, 1], task="regression", classes=None, test=(X[:9], X[:9, 1]))
+    result = train(tmp_path, nn.Linear(3, 1), held, loss=absolute)
+    assert result.predict(X).shape == (N,)
+    times = np.stack((Y, np.abs(X[:, 1])), axis=1)
+    held = people(targets=times, task="survival", classes=None, test=(X[:20], times[:20]))
+    assert set(train(tmp_path, "linear", held).metrics) == {"c_index", "loss"}
+    names = [str(one) for one in range(12)]
+    held = people(silo=USER, silos=names, n_users=12)
+    done = train(tmp_path, "linear", held, method=fv.dp_fed(clip=1.0, noise_multiplier=1.0))
+    assert done.statement.unit == "client"
+    assert set(done.predict(X)) <= {0, 1}
+
+
+# --- callbacks ------------------------------------------------------------------------------------------------------
+
+
+class Keep(fv.Callback):
+    def __init__(self, after: int | None = None) -> None:
+        self.rounds: list[fv.RoundSummary] = []
+        self.after = after
+
+    def round_ended(self, round: fv.RoundSummary) -> str | None:
+        self.rounds.append(round)
+        return "enough" if round.number == self.after else None
+
+
+class KeepAll(Keep):
+    sees_private = True
+
+
+def test_callbacks_see_public_numbers_unless_they_ask(tmp_path: Path) -> None:
+    public, private = Keep(), KeepAll()
+    train(tmp_path, callbacks=[public, private])
+    assert [one.number for one in public.rounds] == [1, 2]
+    assert all(one.private is None and one.test is not None for one in public.rounds)
+    seen = private.rounds[0].private
+    assert seen is not None
+    assert {"participants", "norms", "seconds"} <= set(seen)
+    held_out = Keep()
+    train(tmp_path, held=people(test=None), callbacks=[held_out], rounds=1)
+    assert held_out.rounds[0].test is None
+
+
+def test_a_run_ends_by_a_public_reason_alone(tmp_path: Path) -> None:
+    result = train(tmp_path, callbacks=[Keep(after=1)], rounds=3)
+    assert (result.rounds, result.stopped) == (1, "enough")
+    assert (result.folder / "privacy.json").exists()
+    with pytest.raises(ConfigError, match="cannot end the run"):
+        train(tmp_path, callbacks=[KeepAll(after=1)])
+
+
+def summary(value: float | None, number: int = 1) -> Any:
+    test = {"loss": value, "accuracy": value}
+    return fv.RoundSummary(
+        number=number,
+        rounds=9,
+        epsilon=1.0,
+        test=test,
+        private=None,
+        folder=Path(),
+        _prepared=None,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "ends"),
+    [
+        ("accuracy", [0.5, 0.6, 0.6, 0.5], 4),
+        ("accuracy", [0.5, 0.6, 0.6, 0.7], None),
+        ("loss", [2.0, 1.0, 1.5, 1.0], 4),
+        ("loss", [0.5, 0.6, None], 3),
+    ],
+)
+def test_early_stopping_waits_as_long_as_it_says(
+    metric: str, values: list[float | None], ends: int | None
+) -> None:
+    stop = fv.EarlyStop(metric, patience=2)
+    said = [stop.round_ended(summary(value)) is not None for value in values]
+    assert said == [number == ends for number in range(1, len(values) + 1)]
+    stop.started(Path(), 9, 0)
+    assert stop.round_ended(summary(0.1)) is None
+
+
+def test_checkpoints_are_the_models_of_their_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(tmp_path, callbacks=[fv.Checkpoints(tmp_path / "kept", every=2), fv.Progress()], rounds=3)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["round-00002.safetensors"]
+    train(tmp_path, callbacks=[fv.Checkpoints(tmp_path / "all")], rounds=1)
+    last = load_file(tmp_path / "all" / "round-00001.safetensors")
+    mine = load_file(tmp_path / "run-2" / "model.safetensors")
+    assert all(torch.equal(last[name], mine[name]) for name in mine)
+    assert result.rounds == capsys.readouterr().out.count("/3  epsilon")
+
+
+# --- going on -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_the_same_objects_alone(tmp_path: Path) -> None:
+    started = train(tmp_path, callbacks=[Keep(after=1)], rounds=3)
+    other = network()
+    with torch.no_grad():
+        other[0].bias[0] += 1
+    changed = X.copy()
+    changed[0, 0] += 1
+    cases: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (other, people(), {}, "another model.sha256"),
+        (nn.Sequential(nn.Linear(3, 2)), people(), {}, "another model.sha256"),
+        (nn.Linear(3, 2), people(), {}, "another model.name"),
+        (network(), people(n_users=21), {}, "another data.n_users: 20, and now it is 21"),
+        (network(), people(features=changed), {}, "records are not those"),
+        (network(), people(), {"loss": nn.CrossEntropyLoss()}, "another model.loss"),
+        (network(), people(), {"metrics": ["accuracy"]}, "another model.metrics"),
+    ]
+    for model, held, given, problem in cases:
+        with pytest.raises(RunFolderError, match=problem):
+            fv.resume(started.folder, model, held, **given)
+    ended = fv.resume(started.folder, network(), people())
+    assert ended.rounds == 3
+    assert ended.statement.epsilon is not None
+    assert started.statement.epsilon is not None
+    assert ended.statement.epsilon > started.statement.epsilon
+
+
+# --- wrong input ----------------------------------------------------------------------------------------------------
+
+
+def with_nan(column: Any) -> Any:
+    changed = np.asarray(column, dtype=np.float64).copy()
+    changed[3] = np.nan
+    return changed
+
+
+def frozen() -> nn.Module:
+    return network().requires_grad_(False)
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.layer(features - features.mean(0))
+
+
+def bad_people(**changes: Any) -> Any:
+    made = inspect.unwrap(arrays.population)  # without the check of types that tests add: what a user runs
+    given = {"features": X, "targets": Y, **DECLARED, "test": (X[:20], Y[:20])} | changes
+    return lambda folder: made(**given)
+
+
+def bad_train(**changes: Any) -> Any:
+    return lambda folder: train(folder, **changes)
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "features of text": (bad_people(features=np.full((N, 2), "a")), "features.*not numbers; encode them"),
+    "features of objects": (bad_people(features=[[1, None]] * N), "features.*not numbers"),
+    "a column of text": (bad_people(features=pd.DataFrame({"ward": ["x"] * N})), "column 'ward'.*encode"),
+    "two columns alike": (
+        bad_people(features=pd.DataFrame(X[:, :2], columns=["a", "a"])),
+        "two columns are called 'a'",
+    ),
+    "a missing cell": (
+        bad_people(features=pd.DataFrame({"age": with_nan(X[:, 0])})),
+        "column 'age', row 3: .*missing",
+    ),
+    "features with NaN": (
+        bad_people(features=with_nan(X)),
+        r"features, row 3, feature 0: the value is NaN.*leave",
+    ),
+    "a single axis": (bad_people(features=X[:, 0]), r"features:.*values\[:, None\]"),
+    "ragged rows": (bad_people(features=[[1.0], [1.0, 2.0]]), "rows of different lengths"),
+    "no feature": (bad_people(features=np.zeros((N, 0))), "a record has no feature"),
+    "too large for float32": (
+        bad_people(features=np.full((N, 1), 1e300)),
+        "row 0, feature 0: .*too large for float32",
+    ),
+    "whole numbers beyond float32": (bad_people(features=np.full((N, 1), 1 << 30)), "16777216.*scale it"),
+    "too few targets": (bad_people(targets=Y[:5]), "targets: 5 entries, but the features have 60 rows"),
+    "targets missing": (bad_people(targets=None), "targets is required: .*what is predicted"),
+    "a target out of range": (bad_people(targets=np.full(N, 2)), "targets, row 0: .*not among the 2 classes"),
+    "a label missing": (bad_people(targets=with_nan(Y)), "targets, row 3: the label is missing"),
+    "labels that are fractions": (bad_people(targets=X[:, 0]), "targets, row 0: .*task='regression'"),
+    "one class": (bad_people(classes=[0]), "classes must list two labels or more"),
+    "a class twice": (bad_people(classes=[0, 1, "1"]), "a class is declared twice"),
+    "classes of a regression": (bad_people(task="regression"), "classes belong to classification"),
+    "a column for regression": (
+        bad_people(task="regression", classes=None, targets=X[:, :1]),
+        r"one number a record.*reshape\(-1\)",
+    ),
+    "survival of one number": (
+        bad_people(task="survival", classes=None, targets=X[:, 0]),
+        r"\(records, 2\) of \(event",
+    ),
+    "an event of two": (
+        bad_people(task="survival", classes=None, targets=np.full((N, 2), 2.0)),
+        "the event must be 0 or 1",
+    ),
+    "users missing": (bad_people(user=None), "user is required: .*whose record"),
+    "users NaN": (bad_people(user=with_nan(USER)), "user: ids are text or whole numbers.*missing id"),
+    "a user None": (bad_people(user=[None, *USER[1:].tolist()]), "user, row 0: the id is missing"),
+    "users of two axes": (bad_people(user=USER[:, None]), "user: one id a record"),
+    "silo missing": (bad_people(silo=None), "silo is required: .*who holds it"),
+    "a silo that is not declared": (
+        bad_people(silos=["north"]),
+        r"silo, row \d+: .*not among those declared: north",
+    ),
+    "a silo twice": (bad_people(silos=["north", "north"]), "silos must list one name or more, each once"),
+    "no number of users": (bad_people(n_users=None), 'n_users is required: the public number.*"counted"'),
+    "a number of users that is none": (bad_people(n_users=0), "n_users must be a whole number >= 1"),
+    "more users than there are": (bad_people(n_users=3), "n_users is 3, but more users"),
+    "a task that is none": (
+        bad_people(task="ranking"),
+        "task must be one of classification, regression, survival",
+    ),
+    "a test share of one": (bad_people(test=None, test_share=1.0), "test_share must be between 0 and 1"),
+    "a test table of other columns": (
+        bad_people(features=FRAME, test=(FRAME[["age"]], Y)),
+        "test features: the columns",
+    ),
+    "a test table that is none": (bad_people(test=X), r"test must be a pair \(features, targets\)"),
+    "a data set with targets": (bad_people(features=Pairs(X, Y)), "brings its own targets"),
+    "a data set of three": (
+        bad_people(features=Pairs(X, Y, USER), targets=None),
+        "an item of the data set must be",
+    ),
+    "a batch norm": (
+        bad_train(model=nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))),
+        r"layer 1 is BatchNorm1d.*torch.nn.GroupNorm\(4, 4\)",
+    ),
+    "everything frozen": (bad_train(model=frozen()), r"all are frozen; call requires_grad_\(True\)"),
+    "no parameter": (bad_train(model=nn.Sequential(nn.Flatten(), nn.Identity())), "the model"),
+    "a model of float64": (bad_train(model=network().double()), "the model fails on records|float32"),
+    "a model that mixes records": (bad_train(model=Mixing()), "changes with the other records.*LayerNorm"),
+    "another number of features": (
+        bad_train(model=nn.Linear(4, 2)),
+        r"the model fails on records of shape \(3,\)",
+    ),
+    "another number of outputs": (
+        bad_train(model=nn.Linear(3, 5)),
+        "5 outputs a record, but there are 2 classes",
+    ),
+    "a class and no model": (bad_train(model=nn.Linear), "Linear is a class"),
+    "no model at all": (bad_train(model=3), "a torch.nn.Module or a name is needed, not int"),
+    "a name that is no model": (bad_train(model="mlpp"), "no model named 'mlpp'"),
+    "arrays and no population": (bad_train(held=X), "people: a population is needed .*not ndarray"),
+    "a method that was not called": (bad_train(method=fv.uldp_avg), r"call it: fedveil.uldp_avg\(...\)"),
+    "a key that a method lacks": (
+        lambda folder: fv.uldp_avg(clipp=1.0),
+        "no parameter 'clipp'; known here: .*clip",
+    ),
+    "the server's rate with the method": (
+        lambda folder: fv.uldp_sgd(learning_rate=1.0),
+        r"server=fedveil.Sgd",
+    ),
+    "a method that is none": (lambda folder: method("uldp"), "there is no 'uldp'; there are: fedavg"),
+    "a clip of zero": (
+        bad_train(method=fv.uldp_avg(clip=0.0, noise_multiplier=1.0)),
+        "method.clip: must be > 0",
+    ),
+    "no noise and no target": (
+        bad_train(method=fv.uldp_avg(clip=1.0)),
+        "needs epsilon=.*or noise_multiplier=",
+    ),
+    "noise and a target": (bad_train(epsilon=1.0), "noise_multiplier is given too; leave one"),
+    "a target without noise": (bad_train(method=fv.fedavg(), epsilon=1.0), "fedavg adds no noise"),
+    "no round": (bad_train(rounds=0), "rounds: must be >= 1, not 0"),
+    "a delta of one": (bad_train(delta=1.0), "privacy.delta: must be < 1"),
+    "a loss that averages": (
+        bad_train(loss=lambda o, t: (o[:, 0] - t).mean()),
+        "loss .*one term a record: no mean",
+    ),
+    "a loss that returns a matrix": (bad_train(loss=lambda o, t: o), "loss .*no second axis"),
+    "a loss that fails": (
+        bad_train(loss=lambda o, t: o[:, 7]),
+        r"fails on outputs \(3, 2\) and targets \(3,\)",
+    ),
+    "a loss class": (bad_train(loss=nn.CrossEntropyLoss), r"hand over CrossEntropyLoss\(\)"),
+    "a loss of another task": (bad_train(loss="cox"), "loss cox is not for a classification task"),
+    "a metric that is none": (bad_train(metrics=["f1"]), "no metric named 'f1'"),
+    "a metric and no list": (bad_train(metrics="auc"), "metrics: a list of names"),
+    "a callback that is none": (bad_train(callbacks=[print]), "a fedveil.Callback is needed"),
+    "a callback's class": (bad_train(callbacks=[fv.Progress]), r"hand over Progress\(\)"),
+    "stopping by private records": (
+        bad_train(held=people(test=None), callbacks=[fv.EarlyStop("accuracy")]),
+        r"EarlyStop ends the run by test metrics.*test=\(features, targets\)",
+    ),
+    "stopping by no metric": (
+        bad_train(callbacks=[fv.EarlyStop("f1")]),
+        "no metric 'f1'; there are: accuracy",
+    ),
+    "a server that is none": (bad_train(server="adam"), "server: a server optimiser is needed"),
+    "settings of no table": (bad_train(settings={"chanel": {}}), "no table or key 'chanel'.*channel"),
+    "settings of no key": (bad_train(settings={"channel": {"nam": "x"}}), "channel.nam: no such key"),
+    "several processes": (
+        bad_train(settings={"trainer": {"processes": 2}}),
+        "trainer.processes: .*leave processes at 1",
+    ),
+    "a folder that is none": (lambda folder: fv.resume(folder, network(), people()), "not a run folder"),
+    "a client method over shared silos": (
+        bad_train(method=fv.dp_fed(clip=1.0, noise_multiplier=1.0)),
+        "a client is a silo that holds one user",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named_with_its_mend(case: str, tmp_path: Path) -> None:
+    attempt, said = WRONG[case]
+    with pytest.raises(fv.FedveilError, match=f"(?s){said}") as error:
+        attempt(tmp_path)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("*/privacy.json"))
+
+
+def test_no_error_repeats_a_private_value() -> None:
+    secret = X.copy().astype(object)
+    secret[4, 1] = "SECRET"
+    for changes in ({"features": secret}, {"targets": ["SECRET"] * N}, {"silo": ["SECRET"] * N}):
+        with pytest.raises(fv.FedveilError) as error:
+            people(**changes)
+        assert "SECRET" not in str(error.value)
+
+
+def test_predicting_other_columns_is_refused(tmp_path: Path) -> None:
+    held = people(features=FRAME, test=(FRAME[:9], Y[:9]))
+    result = train(tmp_path, "linear", held, rounds=1)
+    assert len(result.predict(FRAME)) == len(result.predict(X)) == N
+    for wrong, said in (
+        (FRAME[["pulse", "age", "dose"]], "another order"),
+        (FRAME[["age"]], "'pulse' is missing"),
+    ):
+        with pytest.raises(fv.FedveilError, match=said):
+            result.predict(wrong)
+    with pytest.raises(fv.FedveilError, match=r"shape \(2,\), the model was trained on \(3,\)"):
+        result.predict(X[:, :2])
+    with pytest.raises(ConfigError, match="belong to classification"):
+        replace(result.predictor, task="regression").probabilities(X)

@@ -1,0 +1,185 @@
+"""The page of reproductions: nothing on it but what result files hold, and files that notice an edit."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.errors import ConfigError
+from fedveil.reproduction.index import index_items
+from fedveil.reproduction.page import page
+from fedveil.reproduction.play import reproduce
+from fedveil.reproduction.results import ResultError, ResultFolder, Results, Run, digest
+from fedveil.reproduction.rows import section_rows
+from fedveil.reproduction.table import Table, load_table, table_names
+from fedveil.reproduction.verdicts import Summary, agreement, bound_holds, order, summary
+
+ROOT = Path(__file__).parent.parent
+TABLES = {name: load_table(name) for name in table_names()}
+SETTINGS = "0" * 64
+
+
+class Nobody:
+    """Watches in silence."""
+
+    def started(self, folder, experiment, done) -> None: ...
+    def training(self, round_number, done, total) -> None: ...
+    def completed(self, row) -> None: ...
+
+
+def run(cell: str, seed: int | None, value: float) -> Run:
+    return Run(
+        cell=cell, seed=seed, settings=SETTINGS, version="0", cpu_seconds=1.0, values={"accuracy": value}
+    )
+
+
+DIGITS = Table(
+    name="digits",
+    title="Digits",
+    items=("none/digits",),
+    parts=({"preset": "digits", "variants": ["uldp-avg-w"], "settings": ["rounds=2", "local.epochs=1"]},),
+    value="accuracy",
+    last=2,
+    rounds=(1,),
+    chosen="Nothing.",
+)
+
+
+def test_the_page_is_what_the_result_files_say():
+    assert (ROOT / "docs/reproduction.md").read_text() == page(ResultFolder(ROOT / "results")), (
+        "run `fedveil reproduce --page docs/reproduction.md`"
+    )
+
+
+def test_a_result_file_belongs_to_a_table():
+    assert {path.stem for path in (ROOT / "results").glob("*")} <= set(TABLES)
+
+
+def test_a_page_without_result_files_has_no_section_and_no_measured_figure(tmp_path):
+    text = page(ResultFolder(tmp_path))
+    headings = re.findall("^## (.*)$", text, re.MULTILINE)
+    assert headings == ["Index", "Not yet measured again"]
+    assert "±" not in text.split("## Index")[1]
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_what_is_said_of_a_table_holds_no_measured_figure(table):
+    known = {item.id for items in index_items().values() for item in items}
+    assert set(table.items) <= known
+    for note in table.notes:
+        bare = re.sub(r"\{[^}]*\}|`[^`]*`", "", note)
+        assert not re.search(r"\d\.\d|\d %|±", bare), f"{note}: measured values stand as {{cell/value}}"
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_published_figures_and_orders_name_cells_that_are_played(table):
+    if table.compute:
+        table.computation()
+        return
+    cells = {cell.name for cell in table.cells(0)}
+    assert len(cells) == len(table.cells(0))
+    assert set(table.published) <= cells
+    assert {cell for one in table.expected for pair in one.pairs for cell in pair} <= cells
+
+
+def test_the_index_has_every_item_of_the_four_papers_once():
+    ids = [item.id for items in index_items().values() for item in items]
+    statements = [name for name in ids if re.search("theorem|proposition", name)]
+    assert (len(ids) - len(statements), len(statements)) == (38, 10)
+    assert len(set(ids)) == len(ids)
+
+
+def test_an_edited_result_file_is_refused(tmp_path):
+    folder = ResultFolder(tmp_path)
+    folder.write(Results(table="digits", command="c").adding([run("a", 0, 0.5)]))
+    path = tmp_path / "digits.json"
+    assert folder.read("digits").runs[0].values["accuracy"] == 0.5
+    path.write_text(path.read_text().replace("0.5", "0.6"))
+    with pytest.raises(ResultError, match=r"digits\.json was edited"):
+        folder.read("digits")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"digest": 1, "runs": 2}', "{"])
+def test_a_damaged_result_file_is_one_error_that_names_it(tmp_path, text):
+    (tmp_path / "digits.json").write_text(text)
+    with pytest.raises(ResultError, match=r"digits\.json"):
+        ResultFolder(tmp_path).read("digits")
+
+
+def test_a_result_file_of_another_table_is_refused(tmp_path):
+    document = Results(table="other", command="c").model_dump(mode="json")
+    (tmp_path / "digits.json").write_text(json.dumps(document | {"digest": digest(document)}))
+    with pytest.raises(ResultError, match="'other', not of 'digits'"):
+        ResultFolder(tmp_path).read("digits")
+
+
+def test_an_unknown_table_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"figure-99: no such table; known are .*table-2"):
+        load_table("figure-99")
+    assert CliRunner().invoke(app, ["reproduce", "figure-99"]).exit_code
+
+
+def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
+    results, runs = ResultFolder(tmp_path / "results"), tmp_path / "runs"
+    played = reproduce(DIGITS, results, runs, Nobody(), seeds=2)
+    first = next(played)
+    played.close()  # interrupted
+    assert (first.cell, first.seed) == ("uldp-avg-w", 0)
+    assert [one.seed for one in reproduce(DIGITS, results, runs, Nobody(), seeds=2)] == [1]
+    assert [one.seed for one in reproduce(DIGITS, results, runs, Nobody(), seeds=2)] == []
+    kept = results.read("digits")
+    assert [one.seed for one in kept.runs] == [0, 1]
+    assert kept.runs[0].curve["accuracy"][0][0] == 1
+    row = section_rows(DIGITS, kept)[0]
+    assert row["n"] == "2"
+    changed = DIGITS.model_copy(
+        update={"parts": (DIGITS.parts[0].model_copy(update={"settings": ("rounds=1", "local.epochs=1")}),)}
+    )
+    again = list(reproduce(changed, results, runs, Nobody(), seeds=1))
+    assert [one.seed for one in again] == [0], "other settings are another run"
+    assert len(results.read("digits").of("uldp-avg-w")) == 2, "which takes the place of the old one"
+
+
+def test_the_interval_holds_the_mean_of_other_runs_as_often_as_it_says():
+    law = np.random.default_rng(3)
+    inside = 0
+    for _ in range(2000):
+        ours = summary(list(law.normal(50, 2, size=4)))
+        inside += agreement(ours, f"{law.normal(50, 2, size=3).mean():.4f}", runs=3) == "inside"
+    assert 1850 < inside < 1945  # 1900 ± 4.7 standard deviations
+    shifted = summary(list(law.normal(50, 2, size=40)))
+    assert agreement(shifted, "59.0", runs=3) == "outside"
+
+
+def test_an_exact_value_agrees_within_the_printed_digits_alone():
+    ours = Summary(n=1, mean=2.8492, sd=None, exact=True)
+    assert agreement(ours, "2.85", runs=1) == "inside"
+    assert agreement(ours, "2.849", runs=1) == "inside"
+    assert agreement(ours, "2.84", runs=1) == "outside"
+
+
+def test_one_run_is_never_compared():
+    alone = summary([0.5])
+    assert agreement(alone, "0.5", runs=5) == "not comparable"
+    assert order([0.9], [0.1]).order == "undecided"
+
+
+def test_an_order_needs_an_interval_without_zero():
+    assert order([3.0, 3.1, 3.2], [1.0, 1.2, 1.1]).order == "holds"
+    assert order([1.0, 1.2, 1.1], [3.0, 3.1, 3.2]).order == "contradicted"
+    assert order([1.0, 1.2, 1.1], [3.0, 3.1, 3.2], less=True).order == "holds"
+    assert order([3.0, 0.0, 1.0], [1.0, 1.2, 1.1]).order == "undecided"
+
+
+def test_a_bound_is_told_from_a_violated_and_a_vacuous_one():
+    measured = summary([1.0, 1.1, 0.9])
+    assert bound_holds(measured, 2.0, 5.0) == "holds"
+    assert bound_holds(measured, 6.0, 5.0) == "vacuous"
+    assert bound_holds(measured, 0.5, 5.0) == "violated"
+    assert bound_holds(measured, 0.99, 5.0) == "holds", "within the spread of the runs"
