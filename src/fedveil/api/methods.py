@@ -18,7 +18,6 @@ from fedveil.errors import ConfigError
 from fedveil.keys import Key
 from fedveil.registry import find
 
-
 _SERVER: Final = "learning_rate"
 
 
