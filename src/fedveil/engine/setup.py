@@ -5,8 +5,9 @@ Everything that can be wrong with data, model, composition or budget is found he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -83,16 +84,15 @@ class Prepared:
         return self.setting.method
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """What is trained on a task where nobody says."""
+class Defaults(NamedTuple):
+    """What is trained where nobody names it."""
 
     model: str
     loss: str
     metrics: tuple[str, ...]
 
 
-BY_TASK: Final = {
+BY_TASK: Final[Mapping[str, Defaults]] = {
     "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
     "two classes": Defaults("linear", "binary_cross_entropy", ("accuracy", "auc", "loss")),
     "regression": Defaults("linear", "squared_error", ("loss",)),
@@ -321,7 +321,7 @@ def task_of(experiment: Experiment, population: Population) -> Task:
 
 
 def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort) -> Trainer:
-    local: Any = method.local
+    local: Any = method.local  # a method's contribution goes with its local step: it says so itself
     if local.own_noise:
         if experiment.trainer.processes > 1:
             raise ConfigError(
