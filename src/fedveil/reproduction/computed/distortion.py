@@ -62,7 +62,8 @@ def _error(
 ) -> Float64[np.ndarray, "m n"]:
     """Return what the receiver makes of x, less x."""
     sent = quantizer.quantize(x, streams, 0)
-    return quantizer.reconstruct(sent.points, sent.dithers, sent.scales) - x
+    received = quantizer.reconstruct(sent.points, sent.dithers, sent.scales)
+    return np.asarray(received - x)
 
 
 def _round_error(
