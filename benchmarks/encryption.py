@@ -23,6 +23,7 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Populations, prepare
 from fedveil.engine.study import Selection, load_study
+from fedveil.engine.turn import Turn
 from fedveil.protection.ballots import decode_bitmap, encode_bitmap, largest, secret_order
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
@@ -92,8 +93,14 @@ def _overhead() -> Iterator[Row]:
 
     def play(name: str) -> None:
         setting, initial, parties, numbers = seats[name]
-        randomness = ExperimentRandomness(0), PrivacyRandomness.system()
-        play_round(setting, initial, next(numbers), *randomness, parties=parties)
+        turn = Turn(
+            setting=setting,
+            model=initial,
+            round_number=next(numbers),
+            experiment=ExperimentRandomness(0),
+            privacy=PrivacyRandomness.system(),
+        )
+        play_round(turn, parties)
 
     plain, *hidden = cpu_seconds(*(partial(play, name) for name in seats), repeats=3)
     for name, seconds, target in zip(("CKKS-FedAvg", "static 10 %"), hidden, (1.5, 1.15), strict=True):

@@ -28,6 +28,7 @@ from benchmarks.harness import Row, at_most, cpu_seconds
 from benchmarks.pfl_networks import network
 from fedveil.engine.round import play_round
 from fedveil.engine.setting import Setting
+from fedveil.engine.turn import Turn
 from fedveil.local.choice import choose_trainer
 from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalSgd
@@ -147,8 +148,9 @@ def main() -> None:
         records, groups=groups, n_silos=1, scale=Affine(factor=1 / 255), device=torch.device("cpu")
     )
     task = Task(model=network(name), loss=load_loss("cross_entropy"))
+    local = LocalSgd(learning_rate=0.1, epochs=EPOCHS, batch_size=BATCH)
     method = dp_fed_ls(
-        local=LocalSgd(learning_rate=0.1, epochs=EPOCHS, batch_size=BATCH),
+        local=local,
         n_users=clients,
         clip=0.3,
         noise_multiplier=1.0,
@@ -158,7 +160,7 @@ def main() -> None:
     )
     setting = Setting(
         method=method,
-        trainer=choose_trainer(task, method.local, cohort=cohort),
+        trainer=choose_trainer(task, local, cohort=cohort),
         cohort=cohort,
         weights=method.weights.of(groups, 1, clients),
         n_users=clients,
@@ -168,9 +170,16 @@ def main() -> None:
     seconds = []
     for number in range(1, rounds + 1):
         before = time.process_time()
-        model, _ = play_round(setting, model, number, ExperimentRandomness(0), privacy)
+        turn = Turn(
+            setting=setting,
+            model=model,
+            round_number=number,
+            experiment=ExperimentRandomness(0),
+            privacy=privacy,
+        )
+        model, *_ = play_round(turn)
         seconds.append(time.process_time() - before)
-    steps = COHORT * method.local.count(RECORDS)
+    steps = COHORT * local.count(RECORDS)
     table = records.features.nbytes + records.targets.nbytes + 2 * user.nbytes
     print(
         json.dumps(

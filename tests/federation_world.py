@@ -74,6 +74,13 @@ def clients(number: int = 3) -> Population:
     return replace(held, train=replace(held.train, user=held.train.silo))
 
 
+ADAPTIVE: dict[str, Any] = {
+    "method": {"learning_rate": None},
+    "server": {"optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9}},
+}
+"""A server's step that remembers."""
+
+
 def asked(**changes: Any) -> Experiment:
     """An experiment over the little table; its data section is not read."""
     base = {

@@ -132,12 +132,15 @@ def remembering(fn: Any = None, *, typechecker: Any = None) -> Any:
     if not isinstance(fn, types.FunctionType):
         return _STRICT(fn, typechecker=typechecker)
 
+    # by name too: the generated methods of two dataclasses with fields of the same names have equal code
+    name = fn.__module__, fn.__qualname__, fn.__code__
+
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        checks = _OF.get(fn.__code__)
+        checks = _OF.get(name)
         if checks is None:
-            checks = _OF[fn.__code__] = _Checks(fn, typechecker)
+            checks = _OF[name] = _Checks(fn, typechecker)
         try:
             if checks.by_value:
                 raise _UnknownError

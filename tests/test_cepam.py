@@ -19,7 +19,8 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.run import over_budget, resume, run
 from fedveil.engine.setting import Setting
 from fedveil.engine.setup import prepare
-from fedveil.engine.workload import OwnMessages, Turn
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import OwnMessages
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer
@@ -440,7 +441,7 @@ def test_noise_that_falls_must_be_gaussian(make: Any) -> None:
 
 
 def test_keys_of_other_methods_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no parameter 'lattice'"):
+    with pytest.raises(ConfigError, match="method\\.lattice: no such key"):
         parse(document(method={"name": "cepam-laplace", "lattice": "Z1"}), "test")
     with pytest.raises(ConfigError, match="needs the parameter 'step'"):
         parse(document() | {"method": {"name": "fl-sdq", "clip": 1.0}}, "test")

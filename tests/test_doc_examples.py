@@ -195,6 +195,8 @@ def test_messages_are_those_of_the_program(
 def test_fragments_of_documents_are_valid() -> None:
     for name in ("docs/how-to/choose-noise-and-rounds.md:3", "docs/how-to/resume-and-budget.md:1"):
         assert parse(merge(BASE, tomllib.loads(BLOCKS[name].text)), name).privacy.delta
+    optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
+    assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
     policy = tomllib.loads(BLOCKS["docs/how-to/hide-record-counts.md:1"].text)
     assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
     table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)

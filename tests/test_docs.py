@@ -6,8 +6,9 @@ import re
 import tomllib
 import types
 from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -34,10 +35,19 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the path of every key below a model that is no table of keys itself."""
     for name, field in model.model_fields.items():
         inner = section(field.annotation)
-        if inner is None:
+        if stages := arms(field.annotation):
+            yield from {f"{prefix}{name}.{one.name}": None for stage in stages for one in fields(stage)}
+        elif inner is None:
             yield f"{prefix}{name}"
         else:
             yield from keys(inner, f"{prefix}{name}.")
+
+
+def arms(annotation: object) -> list[Any]:
+    """Return the stages that a table may be, if it is one of several, told apart by their name."""
+    if isinstance(annotation, type):
+        return [annotation] if is_dataclass(annotation) else []
+    return [arm for inner in get_args(annotation) for arm in arms(inner)]
 
 
 def section(annotation: object) -> type[BaseModel] | None:
@@ -70,6 +80,11 @@ def test_defaults_in_the_reference_are_those_of_the_program(key: str) -> None:
     model: type[BaseModel] = Experiment
     *path, name = key.split(".")
     for part in path:
+        if stages := arms(model.model_fields[part].annotation):
+            defaults = {one.default for stage in stages for one in fields(stage) if one.name == name}
+            wanted = "required" if name == "name" or MISSING in defaults else defaults.pop()
+            assert written == (wanted if isinstance(wanted, str) else str(wanted).lower())
+            return
         found = section(model.model_fields[part].annotation)
         assert found is not None
         model = found

@@ -15,7 +15,9 @@ import torch
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.round import play_round
 from fedveil.engine.run import run
+from fedveil.engine.setting import Setting
 from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, DataError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import GaussianShares
@@ -66,11 +68,19 @@ class Silent:
     def completed(self, row: dict[str, Any]) -> None: ...
 
 
+def first_turn(setting: Setting, start: torch.Tensor, seed: int) -> Turn:
+    return Turn(
+        setting=setting,
+        model=start,
+        round_number=1,
+        experiment=ExperimentRandomness(0),
+        privacy=PrivacyRandomness.insecure(seed),
+    )
+
+
 def one_round(prepared: Prepared, seed: int = 1) -> tuple[torch.Tensor, Any]:
     start = prepared.task.initial()
-    model, shown = play_round(
-        prepared.setting, start, 1, ExperimentRandomness(0), PrivacyRandomness.insecure(seed)
-    )
+    model, _, shown = play_round(first_turn(prepared.setting, start, seed))
     return (model - start).double(), shown
 
 
@@ -137,7 +147,7 @@ def test_a_round_that_draws_nobody_still_releases_its_noise() -> None:
     method = dataclasses.replace(prepared.method, sampler=PoissonUsers(rate=2.0**-65))
     setting = dataclasses.replace(prepared.setting, method=method)
     start = prepared.task.initial()
-    model, shown = play_round(setting, start, 1, ExperimentRandomness(0), PrivacyRandomness.insecure(1))
+    model, _, shown = play_round(first_turn(setting, start, 1))
     assert (shown.participants, shown.contributions) == (0, 0)
     assert float((model - start).norm()) > 0
 
@@ -182,8 +192,8 @@ def test_any_denoiser_follows_any_noisy_aggregate_at_the_same_price(denoiser: st
         "method": {"name": method, "clip": 0.3, "noise_multiplier": 3.0},
     }
     plain = prepare(parse(base, "test"))
-    options = {"smoothing": 2.0} if denoiser == "laplacian" else {}
-    denoised = prepare(parse(base | {"server": {"denoiser": denoiser, **options}}, "test"))
+    section = {"name": denoiser} | ({"smoothing": 2.0} if denoiser == "laplacian" else {})
+    denoised = prepare(parse(base | {"server": {"denoiser": section}}, "test"))
     assert denoised.guarantee.event == plain.guarantee.event
     assert denoised.guarantee.adjacency is plain.guarantee.adjacency
     before, _ = one_round(plain)
@@ -225,14 +235,14 @@ def test_users_in_several_silos_are_no_clients() -> None:
         ({"method": {"client_sampling_rate": 0.0}}, "client_sampling_rate"),
         ({"method": {"client_sampling_rate": 1.5}}, "client_sampling_rate"),
         ({"method": {"smoothing": -1.0}}, "smoothing"),
-        ({"server": {"denoiser": "james-stein"}}, "brings its own"),
+        ({"server": {"denoiser": {"name": "james-stein"}}}, r"^server\.denoiser: dp-fed-ls brings its own"),
         ({"method": {"noise_multiplier": "closed-form"}}, "privacy.epsilon"),
     ],
     ids=str,
 )
 def test_bad_configuration_names_its_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        experiment(**changes)
+        prepare(experiment(**changes))
 
 
 def test_a_cohort_of_nobody_is_refused() -> None:

@@ -11,7 +11,8 @@ import torch
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.engine.parties import Parties
-from fedveil.engine.workload import OwnMessages, SiloSums, Turn
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import OwnMessages, SiloSums
 from fedveil.protection.driver import Driver, Dropouts
 from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.masked_sums import MaskedSums

@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.federation.silo import LEDGER
 from fedveil.privacy.ledger import read_entries
-from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
+from tests.federation_world import ADAPTIVE, TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
 
 PLAIN: dict[str, Any] = {}
@@ -53,7 +53,8 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
 def test_a_hundred_mishaps_change_nothing(
     protection: dict[str, Any], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = asked(rounds=20, method={"user_sampling_rate": 0.7}, **protection)
+    method = ADAPTIVE["method"] | {"user_sampling_rate": 0.7}
+    experiment = asked(rounds=20, method=method, server=ADAPTIVE["server"], **protection)
     held = population()
     undisturbed = files(in_one_process(experiment, held, tmp_path / "here"))
     world, moments = World(tmp_path, experiment, held), Moments(monkeypatch)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("tenseal")
 
-from safetensors.numpy import load_file
+from safetensors.numpy import load, load_file, save
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.engine.experiment import Experiment
@@ -35,7 +35,9 @@ from fedveil.protection import partial_encryption, partial_server
 from fedveil.protection.ballots import largest
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from fedveil.protection.partial_messages import Ballot, PartialUpdate
+from fedveil.server.optimizers import ServerSgd
 from tests.federation_world import (
+    ADAPTIVE,
     OPEN,
     TESTING,
     Chaos,
@@ -143,7 +145,8 @@ def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
 
 @pytest.mark.usefixtures("same_orders")
 def test_mishaps_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = asked(rounds=8, protection=ENCRYPTED | {"ratio": 0.5, "votes": "secagg"})
+    """Neither models nor what every silo's optimiser remembers."""
+    experiment = asked(rounds=8, protection=ENCRYPTED | {"ratio": 0.5, "votes": "secagg"}, **ADAPTIVE)
     held = population()
     world, moments = World(tmp_path, experiment, held, WILLING), Moments(monkeypatch)
     chaos = Chaos(world, moments, 6)
@@ -158,7 +161,7 @@ def test_mishaps_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     world.close()
 
 
-VOTED = {"protection": ENCRYPTED | {"ratio": 0.5}}
+VOTED: dict[str, Any] = {"protection": ENCRYPTED | {"ratio": 0.5}}
 
 
 class Seen:
@@ -296,21 +299,29 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
 
 def test_a_next_round_needs_the_last_sum() -> None:
     share = EncryptedShare.__new__(EncryptedShare)
-    share._initial = np.zeros(4, dtype=np.float32)
-    kept = Kept(orders=bytes(32), before=np.zeros(4, dtype=np.float32), message=np.zeros(4))
+    share._initial, share._server = np.zeros(4, dtype=np.float32), ServerSgd(1.0, momentum=0.5)
+    first, second = (save({"momentum": np.full(4, value)}) for value in (0.0, 0.25))
+    kept = Kept(orders=bytes(32), before=share._initial, state=first, message=np.zeros(4))
     with pytest.raises(RefusalError, match="has not ended here"):
         share.follow(Answered(round=3, request=bytes(32), coded=kept.encode()), 4)
-    ended = replace(kept, partition=np.arange(4) < 2, after=np.arange(4, dtype=np.float32))
+    ended = replace(kept, partition=np.arange(4) < 2, after=np.arange(4, dtype=np.float32), next_state=second)
     share.follow(Answered(round=3, request=bytes(32), coded=ended.encode()), 4)
     assert share._before.tolist() == [0, 1, 2, 3]
+    assert share._state == second
+    for other in (save({}), save({"momentum": np.zeros(3)})):
+        lost = replace(ended, next_state=other).encode()
+        with pytest.raises(RefusalError, match="state of another optimiser"):
+            share.follow(Answered(round=3, request=bytes(32), coded=lost), 4)
     again = Kept.decode(ended.encode())
     assert again.encode() == ended.encode()
     assert again.partition is not None
     assert again.partition.tolist() == [True, True, False, False]
 
 
-def test_silos_with_different_models_are_noticed(tmp_path: Path) -> None:
-    world = World(tmp_path, asked(**VOTED), population(), WILLING)
+@pytest.mark.parametrize("what", ["model", "state"])
+def test_silos_with_different_models_are_noticed(what: str, tmp_path: Path) -> None:
+    """Also where the state alone differs, by 1e-12 of itself, which the next model does not show yet."""
+    world = World(tmp_path, asked(**VOTED, **ADAPTIVE), population(), WILLING)
     coordinator = world.coordinate()
     carry(world, coordinator, lambda: coordinator._checkpoint.round == 1)
     party = world.silos[1]
@@ -319,9 +330,11 @@ def test_silos_with_different_models_are_noticed(tmp_path: Path) -> None:
     assert last is not None
     kept = Kept.decode(last.coded)
     assert kept.after is not None
-    party._store.write(coordinator.run, replace(last, coded=replace(kept, after=kept.after + 1).encode()))
+    other = {name: value * (1 + 1e-12) for name, value in load(kept.next_state).items()}
+    lost = replace(kept, after=kept.after + 1) if what == "model" else replace(kept, next_state=save(other))
+    party._store.write(coordinator.run, replace(last, coded=lost.encode()))
     carry(world, coordinator, lambda: False)
-    assert "another model than silo 0" in stopped(coordinator)
+    assert "another model or optimiser's state than silo 0" in stopped(coordinator)
     assert coordinator._checkpoint.round == 1
     world.close()
 

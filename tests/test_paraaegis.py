@@ -19,7 +19,7 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.workload import Turn
+from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
@@ -66,6 +66,16 @@ def asked(method: dict[str, Any], protection: dict[str, Any] | None = None, **ch
     return prepare(parse(document | changes, "test"), POPULATIONS)
 
 
+def turn_of(prepared: Prepared, number: int = 1, model: torch.Tensor | None = None) -> Turn:
+    return Turn(
+        setting=prepared.setting,
+        model=prepared.task.initial() if model is None else model,
+        round_number=number,
+        experiment=ExperimentRandomness(0),
+        privacy=PrivacyRandomness.insecure(number),
+    )
+
+
 def aggregate(
     prepared: Prepared,
     messages: np.ndarray,
@@ -78,13 +88,7 @@ def aggregate(
     agreed, initial = prepared.agreed, prepared.task.initial()
     assert isinstance(agreed, PartialRange)
     driver = Driver(agreed.protocol()) if driver is None else driver
-    turn = Turn(
-        setting=prepared.setting,
-        model=initial if model is None else model,
-        round_number=round_number,
-        experiment=ExperimentRandomness(0),
-        privacy=PrivacyRandomness.insecure(round_number),
-    )
+    turn = turn_of(prepared, round_number, model)
     result, summed = driver.play(
         (round_number, 0),
         tuple(range(len(messages))),
@@ -104,19 +108,10 @@ def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
     models = []
     for name in ("fedavg", "ckks-fedavg"):
         prepared = asked({"name": name})
-        parties = {}
+        parties = None
         if isinstance(prepared.agreed, PartialRange):
-            parties = {"parties": Parties.of(prepared.agreed, prepared.task.initial())}
-        models.append(
-            play_round(
-                prepared.setting,
-                prepared.task.initial(),
-                1,
-                ExperimentRandomness(0),
-                PrivacyRandomness.insecure(1),
-                **parties,
-            )[0]
-        )
+            parties = Parties.of(prepared.agreed, prepared.task.initial())
+        models.append(play_round(turn_of(prepared), parties)[0])
     moved = models[0] - prepared.task.initial()
     assert (models[0] - models[1]).abs().max() < 1e-7
     assert torch.linalg.norm(models[0] - models[1]) < 1e-5 * torch.linalg.norm(moved)
@@ -465,17 +460,10 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
     plain, hidden = asked(method), asked(method, {"ratio": 0.3})
     assert isinstance(hidden.agreed, PartialRange)
     models = [
-        play_round(
-            prepared.setting,
-            prepared.task.initial(),
-            1,
-            ExperimentRandomness(0),
-            PrivacyRandomness.insecure(1),
-            **parties,
-        )[0]
+        play_round(turn_of(prepared), parties)[0]
         for prepared, parties in (
-            (plain, {}),
-            (hidden, {"parties": Parties.of(hidden.agreed, hidden.task.initial())}),
+            (plain, None),
+            (hidden, Parties.of(hidden.agreed, hidden.task.initial())),
         )
     ]
     assert torch.equal(*models)

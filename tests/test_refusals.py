@@ -18,7 +18,7 @@ from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_group
 from fedveil.privacy.claims import Claim
 from fedveil.server.denoise import Denoiser, JamesStein
-from fedveil.server.optimizers import Optimizer
+from fedveil.server.optimizers import Optimizer, State
 from fedveil.stage import Moves
 from tests.pins.refusals import FILE, found
 
@@ -58,6 +58,14 @@ class SilentServer(Optimizer):
 
 
 @dataclass(frozen=True)
+class SteplessServer(SilentServer):
+    """Begins, and goes nowhere."""
+
+    def init(self, model: Any) -> State:
+        return {}
+
+
+@dataclass(frozen=True)
 class SilentDenoiser(Denoiser):
     """Estimates nothing."""
 
@@ -69,7 +77,8 @@ class SilentDenoiser(Denoiser):
     [
         (AVG, "channel", SilentChannel(), "claims"),
         (AVG, "protection", SilentProtection(), "sends"),
-        (AVG, "server", SilentServer(), "step"),
+        (AVG, "server", SilentServer(), "init"),
+        (AVG, "server", SteplessServer(), "step"),
         (AVG, "denoiser", SilentDenoiser(), "estimate"),
         (GROUP, "local", SilentSteps(), "claims"),
     ],

@@ -215,8 +215,7 @@ def test_a_silo_loads_a_package_only_if_its_policy_names_it(install: Install) ->
 
 
 def test_what_composition_does_not_have_is_named(install: Install) -> None:
-    code = "from typing import Annotated\nfrom fedveil.keys import filled\n"
-    code += "def wide(*, moon: Annotated[int, filled()]): ..."
+    code = "from fedveil.methods.keys import Silos\ndef wide(*, moon: Silos): ..."
     install("fv-wide", {"channels": {"wide": "fv_wide:wide"}}, {"fv_wide": code})
     choice = Chosen("channels").read({"name": "wide"})
     with pytest.raises(ConfigError, match="channel 'wide' asks composition for 'moon', which has: method"):

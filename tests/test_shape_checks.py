@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from beartype import beartype
-from jaxtyping import Float32, TypeCheckError
+from jaxtyping import Float32, Float64, TypeCheckError
 from torch import Tensor
 
 from tests.shape_checks import remembering
@@ -43,6 +43,15 @@ class Pair:
 
 
 Pair = checked(Pair)  # type: ignore[misc]
+
+
+@dataclass
+class Double:
+    one: Float64[np.ndarray, " d"]
+    other: Float64[np.ndarray, " d"]
+
+
+Double = checked(Double)  # type: ignore[misc]
 
 
 def refused(function: Any, *arguments: Any) -> bool:
@@ -96,6 +105,8 @@ def test_a_result_is_looked_at_although_its_arguments_passed() -> None:
 def test_dataclasses_and_functions_within_functions_are_checked() -> None:
     assert not refused(Pair, np.ones(2, dtype=np.float32), np.ones(2, dtype=np.float32))
     assert refused(Pair, np.ones(2, dtype=np.float32), np.ones(3, dtype=np.float32))
+    assert not refused(Double, np.ones(2), np.ones(2))  # its generated code equals that of the other
+    assert refused(Double, np.ones(2, dtype=np.float32), np.ones(2, dtype=np.float32))
 
     def made(factor: int) -> Any:
         @checked

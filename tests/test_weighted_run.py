@@ -17,9 +17,9 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.silo_side import WeightedTraining, silo_message
+from fedveil.engine.turn import Turn
 from fedveil.engine.weighting import WeightingRange
 from fedveil.engine.workers import split_trainer
-from fedveil.engine.workload import Turn
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.methods.channels import GaussianShares
 from fedveil.privacy.bounds import Unbounded

@@ -138,7 +138,7 @@ def limits_of(hint: Any) -> list[str]:
 
 
 @cache
-def _ranges(kind: type) -> tuple[tuple[str, tuple[Callable[[float], bool], ...], str], ...]:
+def _ranges(kind: Any) -> tuple[tuple[str, tuple[Callable[[float], bool], ...], str], ...]:
     """Return the fields with limits: name, what must hold, and that in words."""
     found_ranges = []
     for key in keys_of(kind):

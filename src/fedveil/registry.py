@@ -73,7 +73,11 @@ HOUSE: Final[dict[str, dict[str, str]]] = {
         "james-stein": "fedveil.server.denoise:JamesStein",
         "soft-threshold": "fedveil.server.denoise:SoftThreshold",
     },
-    "optimizers": {},
+    "optimizers": {
+        "sgd": "fedveil.server.optimizers:ServerSgd",
+        "fedadam": "fedveil.server.optimizers:FedAdam",
+        "fedyogi": "fedveil.server.optimizers:FedYogi",
+    },
     "data_sets": {
         "digits": "fedveil.population.catalogue.digits:DIGITS",
         "mnist": "fedveil.population.catalogue.mnist:MNIST",

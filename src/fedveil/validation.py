@@ -45,9 +45,9 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
     if kind == "literal_error":
         return f"must be {context['expected']}, not {given}"
     if kind == "union_tag_not_found":
-        return "kind: is required"
+        return f"{_key(context)}: is required"
     if kind == "union_tag_invalid":
-        return f"kind: must be one of {context['expected_tags']}, not '{context['tag']}'"
+        return f"{_key(context)}: must be one of {context['expected_tags']}, not '{context['tag']}'"
     if kind == "too_short":
         return f"needs {context['min_length']} or more entries, not {context['actual_length']}"
     if kind in _LIMITS:
@@ -72,6 +72,11 @@ def problems(error: ValidationError, known: Sequence[str]) -> str:
         ": ".join(part for part in (".".join(map(str, one["loc"])), plain(one, known)) if part)
         for one in error.errors(include_url=False)
     )
+
+
+def _key(context: Mapping[str, Any]) -> str:
+    """Return the key by which the kinds of a table are told apart."""
+    return str(context["discriminator"]).removesuffix("()").strip("'")
 
 
 def _shown(value: Any) -> str:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from fedveil.engine.choice import Choice, own_keys
 from fedveil.engine.sections import LocalSection
 from fedveil.errors import ConfigError
 from fedveil.keys import Key
 from fedveil.registry import find
+
+_SERVER: Final = "learning_rate"
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
 
 
 def _keys(name: str) -> tuple[Key, ...]:
-    """Return a method's own keys."""
-    return own_keys(find("methods", name).load())
+    """Return a method's own keys, without the server's learning rate: that is ``server=``."""
+    return tuple(key for key in own_keys(find("methods", name).load()) if key.name != _SERVER)
 
 
 def _trains(name: str) -> bool:

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.workload import SiloSums, Turn
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import SiloSums
 from fedveil.methods.channels import GaussianShares
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.method import Method

@@ -2,20 +2,21 @@
 
 Two attacks. Loss-threshold membership inference asks of the run's own last model which records it was trained on. The
 one-run audit trains once more, under the same experiment and with fresh noise, with every canary unit left out with
-probability 1/2, and guesses from ALL released models which canaries were in. With U_t the matrix of the updates that
+probability 1/2, and guesses from ALL released rounds which canaries were in. With U_t the matrix of the updates that
 the canaries would make from w_t, each bounded as the method bounds it, the score of canary i is component i of
 
-    sum over the rounds of (U_t U_t^T + r I)^{-1} U_t (w_{t+1} - w_t),
+    sum over the rounds of (U_t U_t^T + r I)^{-1} U_t Delta_t,
 
-the ridge regression of the step on the canaries' updates: what each of them seems to have put in. (Andrew et al. 2024,
-"One-shot empirical privacy estimation for federated learning", score random canaries by inner products alone.) A lower
-bound on epsilon follows, for the unit that the run's own statement protects.
+the ridge regression of the released mean Delta_t on the canaries' updates: what each of them seems to have put in. The
+mean is (w_{t+1} - w_t) / eta under a plain step; any other step of the server is taken to be undone. (Andrew et al.
+2024, "One-shot empirical privacy estimation for federated learning", score random canaries by inner products alone.) A
+lower bound on epsilon follows, for the unit that the run's own statement protects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
+from fedveil.engine.turn import Turn
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.local.choice import choose_trainer
 from fedveil.local.steps import LocalGradient, LocalSgd
@@ -36,6 +38,7 @@ from fedveil.local.trainer import Cohort
 from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.optimizers import Optimizer, State
 from fedveil.stage import Stage
 
 _MOST_RECORDS = 20_000
@@ -173,18 +176,47 @@ def canary_scores(
         4 * (setting.method.noise_std(setting.cohort.n_silos) or 0.0) ** 2
     )  # noise over the variance of a fair coin
     experiment = ExperimentRandomness(prepared.experiment.seed)
+    released = _Released(setting.method.server)
+    state = released.init(model)
     parties = Parties.in_the_open(setting)  # the sums of the method, whatever hides them
     for number in range(1, prepared.experiment.rounds + 1):
-        after, _ = play_round(setting, model, number, experiment, privacy, parties=parties, measured=False)
+        turn = Turn(
+            setting=replace(setting, method=replace(setting.method, server=released)),
+            model=model,
+            state=state,
+            round_number=number,
+            experiment=experiment,
+            privacy=privacy,
+            measured=False,
+        )
+        after, state, _ = play_round(turn, parties)
         local = as_trained(setting.method.local, number)
         trainer = choose_trainer(prepared.task, local, cohort=watcher)
         updates = trainer.sums(
             model, watcher, everyone, ones, setting.method.bound, experiment, ("audit", number)
         ).total
-        scores += _attribution(updates, (after.double() - model.double()).to(updates.device), ridge)
+        scores += _attribution(updates, released.mean.to(updates.device), ridge)
         model = after
         watch(number, prepared.experiment.rounds)
     return coins, scores
+
+
+class _Released(Optimizer):
+    """A method's optimiser, and the last mean that it was given: who attacks need not undo its steps."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._inner, self.mean = inner, torch.zeros(0, dtype=torch.float64)
+
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return the state before the first round."""
+        return self._inner.init(model)
+
+    def step(
+        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
+    ) -> tuple[Float32[Tensor, " d"], State]:
+        """Return the next model and state; keep the mean."""
+        self.mean = mean
+        return self._inner.step(model, mean, state)
 
 
 def as_trained(local: Stage, number: int) -> LocalSgd | LocalGradient:

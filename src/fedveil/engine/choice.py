@@ -9,7 +9,7 @@ called only then. A stage without such fields is built when it is read, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
@@ -41,13 +41,21 @@ class Choice:
     name: str
     keys: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def _member(self) -> Callable[..., Any]:
+        return _loaded(self.kind, self.name)
+
     def get(self, key: str) -> Any:
         """Return the value of a key; None where the member has no such key."""
         return self.keys.get(key)
 
+    def as_default(self, key: str) -> bool:
+        """Return whether a key has the value that it has when it is left out, or the member has no such key."""
+        return all(self.get(key) == one.default for one in own_keys(self._member) if one.name == key)
+
     def needs(self, what: str) -> bool:
         """Return whether the member asks composition for something, such as ``local``."""
-        return any(key.name == what and key.filled for key in keys_of(_loaded(self.kind, self.name)))
+        return any(key.name == what and key.filled for key in keys_of(self._member))
 
     def build(self, given: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
         """Return the stage, or what the builder makes.
@@ -60,7 +68,7 @@ class Choice:
             ConfigError: the member asks for what composition does not have.
             FedveilError: what it refuses.
         """
-        member, wanted = _loaded(self.kind, self.name), {}
+        member, wanted = self._member, dict[str, Any]()
         for key in keys_of(member):
             if key.filled and key.name in given:
                 wanted[key.name] = given[key.name]
@@ -145,9 +153,35 @@ def section_of(kind: str, name: str) -> type[BaseModel]:
     return create_model(f"{kind}:{name}", __config__=config, **fields)
 
 
+def flat(
+    found: Sequence[Any], above: tuple[str | int, ...] = (), known: list[str] | None = None
+) -> Iterator[tuple[tuple[str | int, ...], Any, list[str] | None]]:
+    """Yield each problem of a validation with its path, those inside of choices too.
+
+    With it come the keys that are known where it lies, if that is inside of a choice.
+    """
+    for problem in found:
+        path, inner = (*above, *problem["loc"]), problem.get("ctx", {})
+        if "problems" in inner:
+            yield from flat(inner["problems"], path, inner["known"])
+        else:
+            yield path, problem, known
+
+
 def own_keys(member: Callable[..., Any]) -> tuple[Key, ...]:
     """Return the keys of a member that a document may give."""
     return tuple(key for key in keys_of(member) if not key.filled)
+
+
+def choice_of(kind: str, stage: Any) -> Choice | None:
+    """Return the choice that a stage is what comes of; None if it is of no registered class."""
+    for one in members(kind):
+        if type(stage).__module__ != one.place.partition(":")[0]:
+            continue  # nor is it loaded for that
+        if one.load() is type(stage):
+            keys = {key.name: getattr(stage, key.name) for key in own_keys(type(stage))}
+            return Choice(kind=kind, name=one.name, keys=keys)
+    return None
 
 
 def known_keys(kind: str) -> list[str]:

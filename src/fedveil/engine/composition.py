@@ -188,19 +188,22 @@ class Composition:
 
 
 def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -> Method:
-    """Return the method with the denoiser that was asked for in place of none.
+    """Return the method with the denoiser that was asked for in place of none, and with the server's step.
 
     Raises:
-        CompositionError: the method brings its own.
+        CompositionError: the method brings its own denoiser.
     """
-    if experiment.server.denoiser is None:
-        return method
-    if method.denoiser != NO_DENOISER:
-        raise CompositionError(
-            f"server.denoiser: {method.name} brings its own ({method.denoiser.description}); take the method that it "
-            "is a variant of with another one, dp-fed for dp-fed-ls"
-        )
-    return replace(method, denoiser=experiment.server.denoiser.build(around))
+    server = experiment.server
+    if server.denoiser is not None:
+        if method.denoiser != NO_DENOISER:
+            raise CompositionError(
+                f"server.denoiser: {method.name} brings its own ({method.denoiser.description}); take the method that "
+                "it is a variant of with another one, dp-fed for dp-fed-ls"
+            )
+        method = replace(method, denoiser=server.denoiser.build(around))
+    if server.optimizer is not None:
+        method = replace(method, server=server.optimizer.build(around))
+    return method
 
 
 def _counted(method: Method) -> Role:

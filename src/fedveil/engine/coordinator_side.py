@@ -1,73 +1,58 @@
-"""The coordinator's part of a round: draw who takes part, and turn the sum of the silos' messages into a model."""
+"""The coordinator's part of a round: turn the sum of the silos' messages into a model.
+
+Under partial encryption every silo does it for itself.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from fedveil.engine.turn import Turn
 from fedveil.errors import ModelError
 from fedveil.methods.channels import CentralGaussian
-from fedveil.methods.contributions import ClientContribution, SiloUserContribution
-from fedveil.methods.method import Method
-from fedveil.randomness import PrivacyRandomness
-
-
-def draw_users(
-    method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
-) -> Bool[np.ndarray, " users"] | None:
-    """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
-    if not isinstance(method.contribution, SiloUserContribution | ClientContribution):
-        return None
-    path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
-    return method.sampler.draw(n_users, privacy.stream(*path))
+from fedveil.server.optimizers import State
 
 
 def coordinate(
-    method: Method,
-    model: Float32[Tensor, " d"],
+    turn: Turn,
     aggregate: Float64[np.ndarray, " d"],
     *,
     n_silos: int,
-    n_users: int,
-    drawn: int | None,
-    shapes: tuple[tuple[int, ...], ...],
-    round_number: int,
-    privacy: PrivacyRandomness,
-    summed: int | None = None,
-) -> Float32[Tensor, " d"]:
+    summed: int,
+    drawn: int | None = None,
+) -> tuple[Float32[Tensor, " d"], State]:
     """Do the coordinator's part of a round: its noise, the mean, the denoiser and the server's step.
 
     Args:
-        method: the composition.
-        model: (d,) the global model.
+        turn: what the round began with; its randomness is the server's own, for the noise of a trusted server.
         aggregate: (d,) the sum of all silos' messages.
         n_silos: |S|.
-        n_users: |U|.
+        summed: how many silos the sum is over; the mean is over those.
         drawn: how many users or clients were drawn; only a method with the "actual" denominator reads it.
-        shapes: the model's tensors, for denoisers that smooth each by itself.
-        round_number: counts from 1.
-        privacy: the server's own randomness, for the noise of a trusted server.
-        summed: how many silos the sum is over, if some are missing; the mean is over those that are there.
+
+    Returns:
+        (d,) the next model, and the next state of the optimiser.
 
     Raises:
-        ModelError: a sum or a next model that is not finite; there is nothing to release.
+        ModelError: a sum, a next model or a next state that is not finite; there is nothing to release.
     """
-    present = n_silos if summed is None else summed
+    setting, method = turn.setting, turn.setting.method
     if isinstance(method.channel, CentralGaussian):
-        source = privacy.stream("noise", round_number)
+        source = turn.privacy.stream("noise", turn.round_number)
         aggregate = method.channel.release(aggregate, method.bound.grid, source)
-    divisor = method.divisor(present, n_users)
+    divisor = method.divisor(summed, setting.n_users)
     if method.denominator == "actual":
         assert drawn is not None
         divisor = float(max(1, drawn))
-    noise_std = (method.noise_std(n_silos, present) or 0.0) / divisor
-    mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, shapes)
-    after = method.server.step(model, mean)
-    if not bool(after.isfinite().all()):
+    noise_std = (method.noise_std(n_silos, summed) or 0.0) / divisor
+    mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, setting.shapes)
+    after, state = method.server.step(turn.model, mean, turn.state)
+    if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "
-            "lower method.learning_rate"
+            "lower the server's learning rate (method.learning_rate or server.optimizer.learning_rate)"
         )
-    return after
+    return after, state

@@ -6,7 +6,7 @@ path) and written back complete, defaults included, into the run folder. Its tab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -14,7 +14,7 @@ import tomlkit
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from fedveil.engine.choice import Choice, Chosen, known_keys
+from fedveil.engine.choice import Choice, Chosen, flat, known_keys
 from fedveil.engine.sections import (
     DataSection,
     LocalSection,
@@ -55,6 +55,10 @@ class Experiment(Section):
             raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
         if not trains and self.local is not None:
             raise ValueError(f"local: {self.method.name} sends one gradient per contribution; remove [local]")
+        if self.server.optimizer is not None and not self.method.as_default("learning_rate"):
+            raise ValueError(
+                "method.learning_rate: server.optimizer has a learning rate of its own; remove one of the two"
+            )
         found = isinstance(self.method.get("noise_multiplier"), str)
         if found and self.privacy.epsilon is None:
             raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
@@ -141,22 +145,11 @@ def parse(document: dict[str, Any], origin: str) -> Experiment:
 
 def _explain(error: ValidationError) -> str:
     lines = []
-    for path, problem, known in _problems(error.errors(include_url=False)):
+    for path, problem, known in flat(error.errors(include_url=False)):
         shown = ".".join(str(part) for part in path if not _is_union_tag(part))
-        lines.append(f"{shown}: {plain(problem, known)}" if shown else plain(problem, known))
+        said = plain(problem, _known_keys(path[:-1]) if known is None else known)
+        lines.append(f"{shown}: {said}" if shown else said)
     return "; ".join(dict.fromkeys(lines))
-
-
-def _problems(
-    found: Sequence[Any], above: tuple[str | int, ...] = (), known: list[str] | None = None
-) -> Iterator[tuple[tuple[str | int, ...], Any, list[str]]]:
-    """Yield each problem with its path and the keys that are known where it lies, those inside of choices too."""
-    for problem in found:
-        path, inner = (*above, *problem["loc"]), problem.get("ctx", {})
-        if "problems" in inner:
-            yield from _problems(inner["problems"], path, inner["known"])
-        else:
-            yield path, problem, _known_keys(path[:-1]) if known is None else known
 
 
 def _is_union_tag(part: object) -> bool:

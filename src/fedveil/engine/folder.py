@@ -11,7 +11,8 @@ diagnostics.json      records per user and silo: simulation only
 model.safetensors     the last model
 spectrum.json         how far the model moved, by frequency (from released models alone)
 audit.json            what attacks showed, if the run was audited
-checkpoint/           the model after the last complete round, and that round's line of metrics
+checkpoint/           the model and the optimiser's state after the last complete round, and that round's line of
+                      metrics
 environment.json      versions, machine, trainer
 transcript.jsonl      every message of a protocol's parties, if it was asked for
 attempts.jsonl        attempts at a round that failed because silos vanished, if any did
@@ -33,7 +34,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from jaxtyping import Float32
@@ -46,8 +47,13 @@ from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content, reading, replace_file
 from fedveil.privacy.ledger import Head
+from fedveil.server.optimizers import State
 
 Row = dict[str, Any]
+
+_CHECKPOINT_VERSION: Final = 2
+_STATE: Final = "state."
+"""Before the names of an optimiser's tensors in a checkpoint."""
 
 
 def finite(value: float) -> float | None:
@@ -57,10 +63,19 @@ def finite(value: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
-    """The global model after a complete round, that round's line of metrics, and where the ledger stood."""
+    """The global model after a complete round, that round's line of metrics, and where the ledger stood.
+
+    Attributes:
+        round: its number; 0 is the initial model.
+        model: (d,) after it.
+        state: of the server's optimiser after it, tensors by name.
+        row: its line of metrics.
+        ledger: its last charge.
+    """
 
     round: int
     model: Float32[Tensor, " d"]
+    state: State
     row: Row
     ledger: Head
 
@@ -139,28 +154,43 @@ class RunFolder:
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Release a round: after this call it counts as complete."""
         metadata = {
-            "schema_version": str(SCHEMA_VERSION),
+            "schema_version": str(_CHECKPOINT_VERSION),
             "round": str(checkpoint.round),
             "row": json.dumps(checkpoint.row, allow_nan=False),
             "ledger_count": str(checkpoint.ledger.count),
             "ledger_digest": checkpoint.ledger.digest,
             "experiment": self._experiment_digest(),
         }
-        self.write(
-            "checkpoint/state.safetensors", save({"model": checkpoint.model.cpu().contiguous()}, metadata)
-        )
+        tensors = {
+            "model": checkpoint.model,
+            **{_STATE + name: value for name, value in checkpoint.state.items()},
+        }
+        whole = {name: value.cpu().contiguous() for name, value in tensors.items()}
+        self.write("checkpoint/state.safetensors", save(whole, metadata))
 
     def read_checkpoint(self) -> Checkpoint | None:
-        """Return the last complete round, or None if not even round 0 was reached."""
+        """Return the last complete round, or None if not even round 0 was reached.
+
+        Schema 1 has no state of an optimiser, whose steps were plain; schema 2 has it beside the model.
+
+        Raises:
+            RunFolderError: it is damaged, of another version or of another experiment.
+        """
         path = self.path / "checkpoint" / "state.safetensors"
         if not path.exists():
             return None
         with reading(path, RunFolderError), stored_tensors(path) as stored:
             metadata, model = stored.metadata(), stored.get_tensor("model")
-            if metadata["schema_version"] != str(SCHEMA_VERSION):
+            if metadata["schema_version"] not in ("1", str(_CHECKPOINT_VERSION)):
                 raise RunFolderError(
-                    f"{path}: schema version {metadata['schema_version']} is not readable here"
+                    f"{path}: schema version {metadata['schema_version']} is not readable here; this program reads 1 "
+                    f"and {_CHECKPOINT_VERSION}"
                 )
+            state = {
+                name.removeprefix(_STATE): stored.get_tensor(name)
+                for name in stored.keys()  # noqa: SIM118
+                if name.startswith(_STATE)
+            }
             if metadata["experiment"] != self._experiment_digest():
                 raise RunFolderError(
                     f"{self / 'experiment.toml'}: was changed since the run began; put it back, or run the changed "
@@ -173,7 +203,7 @@ class RunFolder:
             if model.dtype != torch.float32 or model.ndim != 1 or not bool(torch.isfinite(model).all()):
                 raise RunFolderError(f"{path} is damaged: its model is no vector of finite float32 numbers")
             head = Head(count=charges, digest=metadata["ledger_digest"])
-            return Checkpoint(round=number, model=model, row=row, ledger=head)
+            return Checkpoint(round=number, model=model, state=state, row=row, ledger=head)
 
     def _experiment_digest(self) -> str:
         return hashlib.sha256(read_content(self / "experiment.toml", RunFolderError)).hexdigest()

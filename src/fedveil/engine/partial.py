@@ -23,7 +23,8 @@ from torch import Tensor
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.aggregation import NOISE_REACH
-from fedveil.engine.workload import SiloSums, Turn
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import SiloSums
 from fedveil.methods.channels import grid_gaussian, grid_law
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.method import Method

@@ -12,7 +12,8 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.engine.setting import Setting
-from fedveil.engine.workload import CodedSums, OwnMessages, SiloSums, Turn, Workload
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import CodedSums, OwnMessages, SiloSums, Workload
 from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.layered_shares import LayeredShares

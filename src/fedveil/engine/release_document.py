@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomlkit
 from pydantic import Field, ValidationError, model_validator
 
-from fedveil.engine.choice import Choice, Chosen
+from fedveil.engine.choice import Choice, Chosen, flat
 from fedveil.engine.experiment import read_toml
 from fedveil.engine.sections import DataSection, PrivacySection, Section
 from fedveil.errors import ConfigError
@@ -65,7 +64,7 @@ def read_release_document(path: Path) -> ReleaseDocument:
     try:
         found = ReleaseDocument.model_validate(document)
     except ValidationError as error:
-        problems = dict.fromkeys(_told(error.errors(include_url=False)))
+        problems = dict.fromkeys(_told(*found) for found in flat(error.errors(include_url=False)))
         raise ConfigError(f"{path}: {'; '.join(problems)}") from None
     table = found.data.table
     assert table is not None
@@ -73,20 +72,13 @@ def read_release_document(path: Path) -> ReleaseDocument:
     return found.model_copy(update={"data": data})
 
 
-def _told(
-    found: Sequence[Any], above: tuple[int | str, ...] = (), known: Sequence[str] | None = None
-) -> Iterator[str]:
-    """Yield each key's path and what is wrong there, inside of a choice too."""
-    for problem in found:
-        path, inner = (*above, *problem["loc"]), problem.get("ctx", {})
-        if "problems" in inner:
-            yield from _told(inner["problems"], path, inner["known"])
-            continue
-        place = [str(part) for part in path]
-        if place[:2] == ["statistics", "release"] and len(place) > 3:
-            del place[3]  # where pydantic puts the kind
-        message = plain(problem, _keys(path) if known is None else list(known))
-        yield f"{'.'.join(place)}: {message}" if place else message
+def _told(path: tuple[int | str, ...], problem: Any, known: list[str] | None) -> str:
+    """Return a key's path and what is wrong there."""
+    place = [str(part) for part in path]
+    if place[:2] == ["statistics", "release"] and len(place) > 3:
+        del place[3]  # where pydantic puts the kind
+    message = plain(problem, _keys(path) if known is None else known)
+    return f"{'.'.join(place)}: {message}" if place else message
 
 
 def _keys(place: tuple[int | str, ...]) -> tuple[str, ...]:

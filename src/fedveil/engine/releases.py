@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -257,11 +257,10 @@ def _builder(
     document: ReleaseDocument, step: LocalStatistic, facts: PublicFacts
 ) -> Callable[[float], Method]:
     """Return the method as a function of its noise multiplier."""
-    chosen, asked = document.protection, document.statistics
-    weights, instead = _WEIGHTS[asked.silos], dict[str, Any]()
-    if asked.silos == "equal" and chosen.name == "private-weighting":
-        instead = {"n_max": facts.n_silos}  # every silo counts one record of a person
-    protection = chosen.build(**instead)
+    section, asked = document.protection, document.statistics
+    protection, weights = section.build(), _WEIGHTS[asked.silos]
+    if asked.silos == "equal" and protection.weighs:
+        protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
     if weights.by_records and not protection.weighs:
         raise ConfigError(
             f"statistics.silos: '{asked.silos}' counts people, for which silos must weigh a person by what she has "
@@ -283,7 +282,7 @@ def _builder(
             noise_multiplier=noise_multiplier,
             protection=protection,
             colluding_silos=document.privacy.colluding_silos,
-            missing_silos=document.protection.get("missing_silos") or 0,
+            missing_silos=protection.missing_silos,
         )
 
     return build
@@ -329,7 +328,7 @@ def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
     guarantee, privacy = prepared.guarantee, prepared.document.privacy
     length, n_silos = prepared.step.layout.length, len(prepared.silos)
     seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
-    source = "the operating system's cryptographic generator by exact samplers"
+    source = "the operating system's cryptographic generator"
     return Statement(
         unit=guarantee.unit,
         adjacency=guarantee.adjacency,
@@ -342,8 +341,8 @@ def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
         event=spent,
         units=prepared.schema.n_users,
         mechanisms=(
-            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos by "
-            "at most 1 (l2)",
+            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos "
+            "by at most 1 (l2)",
             *guarantee.mechanisms,
         ),
         trust=tuple(

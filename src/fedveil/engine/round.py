@@ -17,11 +17,10 @@ from fedveil.engine.attempts import NO_RETRY, RetryPolicy
 from fedveil.engine.communication_cost import CommunicationCost
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.parties import Parties
-from fedveil.engine.setting import Setting
-from fedveil.engine.workload import Trained, Turn, Workload
-from fedveil.local.trainer import Progress
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import Trained, Workload
 from fedveil.protection.driver import Dropouts
-from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.optimizers import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,64 +41,34 @@ class RoundDiagnostics(Trained):
 
 
 def play_round(
-    setting: Setting,
-    model: Float32[Tensor, " d"],
-    round_number: int,
-    experiment: ExperimentRandomness,
-    privacy: PrivacyRandomness,
-    progress: Progress | None = None,
-    parties: Parties | None = None,
-    retry: RetryPolicy = NO_RETRY,
-    measured: bool = True,
-) -> tuple[Float32[Tensor, " d"], RoundDiagnostics]:
-    """Play one round from the global model; return the next one and what a simulation may show of the round.
+    turn: Turn, parties: Parties | None = None, retry: RetryPolicy = NO_RETRY
+) -> tuple[Float32[Tensor, " d"], State, RoundDiagnostics]:
+    """Play one round; return the next global model, the optimiser's next state, and what a simulation may show.
 
     Args:
-        setting: the method at work.
-        model: (d,) the global model.
-        round_number: counts from 1.
-        experiment: of the experiment's seed.
-        privacy: for sampling and noise.
-        progress: called between chunks of local training.
+        turn: what the round begins with; its method is that of round 1.
         parties: those of the run; None: new ones that send everything in the open, whatever the method's protection.
         retry: what happens when silos vanish, where a protocol aggregates.
-        measured: whether a channel's messages are compared with what they could cost at least, which takes long.
     """
+    setting, number = turn.setting, turn.round_number
     parties = Parties.in_the_open(setting) if parties is None else parties
-    turn = Turn(
-        setting=replace(setting, method=setting.method.at_round(round_number)),
-        model=model,
-        round_number=round_number,
-        experiment=experiment,
-        privacy=privacy,
-        progress=progress,
-        measured=measured,
-    )
+    turn = replace(turn, setting=replace(setting, method=setting.method.at_round(number)))
     work = parties.workload(turn)
 
     def play(
         attempt: int, cohort: tuple[int, ...], absent: Dropouts
     ) -> tuple[Float64[np.ndarray, " d"], int]:
         drawn = work.begin(attempt)
-        round_id = (round_number, attempt)
-        result, summed = parties.driver.play(round_id, work.senders(cohort), drawn, work.give, absent)
+        result, summed = parties.driver.play(
+            (number, attempt), work.senders(cohort), drawn, work.give, absent
+        )
         return work.total(result), summed
 
     everybody = tuple(range(parties.driver.agreement.clients))
-    (total, summed), attempts = retry.play(round_number, everybody, play)
-    after = coordinate(
-        turn.setting.method,
-        model,
-        total,
-        n_silos=setting.cohort.n_silos,
-        n_users=setting.n_users,
-        drawn=None if work.drawn is None else int(work.drawn.sum()),
-        shapes=setting.shapes,
-        round_number=round_number,
-        privacy=privacy,
-        summed=summed,
-    )
-    return after, _shown(work, parties, round_number, attempts=attempts, summed=summed)
+    (total, summed), attempts = retry.play(number, everybody, play)
+    took_part = None if work.drawn is None else int(work.drawn.sum())
+    after, state = coordinate(turn, total, n_silos=setting.cohort.n_silos, summed=summed, drawn=took_part)
+    return after, state, _shown(work, parties, number, attempts=attempts, summed=summed)
 
 
 def _shown(

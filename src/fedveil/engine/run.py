@@ -28,12 +28,14 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.engine.statement import state
+from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.optimizers import matching
 from fedveil.server.spectrum import spectrum
 
 _TRANSCRIPT: Final = "transcript.jsonl"
@@ -131,8 +133,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     guarantee = prepared.guarantee
     parties = _parties(prepared)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        checkpoint = folder.read_checkpoint() or initial_checkpoint(prepared, folder, ledger.head)
-        ledger.require_extends(checkpoint.ledger)
+        checkpoint = last_checkpoint(prepared, folder, ledger)
         if any(entry.event != guarantee.of_round(guarantee.event, entry.round) for entry in ledger.entries):
             raise RunFolderError(
                 f"{folder.path}: the ledger was charged for other events than this experiment's"
@@ -210,29 +211,49 @@ def _round(
 ) -> Checkpoint:
     due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
     begin = time.perf_counter()
-    model, diagnostics = play_round(
-        prepared.setting,
-        last.model,
-        number,
-        ExperimentRandomness(prepared.experiment.seed),
-        privacy,
-        lambda done, total: observer.training(number, done, total),
-        parties,
-        retry,
+    turn = Turn(
+        setting=prepared.setting,
+        model=last.model,
+        state=last.state,
+        round_number=number,
+        experiment=ExperimentRandomness(prepared.experiment.seed),
+        privacy=privacy,
+        progress=lambda done, total: observer.training(number, done, total),
         measured=due,
     )
+    model, kept, diagnostics = play_round(turn, parties, retry)
     seconds = time.perf_counter() - begin
     test = evaluate(prepared, model) if due else None
     row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
-    return Checkpoint(round=number, model=model, row=row, ledger=ledger.head)
+    return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
+
+
+def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
+    """Return the last complete round of a folder, or round 0, which is written.
+
+    Raises:
+        RunFolderError: a damaged checkpoint, a state that is not this optimiser's, or a ledger that does not reach it.
+    """
+    found = folder.read_checkpoint()
+    if found is None:
+        return initial_checkpoint(prepared, folder, ledger.head)
+    ledger.require_extends(found.ledger)
+    if not matching(prepared.method.server, found.model, found.state):
+        raise RunFolderError(
+            f"{folder.path}: the checkpoint has no state of server.optimizer "
+            f"({type(prepared.method.server).__name__}) for this model; it was put there by another run"
+        )
+    return found
 
 
 def initial_checkpoint(prepared: Prepared, folder: RunFolder, charged: Head) -> Checkpoint:
     """Write and return round 0: the initial model."""
     model = prepared.task.initial()
     row = row_of(prepared, 0, evaluate(prepared, model), None) | {"seconds": 0.0, "elapsed": 0.0}
-    checkpoint = Checkpoint(round=0, model=model, row=row, ledger=charged)
+    checkpoint = Checkpoint(
+        round=0, model=model, state=prepared.method.server.init(model), row=row, ledger=charged
+    )
     folder.write_checkpoint(checkpoint)
     return checkpoint
 

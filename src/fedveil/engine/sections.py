@@ -151,6 +151,9 @@ class ServerSection(Section):
     denoiser: Annotated[Choice, Chosen("denoisers")] | None = Field(
         None, description="default: the method's own, which is none but for dp-fed-ls"
     )
+    optimizer: Annotated[Choice, Chosen("optimizers")] | None = Field(
+        None, description="default: a plain step at method.learning_rate"
+    )
 
 
 class PrivacySection(Section):

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.aggregation import NOISE_REACH
-from fedveil.engine.workload import Contributions, Turn
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import Contributions
 from fedveil.methods.channels import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PrivateWeighting

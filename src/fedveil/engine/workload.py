@@ -13,20 +13,19 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.clients import ClientTraining
-from fedveil.engine.coordinator_side import draw_users
 from fedveil.engine.setting import Setting, trainer_of
 from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of, silo_message
-from fedveil.local.trainer import Progress, Sums
+from fedveil.engine.turn import Turn
+from fedveil.local.trainer import Sums
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.sending import MessageCost
 from fedveil.privacy.sampling import Everyone
 from fedveil.protection.protocol import Drawn
-from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _BLOCK_ELEMENTS: Final = 1 << 24  # updates of a block of clients, in numbers: 128 MiB
@@ -65,33 +64,6 @@ class Trained:
             norms=tuple(np.quantile(norms.numpy(), _QUANTILES).tolist()) if len(norms) else None,
             clipped=float(clipped.double().mean()) if len(norms) else None,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What a round begins with.
-
-    Attributes:
-        setting: the method at work, as it is in this round.
-        model: (d,) the global model.
-        round_number: counts from 1.
-        experiment: of the experiment's seed.
-        privacy: for sampling and noise.
-        progress: called between chunks of local training.
-        measured: whether costs of messages say what these could cost at least, which takes long.
-    """
-
-    setting: Setting
-    model: Float32[Tensor, " d"]
-    round_number: int
-    experiment: ExperimentRandomness
-    privacy: PrivacyRandomness
-    progress: Progress | None = None
-    measured: bool = True
-
-    def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
-        """Draw who takes part in an attempt."""
-        return draw_users(self.setting.method, self.setting.n_users, self.privacy, self.round_number, attempt)
 
 
 class Workload(ABC):

@@ -19,6 +19,7 @@ import operator
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import PLAIN_SUM
 from fedveil.engine.attempts import MOST_ATTEMPTS
-from fedveil.engine.coordinator_side import coordinate, draw_users
+from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, RunFolder
 from fedveil.engine.run import (
@@ -38,12 +39,13 @@ from fedveil.engine.run import (
     Outcome,
     conclude,
     evaluate,
-    initial_checkpoint,
+    last_checkpoint,
     over_budget,
     row_of,
 )
 from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import ModelError, RunFolderError
 from fedveil.federation.coded_sums import CodedPost, open_sums
 from fedveil.federation.deployable import check_deployable
@@ -77,6 +79,8 @@ from fedveil.protection.parts import (
     Totals,
     only,
 )
+from fedveil.randomness import ExperimentRandomness
+from fedveil.server.optimizers import State
 
 STATE: Final = "federation.json"
 """In the run folder: the 16 bytes of the run and its last session."""
@@ -116,8 +120,7 @@ class CoordinatorParty:
         self._privacy = privacy_randomness(prepared.experiment)
         guarantee = prepared.guarantee
         self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
-        self._checkpoint = folder.read_checkpoint() or initial_checkpoint(prepared, folder, self._ledger.head)
-        self._ledger.require_extends(self._checkpoint.ledger)
+        self._checkpoint = last_checkpoint(prepared, folder, self._ledger)
         folder.mend_metrics(self._checkpoint)
         self._run, self._session = self._identify()
         self._number = self._attempts = 0
@@ -430,36 +433,42 @@ class CoordinatorParty:
             self._release(self._hidden.result(), self._hidden.summed)
         else:
             check_learned(answers)
-            self._complete(self._checkpoint.model, None, self._hidden.summed)
+            self._complete(
+                self._checkpoint.model, self._checkpoint.state, test=None, summed=self._hidden.summed
+            )
 
     def _release(self, aggregate: Float64[np.ndarray, " d"], summed: int) -> None:
         """Turn a sum into the next model and put it on the disk: then, and not before, it counts as released."""
         prepared, number = self._prepared, self._checkpoint.round + 1
         experiment, setting = prepared.experiment, prepared.setting
-        model = coordinate(
-            prepared.method.at_round(number),
-            self._checkpoint.model,
-            aggregate,
-            n_silos=len(self._membership.silos),
-            n_users=setting.n_users,
-            drawn=self._taking_part,
-            shapes=setting.shapes,
+        turn = Turn(
+            setting=replace(setting, method=prepared.method.at_round(number)),
+            model=self._checkpoint.model,
+            state=self._checkpoint.state,
             round_number=number,
+            experiment=ExperimentRandomness(experiment.seed),
             privacy=self._privacy,
-            summed=summed,
         )
+        silos = len(self._membership.silos)
+        model, state = coordinate(turn, aggregate, n_silos=silos, summed=summed, drawn=self._taking_part)
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
-        self._complete(model, evaluate(prepared, model) if due else None, summed)
+        test = evaluate(prepared, model) if due else None
+        self._complete(model, state, test=test, summed=summed)
 
     def _complete(
-        self, model: Float32[Tensor, " d"], test: dict[str, float | None] | None, summed: int
+        self,
+        model: Float32[Tensor, " d"],
+        state: State,
+        *,
+        test: dict[str, float | None] | None,
+        summed: int,
     ) -> None:
-        """Put a round on the disk; where the silos keep the models, ``model`` is the initial one."""
+        """Put a round on the disk; where the silos keep the models, model and state are the initial ones."""
         prepared, number = self._prepared, self._checkpoint.round + 1
         row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
         seconds = time.perf_counter() - self._began
         row |= {"summed": summed, "seconds": seconds, "elapsed": self._checkpoint.row["elapsed"] + seconds}
-        checkpoint = Checkpoint(round=number, model=model, row=row, ledger=self._ledger.head)
+        checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
         self._folder.write_checkpoint(checkpoint)
         self._checkpoint, self._attempts = checkpoint, 0
         self._folder.append("metrics.jsonl", row)

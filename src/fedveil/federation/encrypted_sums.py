@@ -16,12 +16,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.turn import Turn
 from fedveil.errors import RunFolderError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.hidden_sums import HiddenShare, HiddenSum, Outgoing, Place
@@ -36,6 +39,8 @@ from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdat
 from fedveil.protection.partial_server import PartialServer
 from fedveil.protection.parts import Learned, Part, only
 from fedveil.protection.wire import Reader, Writer
+from fedveil.randomness import ExperimentRandomness
+from fedveil.server.optimizers import State, matching
 
 _ENVELOPE_BYTES = 1 << 13
 """More than a message has around what it carries, and than the key that it seals."""
@@ -112,7 +117,7 @@ class EncryptedSum(HiddenSum):
 
 
 def check_learned(answers: Mapping[int, Sequence[Part]]) -> None:
-    """Return if every silo has the same next model.
+    """Return if every silo has the same next model, and the same state of the optimiser.
 
     Raises:
         ProtocolError: names the first silo that has another than silo 0, or says nothing of it.
@@ -120,7 +125,9 @@ def check_learned(answers: Mapping[int, Sequence[Part]]) -> None:
     tags = {silo: only(parts, Learned, silo).tag for silo, parts in answers.items()}
     for silo, tag in tags.items():
         if tag != tags[min(tags)]:
-            raise ProtocolError("ends the round with another model than silo 0", silo=silo)
+            raise ProtocolError(
+                "ends the round with another model or optimiser's state than silo 0", silo=silo
+            )
 
 
 def _none() -> np.ndarray:
@@ -134,22 +141,26 @@ class Kept:
     Attributes:
         orders: the secret of the orders of the run's ballots.
         before: (d,) the model before the round.
+        state: of the optimiser before the round, as safetensors.
         message: (d,) the silo's bounded sum, without noise.
         votes: (d,) its share of the noise on the counts of votes; empty where they have none.
         partition: (d,) which coordinates are encrypted; None until it is known.
         clear: (d - k,) the others with their noise, ascending, in grid units.
         hidden: (k,) those, with theirs.
         after: (d,) the model after the round; None until the sum has arrived.
+        next_state: of the optimiser after the round, as safetensors.
     """
 
     orders: bytes
     before: Float32[np.ndarray, " d"]
+    state: bytes
     message: Float64[np.ndarray, " d"]
     votes: Int64[np.ndarray, " n"] = field(default_factory=_none)
     partition: Bool[np.ndarray, " d"] | None = None
     clear: Int64[np.ndarray, " c"] = field(default_factory=_none)
     hidden: Int64[np.ndarray, " h"] = field(default_factory=_none)
     after: Float32[np.ndarray, " d"] | None = None
+    next_state: bytes = b""
 
     def encode(self) -> bytes:
         """Return the bytes to keep."""
@@ -159,7 +170,7 @@ class Kept:
         writer.block(self.before.astype("<f4").tobytes()).block(self.message.astype("<f8").tobytes())
         for whole in (self.votes, self.clear, self.hidden):
             writer.block(whole.astype("<i8").tobytes())
-        return writer.block(bits).block(after).bytes()
+        return writer.block(bits).block(after).block(self.state).block(self.next_state).bytes()
 
     @classmethod
     def decode(cls, data: bytes) -> Kept:
@@ -176,7 +187,7 @@ class Kept:
             votes, clear, hidden = (
                 np.frombuffer(reader.block(), dtype="<i8").astype(np.int64) for _ in range(3)
             )
-            bits, after = reader.block(), reader.block()
+            bits, after, state, next_state = (reader.block() for _ in range(4))
             partition = None
             if bits:
                 partition = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(before)).view(
@@ -185,13 +196,29 @@ class Kept:
             return cls(
                 orders=orders,
                 before=before,
+                state=state,
                 message=message,
                 votes=votes,
                 partition=partition,
                 clear=clear,
                 hidden=hidden,
                 after=np.frombuffer(after, dtype="<f4").astype(np.float32) if after else None,
+                next_state=next_state,
             )
+
+
+def _remembered(kept: bytes) -> State:
+    """Return the state of the optimiser that was kept.
+
+    Raises:
+        RunFolderError: the bytes are no tensors.
+    """
+    with reading("the optimiser's state kept of this run", RunFolderError):
+        try:
+            state: State = load(kept)
+            return state
+        except SafetensorError as error:
+            raise ValueError from error
 
 
 class EncryptedShare(HiddenShare):
@@ -230,6 +257,8 @@ class EncryptedShare(HiddenShare):
         self._keep_answer, self._publish = keep, publish
         self._answered: Answered | None = None
         self._before = self._initial
+        self._server = prepared.method.server
+        self._state = save(dict(self._server.init(prepared.task.initial().cpu())))
         self._told = True
 
     def announce(self) -> bytes:
@@ -255,7 +284,8 @@ class EncryptedShare(HiddenShare):
         super().follow(last, round_number)
         if last is None:
             return
-        after = Kept.decode(last.coded).after
+        kept = Kept.decode(last.coded)
+        after = kept.after
         if after is None:
             raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
         if len(after) != len(self._initial):
@@ -263,7 +293,9 @@ class EncryptedShare(HiddenShare):
                 "replay",
                 f"round {last.round} ended with a model of {len(after)} parameters, not {len(self._initial)}",
             )
-        self._before = after
+        self._before, self._state = after, kept.next_state
+        if not matching(self._server, torch.from_numpy(after), _remembered(self._state)):
+            raise RefusalError("replay", f"round {last.round} ended with the state of another optimiser")
 
     def new_answer(self, own: OwnRound, task: Asked, request: bytes) -> Answered:
         """Train, and draw the noise on the votes; return what is kept of the round before anything of it leaves."""
@@ -271,7 +303,7 @@ class EncryptedShare(HiddenShare):
         if self._agreed.noisy_votes(task.round):
             votes = self._agreed.noise_on_votes(self._privacy, round_number=task.round, silo=self._number)
         orders = self._silo.order_secret
-        kept = Kept(orders=orders, before=self._before, message=message, votes=votes)
+        kept = Kept(orders=orders, before=self._before, state=self._state, message=message, votes=votes)
         return Answered(round=task.round, request=request, coded=kept.encode())
 
     def contribute(self, answered: Answered) -> list[bytes]:
@@ -329,30 +361,25 @@ class EncryptedShare(HiddenShare):
         assert kept.partition is not None
         clear, hidden = self._silo.result()
         setting, n_silos = self._prepared.setting, self._agreed.plan.silos
-        after = (
-            coordinate(
-                setting.method,
-                torch.from_numpy(kept.before),
-                self._agreed.join(kept.partition, clear, hidden),
-                n_silos=n_silos,
-                n_users=setting.n_users,
-                drawn=setting.n_users,
-                shapes=setting.shapes,
-                round_number=answered.round,
-                privacy=self._privacy,
-                summed=n_silos,
-            )
-            .cpu()
-            .numpy()
+        turn = Turn(
+            setting=setting,
+            model=torch.from_numpy(kept.before),
+            state=_remembered(kept.state),
+            round_number=answered.round,
+            experiment=ExperimentRandomness(self._prepared.experiment.seed),
+            privacy=self._privacy,
         )
+        total = self._agreed.join(kept.partition, clear, hidden)
+        model, remembered = coordinate(turn, total, n_silos=n_silos, summed=n_silos, drawn=setting.n_users)
+        after, state = model.cpu().numpy(), save(dict(remembered))
         if kept.after is None:
-            self._keep(replace(kept, after=after))
-        elif not np.array_equal(kept.after, after):
+            self._keep(replace(kept, after=after, next_state=state))
+        elif not np.array_equal(kept.after, after) or kept.next_state != state:
             raise RefusalError("state", f"round {answered.round} ended here with another sum before")
         self._publish(self._prepared.task.state(torch.from_numpy(after)))
         self._told = True
         round_bytes = struct.pack(">I", answered.round)
-        return [Learned(tag=self._silo.tag(round_bytes + after.astype("<f4").tobytes()))]
+        return [Learned(tag=self._silo.tag(round_bytes + after.astype("<f4").tobytes() + state))]
 
     def _current(self) -> tuple[Answered, Kept]:
         if self._answered is None:

@@ -43,6 +43,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
             *method.sampler.mechanisms(moves.unit),
             *method.protection.mechanisms(moves),
             *method.denoiser.told(),
+            *method.server.told(),
         ),
         views=tuple(
             View(

@@ -167,10 +167,19 @@ _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "denoiser": ("estimate", "refuses"),
     "weights": ("of", "refuses"),
     "contribution": ("lengths", "divisor", "refuses"),
-    "server": ("step",),
+    "server": ("init", "step"),
     "local": ("claims",),
 }
 """What every stage must define for itself; local steps where they have noise of their own."""
 
-_REFUSING: Final = ("sampler", "channel", "protection", "denoiser", "weights", "contribution", "local")
+_REFUSING: Final = (
+    "sampler",
+    "channel",
+    "protection",
+    "denoiser",
+    "weights",
+    "contribution",
+    "local",
+    "server",
+)
 """The order in which stages are asked what they refuse; the first reason is told."""

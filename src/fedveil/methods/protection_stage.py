@@ -68,7 +68,7 @@ class ProtectionStage(Stage):
                 f"{method.name} brings its own protection ({type(own).__name__}); remove protection.name, or take the "
                 "method that it is a variant of"
             )
-        return replace(method, protection=self)
+        return replace(method, channel=method.channel.lacking(self.missing_silos), protection=self)
 
     def agree(self, method: Any, public: Any) -> Any:
         """Return what the parties of a run agree on before any training (``fedveil.engine.parties.Agreed``).

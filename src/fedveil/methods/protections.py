@@ -100,11 +100,6 @@ class SecureAggregation(ProtectionStage):
     missing_silos: Annotated[int, Field(ge=0)] = 0
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
 
-    def over(self, method: Any, n_users: int) -> Any:
-        """Return the method under masks, the shares of its noise sized for sums that lack some."""
-        under = super().over(method, n_users)
-        return replace(under, channel=under.channel.lacking(self.missing_silos))
-
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
         if not method.channel.whole or method.local.own_noise:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float32, Float64
 from torch import Tensor
@@ -16,7 +17,7 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.noise import grid_for
 from fedveil.privacy.sampling import Everyone
-from fedveil.server.optimizers import Optimizer
+from fedveil.server.optimizers import STATELESS, Optimizer, State
 from fedveil.statistics.local import LocalStatistic
 
 _EXACT_BITS = 52
@@ -26,9 +27,17 @@ _EXACT_BITS = 52
 class ReleaseSum(Optimizer):
     """What the server of a statistic does: it releases the noisy sum, from which every figure is decoded."""
 
-    def step(self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"]) -> Float32[Tensor, " d"]:
+    steps_models: ClassVar[bool] = False
+
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return nothing: every release is the whole of what is released."""
+        return STATELESS
+
+    def step(
+        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
+    ) -> tuple[Float32[Tensor, " d"], State]:
         """Return the sum, whatever was released before."""
-        return mean.float()
+        return mean.float(), STATELESS
 
 
 def statistic(

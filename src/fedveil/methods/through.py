@@ -34,7 +34,7 @@ def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Chan
     Raises:
         CompositionError: neither silos nor the server add noise to a sum.
     """
-    own: Any = method.channel
+    own = method.channel
     if own.by_server:
         return through_messages(own, method.sampler, n_users, Layered(lattice=lattice))
     if not own.whole:

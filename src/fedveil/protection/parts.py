@@ -268,7 +268,7 @@ class Learned(Part):
         tag: 32 bytes that silos with the same model have in common, and that tell nothing of it.
     """
 
-    tag: bytes = sent_as(fixed(KEY_BYTES), Tells.NOTHING)
+    tag: bytes = sent_as(fixed(KEY_BYTES), Tells.MODEL, Key.SILOS)
 
 
 def only(parts: Sequence[Part], kind: type[_P], silo: int) -> _P:

@@ -1,36 +1,237 @@
-"""What the server does with the mean update: x <- x + eta_g * mean."""
+"""What the server does with the mean update: from the global model x_t to x_{t+1}, with a state of its own.
+
+With Delta_t the mean update of round t, as the denoiser leaves it, and eta the server's learning rate:
+
+=========  ==========================================================================  =======================
+optimiser  step                                                                        reference
+=========  ==========================================================================  =======================
+ServerSgd  u_t = mu u_{t-1} + Delta_t,  x_{t+1} = x_t + eta u_t                        Hsu et al. 2019, FedAvgM
+FedAdam    m_t, v_t moving averages,    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)    Reddi et al. 2021
+FedYogi    the same, v_t controlled by sign                                            Reddi et al. 2021
+=========  ==========================================================================  =======================
+
+A step is given the model, the released mean and its own state, which began with the model and has seen released means
+alone: no record, no draw, no randomness. So models and states are post-processing of what the noise already covers,
+however many rounds the state remembers, and no optimiser costs privacy (Dwork and Roth 2014, Proposition 2.1).
+
+Steps are float64 operations that IEEE 754 rounds correctly (+ - * / sqrt), one by one and never fused, so that parties
+who make the same step on different machines end with the same bits. docs/theory/server-optimisers.md.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import torch
 from jaxtyping import Float32, Float64
+from pydantic import Field
 from torch import Tensor
 
 from fedveil.errors import ConfigError
 from fedveil.stage import Stage, duty
 
+State: TypeAlias = Mapping[str, Tensor]
+"""What an optimiser remembers from round to round: tensors by name, on the CPU; saved with every checkpoint."""
+
+STATELESS: Final[State] = {}
+
 
 class Optimizer(Stage):
-    """What the server does with the mean update; a frozen value."""
+    """What the server does with the mean update; a frozen value, its state apart from it.
+
+    Attributes:
+        steps_models: whether what it returns is the next model of a run, and not the released sum itself.
+    """
+
+    steps_models: ClassVar[bool] = True
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse to step where no model is trained: what is decoded is the mean, and no sum of rounds."""
+        if self.steps_models != (method.released == "models"):
+            yield (
+                f"{type(self).__name__} {'steps from model to model' if self.steps_models else 'releases sums'}, and "
+                f"this method releases {method.released}"
+            )
+
+    def told(self) -> tuple[str, ...]:
+        """Return what is done with the released mean, in words; nothing for a plain step."""
+        return ()
 
     @duty
-    def step(self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"]) -> Float32[Tensor, " d"]:
-        """Return the next global model."""
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return the state before the first round; names, shapes and types stay the same from then on."""
+        raise NotImplementedError
+
+    @duty
+    def step(
+        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
+    ) -> tuple[Float32[Tensor, " d"], State]:
+        """Return the next global model and state; what is given is left as it is.
+
+        Args:
+            model: (d,) the global model x_t.
+            mean: (d,) the mean update Delta_t, in the unit of an update.
+            state: what :meth:`init` or the step before returned.
+
+        Guarantees: the same bits from the same bits, on every machine; nothing but the arguments is read.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ServerSgd(Optimizer):
-    """Plain step along the mean update, with the server's own learning rate eta_g."""
+    """Steps along the mean update, or along its heavy ball (FedAvgM: Hsu, Qi and Brown 2019).
 
-    learning_rate: float
+    With momentum mu, u_0 = 0 and no dampening, as ``torch.optim.SGD`` with the gradient -Delta:
+
+        u_t = mu u_{t-1} + Delta_t,    x_{t+1} = x_t + eta u_t,    Nesterov: x_{t+1} = x_t + eta (Delta_t + mu u_t)
+
+    In the long run a mean counts 1 / (1 - mu) times, so eta is to be smaller by that than without momentum.
+
+    Args:
+        learning_rate: eta > 0.
+        momentum: mu in [0, 1); 0 keeps no state.
+        nesterov: look ahead; needs momentum.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+
+    >>> half = ServerSgd(1.0, momentum=0.5)
+    >>> model, mean = torch.zeros(1), torch.ones(1, dtype=torch.float64)
+    >>> model, state = half.step(model, mean, half.init(model))
+    >>> half.step(model, mean, state)[0]
+    tensor([2.5000])
+    """
+
+    learning_rate: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
+    ]
+    momentum: Annotated[float, Field(ge=0, lt=1, description="mu, weight of the means before")] = 0.0
+    nesterov: Annotated[bool, Field(description="look ahead along the momentum")] = False
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ConfigError(f"method.learning_rate = {self.learning_rate}: must be above 0")
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov: looks along the momentum; give momentum above 0")
 
-    def step(self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"]) -> Float32[Tensor, " d"]:
-        """Return the next global model; computed in float64, stored in float32."""
-        return (model.to(torch.float64) + self.learning_rate * mean).to(torch.float32)
+    def told(self) -> tuple[str, ...]:
+        """Return that there is momentum."""
+        if not self.momentum:
+            return ()
+        how = "Nesterov momentum" if self.nesterov else "momentum"
+        return (_free(f"{how} {self.momentum:g}"),)
+
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return u_0 = 0; nothing without momentum."""
+        return {"momentum": _zeros(model)} if self.momentum else STATELESS
+
+    def step(
+        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
+    ) -> tuple[Float32[Tensor, " d"], State]:
+        """Return the next global model, computed in float64 and stored in float32, and u_t."""
+        if not self.momentum:
+            return _moved(model, self.learning_rate * mean), STATELESS
+        speed = self.momentum * state["momentum"] + mean
+        along = mean + self.momentum * speed if self.nesterov else speed
+        return _moved(model, self.learning_rate * along), {"momentum": speed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Adaptive(Optimizer):
+    """The frame of FedAdam and FedYogi (Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2).
+
+        m_t = beta1 m_{t-1} + (1 - beta1) Delta_t,    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
+
+    with m_0 = 0 and v_0 = tau^2, the least that the paper allows. Both averages stay as they are: as in the paper's
+    Algorithm 2, and unlike Adam's, there is no bias correction, so the first steps are shorter.
+    """
+
+    learning_rate: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
+    ]
+    beta1: Annotated[float, Field(ge=0, lt=1, description="weight of the means before")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="weight of their squares")] = 0.99
+    tau: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="adaptivity: larger is closer to plain steps")
+    ] = 1e-3
+
+    def told(self) -> tuple[str, ...]:
+        """Return which adaptive step is made."""
+        return (
+            _free(f"{type(self).__name__}, beta1 {self.beta1:g}, beta2 {self.beta2:g}, tau {self.tau:g}"),
+        )
+
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return m_0 = 0 and v_0 = tau^2."""
+        return {"mean": _zeros(model), "square": torch.full_like(_zeros(model), self.tau**2)}
+
+    def step(
+        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
+    ) -> tuple[Float32[Tensor, " d"], State]:
+        """Return the next global model, computed in float64 and stored in float32, with m_t and v_t."""
+        first = self.beta1 * state["mean"] + (1 - self.beta1) * mean
+        second = self._second(state["square"], mean * mean)
+        along = self.learning_rate * first / (second.sqrt() + self.tau)
+        return _moved(model, along), {"mean": first, "square": second}
+
+    def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
+        """Return v_t from v_{t-1} and Delta_t^2."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdam(_Adaptive):
+    """Scales every coordinate by a moving average of squares: v_t = beta2 v_{t-1} + (1 - beta2) Delta_t^2.
+
+    The rest is m_t = beta1 m_{t-1} + (1 - beta1) Delta_t, x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau), with m_0 = 0,
+    v_0 = tau^2 and no bias correction (Reddi et al. 2021, Algorithm 2). v_t has the noise of the mean in it: where
+    noise is larger than the signal, every coordinate is divided by about the noise's standard deviation.
+
+    Args:
+        learning_rate: eta > 0, in the unit of a parameter: a coordinate moves by about eta in a round.
+        beta1: in [0, 1).
+        beta2: in [0, 1).
+        tau: > 0, in the unit of an update.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
+        return self.beta2 * before + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedYogi(_Adaptive):
+    """FedAdam whose squares move by their own size: v_t = v_{t-1} - (1 - beta2) Delta_t^2 sign(v_{t-1} - Delta_t^2).
+
+    v_t rises as fast as FedAdam's and falls slower after a large mean (Reddi et al. 2021, Algorithm 2; Zaheer et al.
+    2018). It never falls below 0. Arguments and errors are those of :class:`FedAdam`.
+    """
+
+    def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
+        return before - (1 - self.beta2) * square * (before - square).sign()
+
+
+def matching(optimizer: Optimizer, model: Float32[Tensor, " d"], state: Any) -> bool:
+    """Return whether a state that was kept is one of this optimiser and model: its names, shapes, types, and finite."""
+    fresh = optimizer.init(model)
+    return set(fresh) == set(state) and all(
+        (value.dtype, value.shape) == (state[name].dtype, state[name].shape)
+        and bool(state[name].isfinite().all())
+        for name, value in fresh.items()
+    )
+
+
+def _free(what: str) -> str:
+    return f"the server steps by {what}: post-processing of the released mean, free of charge"
+
+
+def _zeros(model: Float32[Tensor, " d"]) -> Float64[Tensor, " d"]:
+    return torch.zeros(len(model), dtype=torch.float64)
+
+
+def _moved(model: Float32[Tensor, " d"], along: Float64[Tensor, " d"]) -> Float32[Tensor, " d"]:
+    return (model.to(torch.float64) + along).to(torch.float32)

@@ -62,8 +62,9 @@ def _error(
 ) -> Float64[np.ndarray, "m n"]:
     """Return what the receiver makes of x, less x."""
     sent = quantizer.quantize(x, streams, 0)
-    received = quantizer.reconstruct(sent.points, sent.dithers, sent.scales)
-    return np.asarray(received - x)
+    received: Float64[np.ndarray, "m n"] = quantizer.reconstruct(sent.points, sent.dithers, sent.scales)
+    error: Float64[np.ndarray, "m n"] = received - x
+    return error
 
 
 def _round_error(

@@ -94,7 +94,7 @@ def _play_uldp(problem: Problem, case: Uldp, drawn: np.random.Generator) -> dict
         second += float(((weights - weights.mean()) ** 2).sum())
         noise = np.zeros(case.size)
         if case.noise:
-            noise += case.noise * case.clip * drawn.standard_normal(case.size)
+            noise = case.noise * case.clip * drawn.standard_normal(case.size)
         x = x + case.server / pairs * ((weights[:, None] * moved).sum(0) + noise)
     start = problem.gradient(np.zeros(case.size))
     shared = limit**2 / (case.constant * lowest * case.users * case.rounds)

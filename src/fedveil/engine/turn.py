@@ -1,0 +1,55 @@
+"""What a round begins with, whoever plays a part in it, and who takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float32
+from torch import Tensor
+
+from fedveil.engine.setting import Setting
+from fedveil.local.trainer import Progress
+from fedveil.methods.contributions import ClientContribution, SiloUserContribution
+from fedveil.methods.method import Method
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.optimizers import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What a round begins with.
+
+    Attributes:
+        setting: the method at work, as it is in this round.
+        model: (d,) the global model.
+        state: of the server's optimiser.
+        round_number: counts from 1.
+        experiment: of the experiment's seed.
+        privacy: for sampling and noise.
+        progress: called between chunks of local training.
+        measured: whether costs of messages say what these could cost at least, which takes long.
+    """
+
+    setting: Setting
+    model: Float32[Tensor, " d"]
+    state: State = field(default_factory=dict)
+    round_number: int
+    experiment: ExperimentRandomness
+    privacy: PrivacyRandomness
+    progress: Progress | None = None
+    measured: bool = True
+
+    def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
+        """Draw who takes part in an attempt."""
+        return draw_users(self.setting.method, self.setting.n_users, self.privacy, self.round_number, attempt)
+
+
+def draw_users(
+    method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
+) -> Bool[np.ndarray, " users"] | None:
+    """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
+    if not isinstance(method.contribution, SiloUserContribution | ClientContribution):
+        return None
+    path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
+    return method.sampler.draw(n_users, privacy.stream(*path))
