@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
-from fedveil.privacy.accounting import RdpAccountant, epsilon
+from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -22,6 +22,7 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
 )
 from fedveil.privacy.ledger import Budget, Head, Ledger, read_entries
+from fedveil.privacy.renyi import RdpAccountant
 
 EVENT = PoissonSampledEvent(rate=0.25, event=GaussianEvent(noise_multiplier=5.0))
 
