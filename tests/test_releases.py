@@ -23,6 +23,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local import silo_sums
 from fedveil.statistics.released import read_released
+from tests.doc_examples import BLOCKS
 
 SCHEMA = """
 n_users = {users}
@@ -182,6 +183,17 @@ def test_the_plan_and_the_refusals_read_no_table(tmp_path: Path, capsys: pytest.
     assert plan["epsilon"] == pytest.approx(2.0, abs=1e-3)
     assert [one["release"] for one in plan["blocks"]] == ["age", "age", "follow_up", "follow_up", "table"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_example_of_the_page_is_planned(tmp_path: Path) -> None:
+    """What the page shows can be asked for, with a schema that has its columns."""
+    (tmp_path / "cohort.toml").write_text(BLOCKS["docs/how-to/count-people.md:0"].text)
+    schema = SCHEMA.format(users=20000, silos='silos = ["north", "south", "west"]')
+    schema += 'pressure = { kind = "number", lower = 40, upper = 240 }\n'
+    (tmp_path / "schema.toml").write_text(schema)
+    prepared = prepare_release(read_release_document(tmp_path / "cohort.toml"))
+    assert prepared.step.layout.norm == pytest.approx(1.0)
+    assert {one.release for one in prepared.plan} == {"age", "follow_up", "table", "moments"}
 
 
 def main_with(*arguments: str) -> None:

@@ -22,6 +22,7 @@ from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, ModelError, RunFolderError
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.statistic import ReleaseSum
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd
 from tests.pins.compositions import compositions, public
@@ -167,17 +168,12 @@ def test_no_optimizer_changes_what_any_composition_guarantees() -> None:
         }
 
 
-class Silently(Optimizer):
-    """Steps, and does not say how it begins."""
-
-    def step(self, model: Any, mean: Any, state: Any) -> Any:
-        return model, state
-
-
-def test_an_optimizer_that_does_not_say_how_it_begins_is_refused() -> None:
+def test_an_optimizer_is_refused_where_no_model_is_trained() -> None:
+    """A statistic is decoded from the released sum; a step from sum to sum would be another figure."""
     method: Method = compositions()[0][1]
-    with pytest.raises(CompositionError, match=r"Silently, given as server, does not define init\(\)"):
-        replace(method, server=Silently())
+    for one, released in ((FedAdam(learning_rate=1.0), "statistics"), (ReleaseSum(), "models")):
+        with pytest.raises(CompositionError, match=f"this method releases {released}"):
+            replace(method, server=one, released=released)
 
 
 # --- experiments --------------------------------------------------------------------------------------------------

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     )
     from fedveil.api.result import Result
     from fedveil.api.training import resume, train
+    from fedveil.bundle.bundle import Bundle
+    from fedveil.bundle.bundle import load_bundle as load
+    from fedveil.bundle.verification import verify_bundle as verify
     from fedveil.errors import FedveilError
-    from fedveil.population.arrays import People, population
+    from fedveil.population.arrays import People, population, tables
     from fedveil.privacy.statement import Statement
     from fedveil.server.optimizers import ServerSgd as Sgd
 
@@ -50,13 +53,17 @@ _PLACES: Final = {
     ),
     **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
     "Result": "fedveil.api.result",
-    "People": "fedveil.population.arrays",
+    **dict.fromkeys(("People", "tables"), "fedveil.population.arrays"),
+    "Bundle": "fedveil.bundle.bundle",
+    "load": "fedveil.bundle.bundle:load_bundle",
+    "verify": "fedveil.bundle.verification:verify_bundle",
     "Statement": "fedveil.privacy.statement",
     "Sgd": "fedveil.server.optimizers:ServerSgd",
     "FedveilError": "fedveil.errors",
 }
 
 __all__ = [
+    "Bundle",
     "Callback",
     "Checkpoints",
     "EarlyStop",
@@ -73,16 +80,19 @@ __all__ = [
     "dp_fed",
     "dp_fed_ls",
     "fedavg",
+    "load",
     "method",
     "paraaegis",
     "population",
     "resume",
+    "tables",
     "train",
     "uldp_avg",
     "uldp_avg_w",
     "uldp_group",
     "uldp_naive",
     "uldp_sgd",
+    "verify",
 ]
 
 

@@ -78,6 +78,17 @@ COMMANDS: Final = {
         "results:compare_command",
         "Draw privacy-utility curves of several runs, with the standard deviation over seeds.",
     ),
+    "bundle": Command(
+        "bundles:bundle_command",
+        "Put a run's model, schema, statement and ledger into one folder or zip, to be used elsewhere.",
+    ),
+    "predict": Command("bundles:predict_command", "Predict for every record of a table."),
+    "export": Command("bundles:export_command", "Write a bundle's model for other programs."),
+    "sign": Command("bundles:sign_command", "Sign a bundle that you made, or have checked."),
+    "verify": Command(
+        "bundles:verify_command",
+        "Check a bundle's bytes, signatures and ledger, recompute its epsilon, and list what cannot be checked.",
+    ),
     "audit": Command(
         "audit:audit_command",
         "Attack a run: membership inference, and a lower bound on epsilon that may refute its claim.",

@@ -128,9 +128,8 @@ def prepare(
     Raises:
         FedveilError: whatever is wrong, named by file, key, silo or row.
     """
-    randomness = ExperimentRandomness(experiment.seed)
     population = (populations or Populations()).of(experiment.data, experiment.seed)
-    task = _task(experiment, population, randomness) if task is None else task
+    task = task_of(experiment, population) if task is None else task
     composition = Composition(experiment=experiment, population=population)
     method = composition.method()
     records = _kept(method, population.train)
@@ -270,32 +269,54 @@ def load_population(data: DataSection, seed: int) -> Population:
     )
 
 
-def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
-    asked, source = experiment.model, experiment.data.name
-    named = (("name", asked.name), ("loss", asked.loss), *(("metrics", one) for one in asked.metrics or ()))
-    for key, name in named:
-        refuse_session(f"model.{key}", name or "")
-    chosen = None if source is None else data_set(source)
-    model_name, loss_name, metrics = BY_TASK["two classes" if population.n_classes == 2 else population.task]
-    if chosen is not None:
-        model_name, loss_name = chosen.model or model_name, chosen.loss or loss_name
-        metrics = chosen.metrics or metrics
-    loss = load_loss(asked.loss or loss_name)
+def defaults_of(source: str | None, population: Population) -> Defaults:
+    """Return what is trained where the experiment does not say: what the data set brings, else what fits the task.
+
+    Args:
+        source: name of the data set; None for tables and for what was handed over.
+        population: what is trained on.
+    """
+    default = BY_TASK["two classes" if population.n_classes == 2 else population.task]
+    if source is None:
+        return default
+    chosen = data_set(source)
+    return Defaults(
+        model=chosen.model or default.model,
+        loss=chosen.loss or default.loss,
+        metrics=chosen.metrics or default.metrics,
+    )
+
+
+def task_of(experiment: Experiment, population: Population) -> Task:
+    """Build the model that an experiment names, with its loss and its metrics.
+
+    Raises:
+        FedveilError: a name that does not exist, or something that does not fit the targets.
+    """
+    asked = experiment.model
+    for key, named in (
+        ("name", asked.name),
+        ("loss", asked.loss),
+        *(("metrics", one) for one in asked.metrics or ()),
+    ):
+        refuse_session(f"model.{key}", named or "")
+    default = defaults_of(experiment.data.name, population)
+    loss = load_loss(asked.loss or default.loss)
     loss.check_task(population.task)
     one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
     outputs = 1 if one_output else population.n_classes
     assert outputs is not None
     model = build_model(
-        asked.name or model_name,
+        asked.name or default.model,
         input_shape=population.feature_shape,
         n_outputs=outputs,
-        randomness=randomness,
+        randomness=ExperimentRandomness(experiment.seed),
     )
     if asked.initial is not None:
         take_parameters(model, asked.initial, asked.initial_layers)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
-    found = {name: load_metric(name, loss) for name in asked.metrics or metrics}
+    found = {name: load_metric(name, loss) for name in asked.metrics or default.metrics}
     return Task(model=model, loss=loss, metrics=found)
 
 

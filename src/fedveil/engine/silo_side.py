@@ -14,15 +14,12 @@ from torch import Tensor
 
 from fedveil.engine.clients import ClientTraining
 from fedveil.engine.setting import Setting, trainer_of
-from fedveil.errors import CompositionError
 from fedveil.local.trainer import Progress, Sums
-from fedveil.methods.channels import GaussianShares
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.sending import Transmission
+from fedveil.methods.sending import Sender, Transmission
 from fedveil.population.records import Groups
-from fedveil.privacy.claims import Tells
 from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
@@ -170,20 +167,21 @@ def silo_message(
     Raises:
         CompositionError: a channel that neither makes a message nor says that sums travel as they are.
     """
-    if isinstance(method.channel, GaussianShares):
-        source = privacy.stream("noise", round_number, silo, *(("attempt", attempt) if attempt else ()))
-        return SiloMessage(vector=method.channel.transmit(total, method.bound.grid, n_silos, source))
     if isinstance(method.channel, LayeredShares):
         source = privacy.stream("channel", round_number, silo)
         sent = method.channel.transmit(
             total, n_silos=n_silos, silo=silo, round_number=round_number, source=source
         )
         return SiloMessage(vector=sent.received, sent=sent)
-    if method.channel.content is Tells.EXACT:
-        return SiloMessage(vector=total)
-    raise CompositionError(
-        f"{method.name}: {type(method.channel).__name__} does not say how a silo's sum travels; nothing was sent"
+    at = Sender(
+        number=silo,
+        senders=n_silos,
+        round=round_number,
+        attempt=attempt,
+        grid=method.bound.grid,
+        privacy=privacy,
     )
+    return SiloMessage(vector=method.channel.send(total, at).numbers)
 
 
 def client_message(

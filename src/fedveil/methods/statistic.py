@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float32, Float64
 from torch import Tensor
@@ -26,8 +27,10 @@ _EXACT_BITS = 52
 class ReleaseSum(Optimizer):
     """What the server of a statistic does: it releases the noisy sum, from which every figure is decoded."""
 
+    steps_models: ClassVar[bool] = False
+
     def init(self, model: Float32[Tensor, " d"]) -> State:
-        """Return nothing: a release remembers none before it."""
+        """Return nothing: every release is the whole of what is released."""
         return STATELESS
 
     def step(

@@ -21,7 +21,7 @@ from fedveil.files import check_file
 from fedveil.foreign import foreign
 from fedveil.population.identities import keys_of, numbered
 from fedveil.population.records import Population, Records, Targets, Task
-from fedveil.population.schema import Category, Label, Number, Schema, Survival
+from fedveil.population.schema import MISSING_VALUES, Category, Label, Number, Schema, Survival
 from fedveil.population.splits import holdout_by_user
 from fedveil.randomness import ExperimentRandomness
 
@@ -173,6 +173,32 @@ def read_test(schema: Schema, path: Path) -> tuple[Float32[np.ndarray, "n d"], T
     return part.features, part.targets
 
 
+def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "n width"]:
+    """Read the features of a table alone, encoded as for training; no other column is read.
+
+    Raises:
+        DataError: as :func:`read_tables`.
+    """
+    table = open_table(path, tuple(schema.features))
+    if table.num_rows == 0:
+        return np.zeros((0, schema.width), dtype=np.float32)
+    reader = TableReader(path, table, schema.missing_values)
+    return np.concatenate([reader.encode(name, feature) for name, feature in schema.features.items()], axis=1)
+
+
+def read_number_columns(path: Path, columns: Sequence[str] | None) -> Float32[np.ndarray, "n width"]:
+    """Read columns of numbers as they are, in this order (None: all, in theirs).
+
+    Raises:
+        DataError: as :func:`read_tables`; a number that is missing.
+    """
+    table = open_table(path, columns)
+    if table.num_rows == 0:
+        return np.zeros((0, table.num_columns), dtype=np.float32)
+    reader = TableReader(path, table, MISSING_VALUES)
+    return np.stack([reader.number(name) for name in columns or table.column_names], axis=1)
+
+
 def _refuse_first(path: Path, column: str, wrong: list[bool], problem: str) -> None:
     """Raise the error of the first wrong record, if any."""
     if any(wrong):
@@ -289,6 +315,13 @@ class TableReader:
         return (
             self._scaled(column, feature) if isinstance(feature, Number) else self._one_hot(column, feature)
         )
+
+    def number(self, column: str) -> Float32[np.ndarray, "n"]:
+        """Return a column of numbers as it is."""
+        values, missing = self._numbers(column)
+        self._refuse(missing, column, "the value is missing; the model was trained without missing values")
+        self._refuse(np.abs(values) > np.finfo(np.float32).max, column, "the value is too large for float32")
+        return values.astype(np.float32)
 
     def identities(self, column: str) -> list[str]:
         """Return the ids of a user or silo column as text; strings and integers are ids, nothing else.

@@ -239,6 +239,16 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
     return _parse(path, read_content(path, RunFolderError, largest=LARGEST_FILE))[0]
 
 
+def read_head(path: Path) -> Head:
+    """Return where a ledger ends, verified, without locking or repairing it.
+
+    Raises:
+        RunFolderError: the file is missing, damaged or of another version.
+    """
+    _, digests, _ = _parse(path, read_content(path, RunFolderError, largest=LARGEST_FILE))
+    return Head(count=len(digests), digest=[_GENESIS, *digests][-1])
+
+
 # --- one line -----------------------------------------------------------------------------------------------
 
 

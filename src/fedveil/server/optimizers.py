@@ -20,9 +20,9 @@ who make the same step on different machines end with the same bits. docs/theory
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import torch
 from jaxtyping import Float32, Float64
@@ -39,7 +39,21 @@ STATELESS: Final[State] = {}
 
 
 class Optimizer(Stage):
-    """What the server does with the mean update; a frozen value, its state apart from it."""
+    """What the server does with the mean update; a frozen value, its state apart from it.
+
+    Attributes:
+        steps_models: whether what it returns is the next model of a run, and not the released sum itself.
+    """
+
+    steps_models: ClassVar[bool] = True
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse to step where no model is trained: what is decoded is the mean, and no sum of rounds."""
+        if self.steps_models != (method.released == "models"):
+            yield (
+                f"{type(self).__name__} {'steps from model to model' if self.steps_models else 'releases sums'}, and "
+                f"this method releases {method.released}"
+            )
 
     def told(self) -> tuple[str, ...]:
         """Return what is done with the released mean, in words; nothing for a plain step."""
