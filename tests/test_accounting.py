@@ -11,20 +11,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accounting import (
-    ACCOUNTANTS,
-    OPACUS_ORDERS,
-    Accountant,
-    Conversion,
-    PldAccountant,
-    RdpAccountant,
-    epsilon,
-    gaussian_delta,
-    gaussian_epsilon,
-    laplace_rdp,
-    make_accountant,
-    sampled_gaussian_rdp,
-)
+from fedveil.privacy.accountant import Accountant, gaussian_delta, gaussian_epsilon
+from fedveil.privacy.accounting import ACCOUNTANTS, epsilon, make_accountant
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -36,6 +24,8 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SelfComposedEvent,
 )
+from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, RdpAccountant, laplace_rdp, sampled_gaussian_rdp
 
 DELTA = 1e-5
 PLD = PldAccountant()

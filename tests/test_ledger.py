@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
-from fedveil.privacy.accounting import RdpAccountant, epsilon
+from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -19,6 +19,7 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
 )
 from fedveil.privacy.ledger import Budget, Head, Ledger, read_entries
+from fedveil.privacy.renyi import RdpAccountant
 from tests.children import forking
 
 EVENT = PoissonSampledEvent(rate=0.25, event=GaussianEvent(noise_multiplier=5.0))

@@ -20,7 +20,8 @@ from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.population.records import Population, Records
-from fedveil.privacy.accounting import Accountant, epsilon_on_grid, make_accountant
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent, Event
