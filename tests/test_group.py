@@ -18,7 +18,6 @@ from fedveil.methods.derive import derive
 from fedveil.methods.uldp import uldp_group
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Records
-from fedveil.privacy.accounting import PldAccountant
 from fedveil.privacy.events import (
     ComposedEvent,
     Event,
@@ -35,6 +34,7 @@ from fedveil.privacy.group import (
     published,
     worst_split,
 )
+from fedveil.privacy.loss_distributions import PldAccountant
 
 DELTA = 1e-5
 FIGURE_2 = ((0.01, 100_000),)

@@ -11,20 +11,23 @@ import json
 import pkgutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import fedveil
+from fedveil.errors import FedveilError
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
+from fedveil.methods.derive import derive
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import read_entries
 from fedveil.registry import HOUSE
 from fedveil.stage import Stage
-from tests.pins.compositions import compositions
+from tests.pins.compositions import compositions, public
 
 HERE = Path(__file__).parent
 SOURCE = Path(fedveil.__file__).parent
@@ -253,7 +256,6 @@ LONG_FILES: dict[str, int] = {
     "federation/silo.py": 446,
     "methods/channels.py": 434,
     "methods/client_messages.py": 421,
-    "population/tables.py": 424,
     "privacy/accounting.py": 493,
     "protection/recoverable_aggregation.py": 433,
 }
@@ -443,3 +445,24 @@ def test_every_event_is_its_fields_in_json_and_is_in_a_ledger_of_some_release() 
 
         class Silent(Event):  # type: ignore[call-arg]
             """A kind of event without a name in JSON."""
+
+
+# --- numbers at the edge ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("small", [1e-200, 5e-324])
+def test_noise_too_small_for_its_square_is_refused_in_words_or_accounted(small: float) -> None:
+    """Every composition, with its noise a hair above none: an event, or an error of this project."""
+    refused = 0
+    for name, method in compositions():
+        channel = method.channel
+        if getattr(channel, "noise_multiplier", 0.0) <= 0:
+            continue
+        try:
+            tiny = replace(method, channel=replace(channel, noise_multiplier=small))  # type: ignore[type-var]
+            derive(tiny, public(tiny))
+        except FedveilError as error:
+            refused += "hides nothing" in str(error)
+        except ArithmeticError as error:
+            raise AssertionError(f"{name}: {error!r}") from error
+    assert refused

@@ -25,6 +25,7 @@ from fedveil.federation.policy import Policy
 from fedveil.privacy.events import GaussianEvent
 from fedveil.reference import entries
 from fedveil.registry import KINDS
+from tests.doc_examples import BLOCKS, PLUGIN, TRIED
 from tests.plugins import forget, installing, metadata
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +58,14 @@ def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> N
     for kind in KINDS:
         (one,) = [entry for entry in entries(kind) if entry.package == PROJECT["name"]]
         assert one.name in PROJECT["entry-points"][f"fedveil.{kind}"]
+
+
+def test_the_pages_show_the_files_of_the_example() -> None:
+    files = [path.read_text() for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
+    shown = [block for name, block in BLOCKS.items() if TRIED[name] == PLUGIN]
+    assert len(shown) == 9
+    for block in shown:
+        assert any(block.text in text + "\n" for text in files), block.name
 
 
 def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_path: Path) -> None:
@@ -121,7 +130,10 @@ COARSE: dict[str, Any] = {"name": "coarse"}
             {"method": {"name": "fedavg", "clip": None, "noise_multiplier": None}, "local": {}},
             r"coarse rounds silos' shares of a noise, and this method has none",
         ),
-        ({"channel": {"name": "lrsuq", "digits": None}}, r"witnessed sums are those of silos that send numbers"),
+        (
+            {"channel": {"name": "lrsuq", "digits": None}},
+            r"witnessed sums are those of silos that send numbers",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_keys_path(

@@ -30,7 +30,8 @@ from fedveil.foreign import foreign
 from fedveil.local.models import MODELS, build_model
 from fedveil.population.records import Affine
 from fedveil.population.schema import Schema
-from fedveil.population.tables import open_table, read_features_by_schema, read_number_columns
+from fedveil.population.table_reader import open_table
+from fedveil.population.tables import read_features_by_schema, read_number_columns
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness
 

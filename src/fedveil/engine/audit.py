@@ -221,7 +221,8 @@ class _Released(Optimizer):
 
 def as_trained(local: Stage, number: int) -> LocalSgd | LocalGradient:
     """Return the local step by which a canary's update is told: the method's, or a gradient for DP-SGD's records."""
-    return local.at_round(number) if isinstance(local, LocalSgd) else LocalGradient()
+    steps: Any = local
+    return LocalGradient() if steps.own_noise else steps.at_round(number)
 
 
 def _attribution(

@@ -43,7 +43,7 @@ from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
 from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
-from fedveil.privacy.accounting import Accountant, epsilon_on_grid
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.events import Event
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 

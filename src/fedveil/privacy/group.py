@@ -35,7 +35,6 @@ from jaxtyping import Float64
 from scipy.stats import binom
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accounting import OPACUS_ORDERS, Conversion, sampled_gaussian_rdp
 from fedveil.privacy.events import (
     ComposedEvent,
     Event,
@@ -44,6 +43,7 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SelfComposedEvent,
 )
+from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, sampled_gaussian_rdp
 
 _LEAST_PROBABILITY = 1e-20
 

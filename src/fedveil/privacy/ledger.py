@@ -27,8 +27,9 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError, with_config
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content
-from fedveil.privacy.accounting import Accountant, PldAccountant
+from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.events import Adjacency, AnEvent, Event, atoms, compose
+from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.validation import problems
 
 SCHEMA_VERSION = 1
