@@ -29,19 +29,19 @@ from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.store import Answered
-from fedveil.methods import METHODS
 from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.paillier_weights import PaillierEvaluator
 from fedveil.protection.parts import Part, Sealed, Vector
+from fedveil.registry import names
 from tests.test_run import Silent
 
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
 TESTING = Policy(
     **OPEN,
-    methods=tuple(METHODS),
+    methods=names("methods"),
     disclose_counts=True,
     without_guarantee=True,
 )

@@ -4,15 +4,17 @@ A newcomer's clone has no data: what is tested on records, and not on the publis
 """
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedveil.population.catalogue import DATASETS
+from fedveil.population.catalogue import DataSet, data_set
 from fedveil.population.catalogue.files import DataFile, digest_of
 from fedveil.population.catalogue.heart_disease import HOSPITALS
 from fedveil.population.catalogue.tcga_brca import REGIONS
+from fedveil.registry import HOUSE
 
 ROWS = (60, 45, 12, 30)
 PATIENTS = (24, 16, 15, 12, 12, 9)
@@ -63,7 +65,13 @@ def write_patients(folder: Path) -> tuple[DataFile, ...]:
 
 def serve(name: str, files: tuple[DataFile, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a data set of the catalogue be read from these files."""
-    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], variants=(files,)))
+    register(replace(data_set(name), variants=(files,)), monkeypatch)
+
+
+def register(one: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a data set in the place of the house's of its name."""
+    module, _, attribute = HOUSE["data_sets"][one.name].partition(":")
+    monkeypatch.setattr(import_module(module), attribute, one)
 
 
 def serve_hospitals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,13 @@ from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import DATASETS, load
+from fedveil.population.catalogue import data_set, load
 from fedveil.population.catalogue.files import DataFile, digest_of
 from fedveil.population.catalogue.shakespeare import ALPHABET, WINDOW, encode, roles_of
 from fedveil.population.catalogue.svhn import read_mat
 from fedveil.privacy.bounds import Unbounded
 from fedveil.randomness import ExperimentRandomness
+from tests.made_up import register
 from tests.training import cohort_of, everyone
 
 CLIENTS = Allocation(law="clients")
@@ -181,7 +182,7 @@ def test_the_canonical_files_of_svhn_are_read(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DataError, match=r"train_32x32\.mat is not the file it should be: its md5 is"):
         load("svhn", allocation=CLIENTS, n_users=4, folder=tmp_path)
     known = tuple(DataFile(path=f"svhn/{path.name}", md5=digest_of(path, "md5")) for path in paths)
-    monkeypatch.setitem(DATASETS, "svhn", replace(DATASETS["svhn"], variants=(known,)))
+    register(replace(data_set("svhn"), variants=(known,)), monkeypatch)
     population = load("svhn", allocation=CLIENTS, n_users=4, folder=tmp_path)
     assert population.train.features.shape == (20, 3, 32, 32)
     assert population.test_features.shape == (5, 3, 32, 32)

@@ -36,10 +36,10 @@ from fedveil.methods.client_messages import (
     Layered,
     NoiseName,
     Numbers,
-    through_messages,
 )
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed_ls
+from fedveil.methods.through import through_messages
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, SampledWithoutReplacementEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
@@ -138,7 +138,7 @@ def test_clients_messages_through_the_channel_carry_the_noise_of_a_trusted_serve
     """DP-Fed-LS over LRSUQ: m shares of z C / sqrt(m) sum to the central N(0, (z C)^2 I)."""
     central = CentralGaussian(noise_multiplier=1.5, scale=CLIP)
     sampler = UniformClients(population=9, sample=CLIENTS)
-    one = through_messages(central, sampler, 9, None)
+    one = through_messages(central, sampler, 9, Layered())
     grid = Clip(norm=CLIP).grid
     noise = errors(one, updates(300_000, grid), grid).sum(0)
     assert one.noise_std(CLIENTS, CLIENTS) == pytest.approx(central.std)
@@ -321,8 +321,10 @@ def test_what_cannot_combine_is_refused_with_the_reason() -> None:
     with pytest.raises(CompositionError, match="Gaussian, which needs an l2 bound"):
         replace(clients, bound=ClipL1(norm=CLIP))
     with pytest.raises(CompositionError, match="Poisson sampling draws"):
-        through_messages(CentralGaussian(noise_multiplier=1.0, scale=1.0), PoissonUsers(rate=0.5), 9, None)
-    everyone = through_messages(CentralGaussian(noise_multiplier=1.0, scale=1.0), Everyone(), 9, None)
+        through_messages(
+            CentralGaussian(noise_multiplier=1.0, scale=1.0), PoissonUsers(rate=0.5), 9, Layered()
+        )
+    everyone = through_messages(CentralGaussian(noise_multiplier=1.0, scale=1.0), Everyone(), 9, Layered())
     assert everyone.senders == 9
 
 
@@ -439,7 +441,7 @@ def test_noise_that_falls_must_be_gaussian(make: Any) -> None:
 
 
 def test_keys_of_other_methods_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no parameter 'lattice'"):
+    with pytest.raises(ConfigError, match="method\\.lattice: no such key"):
         parse(document(method={"name": "cepam-laplace", "lattice": "Z1"}), "test")
     with pytest.raises(ConfigError, match="needs the parameter 'step'"):
         parse(document() | {"method": {"name": "fl-sdq", "clip": 1.0}}, "test")

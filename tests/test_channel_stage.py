@@ -186,7 +186,7 @@ def test_methods_without_shares_of_noise_are_refused_over_the_channel(name: str)
 def test_a_channel_without_noise_or_a_lattice_without_a_channel_is_refused() -> None:
     with pytest.raises(CompositionError, match="compression error is its noise"):
         prepare(experiment(method={"noise_multiplier": 0.0}))
-    with pytest.raises(ConfigError, match="quantises nothing"):
+    with pytest.raises(ConfigError, match="it belongs to name = 'lrsuq'"):
         experiment(channel={"name": "additive", "lattice": "E8"})
     with pytest.raises(ConfigError, match=r"channel\.lattice"):
         experiment(channel={"lattice": "F4"})

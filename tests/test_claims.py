@@ -245,7 +245,7 @@ def test_weights_by_records_in_the_open_guarantee_nothing_to_server_and_silos(
 
 def test_the_same_weights_under_private_weighting_are_finite_and_name_who_learns_presence() -> None:
     method = uldp_avg_w(local=LOCAL, clip=1.0, noise_multiplier=5.0)
-    method = replace(method, protection=PrivateWeighting(largest_count=100))
+    method = replace(method, protection=PrivateWeighting(n_max=100))
     guarantee = derive(method, PublicFacts(n_silos=5, n_users=100, dimension=10))
     assert math.isfinite(cost(guarantee.against(Role.SERVER)))
     assert math.isfinite(cost(guarantee.against(Role.SILO)))
@@ -321,7 +321,7 @@ def test_a_silo_is_guaranteed_what_others_hold_although_they_change_the_weight_o
     method = uldp_avg_w(
         local=LOCAL, clip=1.0, noise_multiplier=noise, user_sampling_rate=rate, colluding_silos=colluding
     )
-    method = replace(method, protection=PrivateWeighting(largest_count=most))
+    method = replace(method, protection=PrivateWeighting(n_max=most))
     silo = derive(method, PublicFacts(n_silos=n, n_users=10, dimension=10)).against(Role.SILO)
     together = max(1, colluding)
     rng = np.random.default_rng(7)

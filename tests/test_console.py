@@ -26,10 +26,12 @@ from fedveil.commands import federation as federation_commands
 from fedveil.commands import training
 from fedveil.console import Terminal, observer, rows_table, transposed_table
 from fedveil.engine import run as run_module
+from fedveil.engine.choice import own_keys
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import BudgetError
-from fedveil.methods import METHODS
+from fedveil.reference import summary
+from fedveil.registry import members, names
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "fedveil"
 
@@ -139,8 +141,8 @@ def test_paths_and_names_are_whole_in_what_the_other_commands_print(
     assert f"table and plot over the rounds: {page}\n" in text
     assert "│ uldp-sgd, uldp-avg, uldp-avg-w │" in text
     text = printed("methods")
-    assert all(f"│ {name} " in text for name in METHODS)
-    assert all(recipe.summary in text for recipe in METHODS.values())
+    assert all(f"│ {name} " in text for name in names("methods"))
+    assert all(summary(one.load()) in text for one in members("methods"))
     assert "│ figure-9-subsampling-creditcard " in printed("presets")
     assert tomllib.loads(printed("presets", "digits"))["title"]
     assert "│ imagenette_subset " in printed("data")
@@ -175,7 +177,12 @@ def test_an_error_is_one_line_with_its_path_whole(
 @pytest.mark.parametrize("width", [20, 40, 80])
 def test_a_narrow_terminal_cuts_no_name_in_a_table(width: int) -> None:
     rows = [
-        {"method": name, "keys": ", ".join(one.keys), "does": one.summary} for name, one in METHODS.items()
+        {
+            "method": one.name,
+            "keys": ", ".join(key.name for key in own_keys(one.load())),
+            "does": summary(one.load()),
+        }
+        for one in members("methods")
     ]
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, soft_wrap=True)
     for table in (rows_table(rows, title="methods"), transposed_table(rows[:3])):

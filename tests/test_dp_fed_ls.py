@@ -192,8 +192,8 @@ def test_any_denoiser_follows_any_noisy_aggregate_at_the_same_price(denoiser: st
         "method": {"name": method, "clip": 0.3, "noise_multiplier": 3.0},
     }
     plain = prepare(parse(base, "test"))
-    options = {"smoothing": 2.0} if denoiser == "laplacian" else {}
-    denoised = prepare(parse(base | {"server": {"denoiser": denoiser, **options}}, "test"))
+    section = {"name": denoiser} | ({"smoothing": 2.0} if denoiser == "laplacian" else {})
+    denoised = prepare(parse(base | {"server": {"denoiser": section}}, "test"))
     assert denoised.guarantee.event == plain.guarantee.event
     assert denoised.guarantee.adjacency is plain.guarantee.adjacency
     before, _ = one_round(plain)
@@ -235,14 +235,14 @@ def test_users_in_several_silos_are_no_clients() -> None:
         ({"method": {"client_sampling_rate": 0.0}}, "client_sampling_rate"),
         ({"method": {"client_sampling_rate": 1.5}}, "client_sampling_rate"),
         ({"method": {"smoothing": -1.0}}, "smoothing"),
-        ({"server": {"denoiser": "james-stein"}}, "brings its own"),
+        ({"server": {"denoiser": {"name": "james-stein"}}}, r"^server\.denoiser: dp-fed-ls brings its own"),
         ({"method": {"noise_multiplier": "closed-form"}}, "privacy.epsilon"),
     ],
     ids=str,
 )
 def test_bad_configuration_names_its_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        experiment(**changes)
+        prepare(experiment(**changes))
 
 
 def test_a_cohort_of_nobody_is_refused() -> None:

@@ -44,8 +44,11 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"method": {"clip": float("nan")}}, r"method\.clip"),
         ({"method": {"user_sampling_rate": 0}}, r"method\.user_sampling_rate: must be > 0, not 0"),
         ({"method": {"user_sampling_rate": 1.5}}, r"method\.user_sampling_rate: must be <= 1, not 1\.5"),
-        ({"method": {"name": "uldp"}}, r"method: no method 'uldp'; there are: fedavg"),
-        ({"method": {"group_size": 2}}, r"method: uldp-avg-w has no parameter 'group_size'; it has: clip"),
+        ({"method": {"name": "uldp"}}, r"method\.name: no method 'uldp'; there are: fedavg.* \(of fedveil\)"),
+        (
+            {"method": {"group_size": 2}},
+            r"method\.group_size: no such key; known here: clip, learning_rate, name, ",
+        ),
         ({"data": {"n_users": 0}}, r"data\.n_users"),
         ({"data": {"table": {"schema_file": "s.toml", "files": ["a.csv"]}}}, r"data: give either name"),
         ({"privacy": {"delta": 0}}, r"privacy\.delta"),
@@ -63,7 +66,7 @@ def test_a_mistake_is_named_by_its_path(changes: dict[str, Any], message: str) -
 def test_a_missing_parameter_of_the_method_is_named() -> None:
     wrong = document()
     del wrong["method"]["clip"]
-    with pytest.raises(ConfigError, match="uldp-avg-w needs the parameter 'clip'"):
+    with pytest.raises(ConfigError, match=r"method\.clip: is required"):
         parse(wrong, "test.toml")
 
 
@@ -132,7 +135,7 @@ def test_presets_cover_figures_4_to_9() -> None:
 def test_published_settings_of_a_scenario_reach_the_variant() -> None:
     study = load_study("figure-5-mnist", Selection(scenarios=("users10000-zipf",), variants=("uldp-avg-w",)))
     (experiment,) = study.experiments
-    assert experiment.method.learning_rate == 100.0
+    assert experiment.method.get("learning_rate") == 100.0
     assert experiment.data.n_users == 10000
 
 

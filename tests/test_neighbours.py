@@ -25,10 +25,10 @@ from fedveil.engine.turn import draw_users
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.share import FixedPopulation
-from fedveil.methods import METHODS
 from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
+from fedveil.registry import names
 from tests.federation_world import TESTING, World, small_keys
 from tests.test_run import Silent
 
@@ -40,7 +40,7 @@ OF_CLIENTS = {
 }
 NOISE = {"clip": 0.5, "noise_multiplier": 5.0}
 METHOD_KEYS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(METHODS, NOISE),
+    **dict.fromkeys(names("methods"), NOISE),
     "fedavg": {},
     "ckks-fedavg": {},
     "fl": {},
@@ -202,7 +202,7 @@ def settings_of(method: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", names("methods"))
 def test_a_run_is_the_same_without_the_only_records_of_a_silo(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +263,7 @@ def travels(prepared: Prepared | None) -> bool:
 QUICKLY = ("uldp-avg", "stevens", "cepam-gaussian")
 BETWEEN = [
     pytest.param(name, marks=[] if name in QUICKLY else pytest.mark.slow)
-    for name in METHODS
+    for name in names("methods")
     if name != "uldp-group"
 ]
 """DP-SGD inside silos runs in one process alone."""

@@ -23,8 +23,9 @@ from fedveil.api.methods import method
 from fedveil.engine.experiment import parse
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.methods import METHODS
+from fedveil.keys import keys_of
 from fedveil.population import arrays
+from fedveil.registry import find, names
 
 N = 60
 RANDOM = np.random.default_rng(0)
@@ -98,10 +99,11 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_a_chooser_takes_what_its_method_and_local_training_take() -> None:
     for name in fv.__all__:
-        if name.replace("_", "-") in METHODS:
+        if name.replace("_", "-") in names("methods"):
             shown = fv.__getattr__(name).__signature__.parameters
-            assert set(METHODS[name.replace("_", "-")].keys) <= set(shown)
-            assert ("epochs" in shown) == METHODS[name.replace("_", "-")].uses_local
+            keys = keys_of(find("methods", name.replace("_", "-")).load())
+            assert {key.name for key in keys if not key.filled} - {"learning_rate"} <= set(shown)
+            assert ("epochs" in shown) == any(key.name == "local" for key in keys)
     chosen = fv.uldp_avg_w(clip=0.5, learning_rate=0.3, epochs=2)
     assert (chosen.parameters, chosen.local) == ({"clip": 0.5}, {"learning_rate": 0.3, "epochs": 2})
     assert method("uldp-sgd", clip=1.0).local is None

@@ -347,8 +347,11 @@ def test_what_cannot_run_is_refused_before_training(
 @pytest.mark.parametrize(
     ("protection", "reason"),
     [
-        ({"name": "none", "n_max": 3}, "n_max: belongs to name = 'private-weighting'"),
-        ({"name": "secure-aggregation", "cipher": "rlwe"}, "cipher: belongs to"),
+        (
+            {"name": "none", "n_max": 3},
+            "protection.n_max: no such key; .*belongs to name = 'private-weighting'",
+        ),
+        ({"name": "secure-aggregation", "cipher": "rlwe"}, "protection.cipher: no such key; .*it belongs to"),
         ({"name": "private-weighting", "cipher": "rlwe", "key_bits": 2048}, "rlwe chooses its ring"),
         ({"name": "private-weighting", "key_bits": 1024}, "key_bits"),
     ],

@@ -85,7 +85,11 @@ COMMANDS: Final = {
     "presets": Command("lists:presets_command", "List the presets, or print one."),
     "methods": Command(
         "lists:methods_command",
-        "List the methods, and the keys that each takes in the experiment's table of that name.",
+        "List the methods, the package that brings each, and the keys that it takes in the table [method].",
+    ),
+    "stages": Command(
+        "lists:stages_command",
+        "List the stages of every kind, the package that brings each, and the keys that it takes in its table.",
     ),
     "data": Command(
         "lists:data_command",

@@ -230,7 +230,7 @@ def rows_table(rows: Iterable[dict[str, Any]], title: str | None = None) -> Tabl
 
 
 def _cell(key: str, value: Any) -> str:
-    if key == "epsilon":
+    if key == "epsilon" and not isinstance(value, str):
         return epsilon_text(value)
     if isinstance(value, bool):
         return "yes" if value else "no"

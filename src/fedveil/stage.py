@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
+from fedveil.keys import check_ranges
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim
 
@@ -77,6 +78,24 @@ class Published:
     epsilon: Callable[[int, float], float]
 
 
+@runtime_checkable
+class ClosedForm(Protocol):
+    """A published theorem that says how much noise is enough, in units of what the noise is measured in."""
+
+    @property
+    def name(self) -> str:
+        """Which theorem."""
+        ...
+
+    def noise_multiplier(self, rounds: int, epsilon: float, delta: float) -> float:
+        """Return the noise that is enough for so many rounds."""
+        ...
+
+    def epsilon(self, rounds: int, noise_multiplier: float, delta: float) -> float:
+        """Return what it shows for so much noise; infinite outside its domain."""
+        ...
+
+
 _Answer = TypeVar("_Answer", bound=Callable[..., Any])
 _DUTY: Final = "__duty__"
 
@@ -94,7 +113,15 @@ def answers(stage: Any, name: str) -> bool:
 
 
 class Stage:
-    """A stage of a method: a frozen value that answers for itself, with what most stages have to say: nothing."""
+    """A stage of a method: a frozen value that answers for itself, with what most stages have to say: nothing.
+
+    Its fields are the keys of its section in an experiment, with the types, ranges and defaults that they declare
+    (:mod:`fedveil.keys`); the ranges hold wherever a stage is built.
+    """
+
+    def __post_init__(self) -> None:
+        """Refuse a number outside the range of its field; a stage that has more to check calls this first."""
+        check_ranges(self)
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Return the reasons why the stage has no place in a method; it asks other stages for facts, not types."""

@@ -61,11 +61,6 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
     return str(problem["msg"]) if wanted is None else f"must be {wanted}, not {given}"
 
 
-def _key(context: Mapping[str, Any]) -> str:
-    """Return the key by which the kinds of a table are told apart."""
-    return str(context["discriminator"]).removesuffix("()").strip("'")
-
-
 def problems(error: ValidationError, known: Sequence[str]) -> str:
     """Return what is wrong with a document, key by key.
 
@@ -77,6 +72,11 @@ def problems(error: ValidationError, known: Sequence[str]) -> str:
         ": ".join(part for part in (".".join(map(str, one["loc"])), plain(one, known)) if part)
         for one in error.errors(include_url=False)
     )
+
+
+def _key(context: Mapping[str, Any]) -> str:
+    """Return the key by which the kinds of a table are told apart."""
+    return str(context["discriminator"]).removesuffix("()").strip("'")
 
 
 def _shown(value: Any) -> str:

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import ConfigError, ModelError
+from fedveil.registry import find, names
 from fedveil.server.denoise import (
-    DENOISERS,
     Denoiser,
     JamesStein,
     Laplacian,
     NoDenoiser,
     SoftThreshold,
     effective_dimensions,
-    make_denoiser,
     smooth,
 )
 
@@ -178,11 +177,12 @@ def test_a_smoothing_that_is_none_is_refused(smoothing: float) -> None:
 
 
 def test_denoisers_by_name() -> None:
-    assert [make_denoiser(name).description.split()[0] for name in DENOISERS] == [
+    made = [find("denoisers", name).load()() for name in names("denoisers")]
+    assert [one.description.split()[0] for one in made] == [
         "none",
         "Laplacian",
         "James-Stein",
         "soft",
     ]
     with pytest.raises(ConfigError, match="james-stein"):
-        make_denoiser("median")
+        find("denoisers", "median")

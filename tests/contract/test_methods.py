@@ -20,7 +20,6 @@ from fedveil.local.models import build_model
 from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
-from fedveil.methods import METHODS
 from fedveil.methods.cepam import (
     cepam_gaussian,
     cepam_laplace,
@@ -48,6 +47,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.registry import names
 
 SILOS, USERS, CLIP, SIGMA = 3, 6, 0.7, 5.0
 LOCAL = LocalSgd(learning_rate=0.5, epochs=2, batch_size=2)
@@ -95,7 +95,7 @@ bounded_sum = pytest.mark.parametrize("name", ["uldp-naive", "uldp-sgd", "uldp-a
 
 
 def test_every_method_has_a_case() -> None:
-    assert set(METHOD_CASES) == set(METHODS)
+    assert set(METHOD_CASES) == set(names("methods"))
 
 
 @every_method

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import CentralGaussian, GaussianShares
 from fedveil.methods.claims import PublicFacts
-from fedveil.methods.client_messages import through_messages
+from fedveil.methods.client_messages import Layered
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.dp_fed_ls import client_sampler
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.paraaegis import partly_encrypted
-from fedveil.methods.protections import PartialEncryption, PrivateWeighting, SecureAggregation
+from fedveil.methods.partial_encryption import PartialEncryption
+from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.through import through_messages
 from fedveil.privacy.sampling import PoissonUsers
+from fedveil.registry import find
 from tests.contract.test_methods import METHOD_CASES
 
 SILOS, CLIENTS, DIMENSION = 5, 6, 30
@@ -35,7 +37,9 @@ def public(method: Method) -> PublicFacts:
 def _channels(name: str) -> dict[str, Change]:
     def layered(method: Method) -> Method:
         if isinstance(method.channel, CentralGaussian):
-            return replace(method, channel=through_messages(method.channel, method.sampler, CLIENTS, None))
+            return replace(
+                method, channel=through_messages(method.channel, method.sampler, CLIENTS, Layered())
+            )
         if not isinstance(method.channel, GaussianShares):
             raise CompositionError("no shares")
         return replace(method, channel=LayeredShares(shares=method.channel))
@@ -66,16 +70,16 @@ def _secure(protection: SecureAggregation) -> Change:
 
 
 def _partial(protection: PartialEncryption) -> Change:
-    return lambda method: partly_encrypted(method, protection, CLIENTS)
+    return lambda method: protection.over(method, CLIENTS)
 
 
 PROTECTIONS: dict[str, Change] = {
     "": lambda method: method,
     "secagg": _secure(SecureAggregation()),
     "secagg-missing": _secure(SecureAggregation(on_missing="recover", missing_silos=1)),
-    "weighting": lambda method: replace(method, protection=PrivateWeighting(largest_count=60)),
+    "weighting": lambda method: replace(method, protection=PrivateWeighting(n_max=60)),
     "weighting-ot": lambda method: replace(
-        method, protection=PrivateWeighting(largest_count=60, cipher="rlwe", private_sampling=True)
+        method, protection=PrivateWeighting(n_max=60, cipher="rlwe", private_sampling=True)
     ),
     "partial": _partial(PartialEncryption()),
     "partial-released": _partial(PartialEncryption(partition="released", he_noise=2.0)),
@@ -104,10 +108,8 @@ def _compositions() -> Iterator[tuple[str, Method]]:
     own = {"noise_multiplier": SIGMA, "scale": "norm"}
     local = LocalSgd(learning_rate=0.5, steps=2, epochs=1, batch_size=1)
     for name in ("cepam-gaussian", "cepam-laplace", "fl-gaussian"):
-        from fedveil.methods import METHODS
-
-        methods[f"{name} as published"] = lambda build=METHODS[name].build: build(
-            local=local, n_users=CLIENTS, **own
+        methods[f"{name} as published"] = partial(
+            find("methods", name).load(), local=local, n_users=CLIENTS, **own
         )
     for name, build in methods.items():
         for channel, through in _channels(name).items():

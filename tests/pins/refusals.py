@@ -19,7 +19,8 @@ from fedveil.methods.contributions import (
 )
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.protections import NoProtection, PartialEncryption, PrivateWeighting, SecureAggregation
+from fedveil.methods.partial_encryption import PartialEncryption
+from fedveil.methods.protections import NoProtection, PrivateWeighting, SecureAggregation
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients

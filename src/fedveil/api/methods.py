@@ -8,13 +8,14 @@ is the server optimiser's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedveil.engine.sections import LocalSection
 from fedveil.errors import ConfigError
-from fedveil.methods import METHODS, Recipe
+from fedveil.keys import Key, keys_of
+from fedveil.registry import find
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class MethodChoice:
     @property
     def takes_noise(self) -> bool:
         """Whether the method has a noise multiplier."""
-        return "noise_multiplier" in METHODS[self.name].keys
+        return "noise_multiplier" in _own(find("methods", self.name).load())
 
 
 class Chooser(Protocol):
@@ -59,10 +60,9 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     >>> method("uldp-avg-w", clip=0.5, epochs=5).local
     {'epochs': 5}
     """
-    if name not in METHODS:
-        raise ConfigError(f"method: there is no '{name}'; there are: {', '.join(METHODS)}")
-    recipe = METHODS[name]
-    own, local = set(recipe.keys), set(LocalSection.model_fields) if recipe.uses_local else set()
+    builder = find("methods", name).load()
+    trains = _trains(builder)
+    own, local = set(_own(builder)), set(LocalSection.model_fields) if trains else set()
     unknown = [key for key in parameters if key not in own | local]
     if unknown:
         hint = (
@@ -76,47 +76,53 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     return MethodChoice(
         name=name,
         parameters={key: value for key, value in parameters.items() if key in own},
-        local={key: value for key, value in parameters.items() if key in local}
-        if recipe.uses_local
-        else None,
+        local={key: value for key, value in parameters.items() if key in local} if trains else None,
     )
 
 
+def _own(builder: Callable[..., Any]) -> dict[str, Key]:
+    """Return a method's own keys; the server's learning rate is the server optimiser's."""
+    return {key.name: key for key in keys_of(builder) if not key.filled and key.name != "learning_rate"}
+
+
+def _trains(builder: Callable[..., Any]) -> bool:
+    """Return whether contributions train locally by SGD."""
+    return any(key.name == "local" for key in keys_of(builder))
+
+
 def _chooser(name: str) -> Chooser:
-    recipe = METHODS[name]
+    builder = find("methods", name).load()
 
     def choose(**parameters: Any) -> MethodChoice:
         return method(name, **parameters)
 
     choose.__name__ = choose.__qualname__ = name.replace("-", "_")
-    choose.__doc__ = f"{recipe.summary}\n\n{_parameters(recipe)}"
-    choose.__signature__ = _signature(recipe)  # type: ignore[attr-defined]
+    choose.__doc__ = f"{(builder.__doc__ or '').partition(chr(10))[0]}\n\n{_parameters(builder)}"
+    choose.__signature__ = _signature(builder)  # type: ignore[attr-defined]
     return choose
 
 
-def _signature(recipe: Recipe) -> inspect.Signature:
+def _signature(builder: Callable[..., Any]) -> inspect.Signature:
     """Return a builder's own parameters, with those of local training where it trains."""
-    builder = inspect.signature(recipe.build).parameters
+    own = _own(builder)
+    shown = inspect.signature(builder).parameters
     found = {"noise_multiplier": "calibrated"}
-    own = [
-        builder[key].replace(
-            kind=inspect.Parameter.KEYWORD_ONLY, default=found.get(key, builder[key].default)
-        )
-        for key in recipe.keys
+    parameters = [
+        shown[key].replace(kind=inspect.Parameter.KEYWORD_ONLY, default=found.get(key, shown[key].default))
+        for key in own
     ]
     local = [
         inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=field.default)
         for key, field in LocalSection.model_fields.items()
-        if recipe.uses_local and key not in recipe.keys
+        if _trains(builder) and key not in own
     ]
-    return inspect.Signature([*own, *local], return_annotation=MethodChoice)
+    return inspect.Signature([*parameters, *local], return_annotation=MethodChoice)
 
 
-def _parameters(recipe: Recipe) -> str:
-    trained = " and of local training (``[local]``)" if recipe.uses_local else ""
-    return (
-        f"Parameters of its own: {', '.join(recipe.keys) or 'none'}{trained}; see docs/reference/methods.md."
-    )
+def _parameters(builder: Callable[..., Any]) -> str:
+    trained = " and of local training (``[local]``)" if _trains(builder) else ""
+    own = ", ".join(_own(builder)) or "none"
+    return f"Parameters of its own: {own}{trained}; see docs/reference/stages.md."
 
 
 fedavg = _chooser("fedavg")

@@ -12,6 +12,7 @@ from fedveil.api.callbacks import Callback, Watch
 from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
+from fedveil.engine.choice import choice_of
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import go_on, run
@@ -21,7 +22,7 @@ from fedveil.errors import ConfigError, RunFolderError
 from fedveil.federation.share import FixedPopulation
 from fedveil.population.arrays import People
 from fedveil.population.records import Population
-from fedveil.server.optimizers import ServerSgd
+from fedveil.server.optimizers import Optimizer
 
 
 def train(
@@ -34,7 +35,7 @@ def train(
     delta: float = 1e-5,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
-    server: ServerSgd | None = None,
+    server: Optimizer | None = None,
     callbacks: Sequence[Callback] = (),
     seed: int = 0,
     name: str = "run",
@@ -77,7 +78,8 @@ def train(
         "rounds": rounds,
         "data": _data(people),
         "model": dict(learned.section),
-        "method": _method(method, epsilon, server),
+        "method": _method(method, epsilon),
+        "server": _server(server),
         "privacy": {"delta": delta} | ({} if epsilon is None else {"epsilon": epsilon}),
     }
     if method.local is not None:
@@ -147,7 +149,7 @@ def _data(people: Population) -> dict[str, Any]:
     return {"name": f"{SESSION}{people.name}", "n_users": people.n_users, "n_silos": people.n_silos}
 
 
-def _method(method: MethodChoice, epsilon: float | None, server: ServerSgd | None) -> dict[str, Any]:
+def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
     section = {"name": method.name, **method.parameters}
     noise = section.get("noise_multiplier")
     if epsilon is not None and not method.takes_noise:
@@ -165,13 +167,18 @@ def _method(method: MethodChoice, epsilon: float | None, server: ServerSgd | Non
                 f"epsilon: {method.name} needs epsilon=, for which noise is found, or noise_multiplier="
             )
         section["noise_multiplier"] = "calibrated"
-    if server is not None:
-        if not isinstance(server, ServerSgd):
-            raise ConfigError(
-                f"server: a server optimiser is needed, such as fedveil.Sgd(1.0), not {type(server).__name__}"
-            )
-        section["learning_rate"] = server.learning_rate
     return section
+
+
+def _server(server: Optimizer | None) -> dict[str, Any]:
+    if server is None:
+        return {}
+    chosen = choice_of("optimizers", server)
+    if chosen is None:
+        raise ConfigError(
+            f"server: a server optimiser is needed, such as fedveil.Sgd(1.0), not {type(server).__name__}"
+        )
+    return {"optimizer": chosen.document()}
 
 
 def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:

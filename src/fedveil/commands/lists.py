@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,10 +11,12 @@ from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
 from fedveil.engine.study import preset_text, presets
 from fedveil.errors import ConfigError
-from fedveil.methods import METHODS
 from fedveil.population.catalogue import catalogue
 from fedveil.population.catalogue.files import store
 from fedveil.population.draft import draft_schema
+from fedveil.reference import SECTIONS, Entry, entries
+
+_STAGES: Final = ("channels", "protections", "denoisers", "optimizers")
 
 
 def presets_command(
@@ -30,11 +32,30 @@ def presets_command(
 
 
 def methods_command(as_json: Json = False) -> None:
-    """List the methods, and the keys that each takes in the experiment's table of that name."""
-    rows = [
-        {"method": name, "keys": ", ".join(r.keys), "what it does": r.summary} for name, r in METHODS.items()
-    ]
+    """List the methods, the package that brings each, and the keys that it takes in the table [method]."""
+    rows = [{"method": one.name, **_told(one)} for one in entries("methods")]
     print_json({"methods": rows}) if as_json else OUT.print(rows_table(rows))
+
+
+def stages_command(
+    kind: Annotated[str | None, typer.Argument(help=f"one of: {', '.join(_STAGES)}; default: all")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the stages of every kind, the package that brings each, and the keys that it takes in its table."""
+    if kind is not None and kind not in _STAGES:
+        raise ConfigError(f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}")
+    rows = [
+        {"table": SECTIONS[each][0], "name": one.name, **_told(one)}
+        for each in _STAGES
+        if kind in (None, each)
+        for one in entries(each)
+    ]
+    print_json({"stages": rows}) if as_json else OUT.print(rows_table(rows))
+
+
+def _told(one: Entry) -> dict[str, str]:
+    keys = ", ".join(key.name for key in one.keys)
+    return {"keys": keys, "what it does": one.summary, "package": one.package}
 
 
 def data_command(
@@ -43,20 +64,27 @@ def data_command(
     as_json: Json = False,
 ) -> None:
     """List the data sets with their terms; with a name, download what is missing and check it."""
-    entries = [entry for entry in catalogue(folder) if name in (None, entry.name)]
-    if not entries:
+    listed = [entry for entry in catalogue(folder) if name in (None, entry.name)]
+    if not listed:
         raise ConfigError(
             f"no data set '{name}'; there are: {', '.join(entry.name for entry in catalogue(folder))}"
         )
     if name is not None:
-        for file in entries[0].files:
+        for file in listed[0].files:
             store(folder).path(file)
-        entries = [entry for entry in catalogue(folder) if entry.name == name]
+        listed = [entry for entry in catalogue(folder) if entry.name == name]
     rows = [
-        {"name": e.name, "title": e.title, "records": e.records, "terms": e.terms, "present": e.present}
-        for e in entries
+        {
+            "name": e.name,
+            "package": e.package,
+            "title": e.title,
+            "records": e.records,
+            "terms": e.terms,
+            "present": e.present,
+        }
+        for e in listed
     ]
-    print_json({"folder": entries[0].folder, "data": rows}) if as_json else OUT.print(rows_table(rows))
+    print_json({"folder": listed[0].folder, "data": rows}) if as_json else OUT.print(rows_table(rows))
 
 
 def schema_command(

@@ -7,29 +7,26 @@ path) and written back complete, defaults included, into the run folder. Its tab
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomlkit
 from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
+from fedveil.engine.choice import Choice, Chosen, flat, known_keys
 from fedveil.engine.sections import (
-    ChannelSection,
-    Count,
     DataSection,
     LocalSection,
-    MethodSection,
     ModelSection,
     PrivacySection,
-    ProtectionSection,
     Section,
     ServerSection,
     TrainerSection,
 )
 from fedveil.errors import ConfigError
 from fedveil.files import parse_toml, read_text
-from fedveil.methods import METHODS
+from fedveil.keys import Count
 from fedveil.validation import plain
 
 
@@ -45,52 +42,31 @@ class Experiment(Section):
     model: ModelSection = ModelSection()
     local: LocalSection | None = None
     trainer: TrainerSection = TrainerSection()
-    method: MethodSection
-    channel: ChannelSection = ChannelSection()
-    protection: ProtectionSection = ProtectionSection()
+    method: Annotated[Choice, Chosen("methods")]
+    channel: Annotated[Choice, Chosen("channels")] = Choice("channels", "additive")
+    protection: Annotated[Choice, Chosen("protections")] = Choice("protections", "none")
     server: ServerSection = ServerSection()
     privacy: PrivacySection = PrivacySection()
 
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:
-        recipe = METHODS[self.method.name]
-        if recipe.uses_local and self.local is None:
+        trains = self.method.needs("local")
+        if trains and self.local is None:
             raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
-        if not recipe.uses_local and self.local is not None:
+        if not trains and self.local is not None:
             raise ValueError(f"local: {self.method.name} sends one gradient per contribution; remove [local]")
-        self._check_calibration(self.method)
-        if self.method.name == "dp-fed-ls" and self.server.denoiser is not None:
-            raise ValueError("server.denoiser: dp-fed-ls brings its own; use dp-fed with another one")
-        if self.server.denoiser != "laplacian" and self.server.options():
-            key = next(iter(self.server.options()))
-            raise ValueError(f"server.{key}: {_smoothed_by(self.method.name, key)}")
-        if self.server.optimizer is not None and self.method.learning_rate is not None:
+        if self.server.optimizer is not None and not self.method.as_default("learning_rate"):
             raise ValueError(
                 "method.learning_rate: server.optimizer has a learning rate of its own; remove one of the two"
             )
-        calibrated = isinstance(self.method.noise_multiplier, str)
-        if calibrated and self.privacy.epsilon is None:
+        found = isinstance(self.method.get("noise_multiplier"), str)
+        if found and self.privacy.epsilon is None:
             raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
-        if not calibrated and self.privacy.epsilon is not None:
+        if not found and self.privacy.epsilon is not None:
             raise ValueError(
                 "privacy.epsilon: the target of a calibrated noise_multiplier; to stop at a budget use privacy.budget"
             )
         return self
-
-    def _check_calibration(self, method: MethodSection) -> None:
-        published = method.calibration == "as-published"
-        if method.noise_multiplier == "closed-form" and not (
-            published or method.name in ("dp-fed", "dp-fed-ls")
-        ):
-            raise ValueError(
-                "method.noise_multiplier: the closed forms are those of dp-fed and dp-fed-ls, and, with "
-                "method.calibration = 'as-published', Remark 1 of ParaAegis"
-            )
-        if published and method.noise_multiplier == "calibrated":
-            raise ValueError(
-                "method.calibration: as published the noise bounds no client, so no accountant can calibrate it; give "
-                "noise_multiplier = 'closed-form' or a number"
-            )
 
     def anchored(self, folder: Path) -> Experiment:
         """Return the experiment with the paths of its tables and initial model taken relative to a folder."""
@@ -104,15 +80,6 @@ class Experiment(Section):
     def to_toml(self) -> str:
         """Return the complete document; :func:`parse` reads it back to an equal experiment."""
         return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
-
-
-def _smoothed_by(method: str, key: str) -> str:
-    """Say which key is right where an option of the laplacian denoiser has no laplacian denoiser to go to."""
-    if method != "dp-fed-ls":
-        return "belongs to server.denoiser = 'laplacian'; give that too, or remove it"
-    if key == "smoothing":
-        return "dp-fed-ls takes sigma as method.smoothing"
-    return f"dp-fed-ls smooths as published; for another {key} use dp-fed with server.denoiser = 'laplacian'"
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -178,63 +145,71 @@ def parse(document: dict[str, Any], origin: str) -> Experiment:
 
 def _explain(error: ValidationError) -> str:
     lines = []
-    for problem in error.errors(include_url=False):
-        tables = _tables(problem["loc"])
-        path = ".".join(
-            str(part)
-            for part, table in zip(problem["loc"], tables, strict=True)
-            if table is not None and not _is_union_tag(part)
-        )
-        message = plain(
-            problem, _keys(next((one for one in reversed(tables) if one is not None), (Experiment,)))
-        )
-        lines.append(f"{path}: {message}" if path else message)
+    for path, problem, known in flat(error.errors(include_url=False)):
+        shown = ".".join(str(part) for part in path if not _is_union_tag(part))
+        said = plain(problem, _known_keys(path[:-1]) if known is None else known)
+        lines.append(f"{shown}: {said}" if shown else said)
     return "; ".join(dict.fromkeys(lines))
 
 
 def _is_union_tag(part: object) -> bool:
     return isinstance(part, str) and (
-        part.startswith(("constrained-", "literal[")) or part in {"float", "int"}
+        part.startswith(("constrained-", "literal[", "function-after[")) or part in {"float", "int"}
     )
 
 
-def _known_keys(path: tuple[str, ...]) -> list[str]:
-    """Return the keys of the table at a path; those of all its arms where a name chooses one."""
-    inside = _tables((*path, ""))[-1]
-    return [] if inside is None else _keys(inside)
-
-
-def _tables(path: tuple[int | str, ...]) -> list[tuple[type, ...] | None]:
-    """Return what the table that each part of a path lies in may be; None for the name of an arm, which is no key."""
-    tables: list[tuple[type, ...] | None] = []
-    inside: tuple[type, ...] = (Experiment,)
+def _known_keys(path: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the table at a path; those of a choice are those of every member of its kind."""
+    model: Any = Experiment
     for part in path:
-        named = tuple(one for one in inside if part and part == getattr(one, "name", None))
-        tables.append(None if named else inside)
-        found = [_fields(one)[part] for one in inside if part in _fields(one)]
-        inside = named or tuple(one for annotation in found for one in _classes(annotation)) or inside
-    return tables
+        section = model.model_fields.get(part)
+        kind = kind_of(section)
+        if kind is not None:
+            return known_keys(kind)
+        inner = [section.annotation, *get_args(section.annotation)] if section else []
+        model = next(
+            (one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), Experiment
+        )
+    return sorted(model.model_fields)
 
 
-def _keys(tables: tuple[type, ...]) -> list[str]:
-    return sorted({str(key) for one in tables for key in _fields(one)})
-
-
-def _fields(table: Any) -> dict[int | str, Any]:
-    """Return the annotation of every key of a table: a section, or a stage."""
-    if issubclass(table, BaseModel):
-        return {key: field.annotation for key, field in table.model_fields.items()}
-    return {field.name: field.type for field in fields(table) if field.init}
-
-
-def _classes(annotation: Any) -> Iterator[type]:
-    """Yield the sections and stages that a value with this annotation may be."""
-    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
-        yield annotation
-    for inner in getattr(annotation, "__args__", ()):
-        yield from _classes(inner)
+def kind_of(section: FieldInfo | None) -> str | None:
+    """Return the kind of member that a field of a table names; None where it names none."""
+    if section is None:
+        return None
+    marks = (*section.metadata, *(mark for one in get_args(section.annotation) for mark in get_args(one)[1:]))
+    return next((mark.kind for mark in marks if isinstance(mark, Chosen)), None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; an unreadable one is a :class:`ConfigError` that names file and line."""
     return parse_toml(read_text(path, ConfigError), path, ConfigError)
+
+
+def asked_for(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the kind and the name of every member that a document asks for, by key; nothing is loaded.
+
+    What is no name is left to :func:`parse`, which refuses it.
+    """
+    found = {}
+    for path, kind in _slots(Experiment, ()):
+        table: Any = document
+        for part in path:
+            table = table.get(part) if isinstance(table, dict) else None
+        name = table.get("name") if isinstance(table, dict) else None
+        if isinstance(name, str):
+            found[".".join((*path, "name"))] = (kind, name)
+    data = document.get("data")
+    if isinstance(data, dict) and isinstance(data.get("name"), str):
+        found["data.name"] = ("data_sets", data["name"])
+    return found
+
+
+def _slots(table: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the path and the kind of every choice."""
+    for name, section in table.model_fields.items():
+        kind = kind_of(section)
+        if kind is not None:
+            yield (*above, name), kind
+        elif isinstance(section.annotation, type) and issubclass(section.annotation, BaseModel):
+            yield from _slots(section.annotation, (*above, name))

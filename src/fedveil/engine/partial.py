@@ -28,7 +28,7 @@ from fedveil.engine.workload import SiloSums
 from fedveil.methods.channels import grid_gaussian, grid_law
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.method import Method
-from fedveil.methods.protections import PartialEncryption
+from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protection.errors import ProtocolError

@@ -16,19 +16,16 @@ import numpy as np
 from fedveil.engine.folder import Row, finite
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
-from fedveil.methods.channels import CentralGaussian
 from fedveil.methods.claims import PublicFacts
-from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.privacy.accounting import Accountant, make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
-from fedveil.privacy.closed_form import Sampling, theorem_epsilon
+from fedveil.privacy.closed_form import Sampling
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
-from fedveil.privacy.sampling import UniformClients
 
 _POINTS = 12
 
@@ -102,7 +99,7 @@ def plan_rows(plan: Plan) -> list[Row]:
                 spent = SelfComposedEvent(event=event, count=rounds)
                 epsilon = finite(numerical.epsilon(spent, plan.delta))
                 rows.append({**row, "epsilon": epsilon, "accountant": plan.accountant})
-                rows.extend({**row, **closed} for closed in _closed_forms(plan, method, rounds))
+                rows.extend({**row, **closed} for closed in _closed_forms(plan, method, sigma, rounds))
     return rows
 
 
@@ -116,22 +113,13 @@ def _supported(plan: Plan, compose: Callable[[float], Method]) -> bool:
     return _accountant(plan, method).supports(_event(plan, method))
 
 
-def _closed_forms(plan: Plan, method: Method, rounds: int) -> list[Row]:
+def _closed_forms(plan: Plan, method: Method, sigma: float, rounds: int) -> list[Row]:
     """Return what Theorem 1 (uniform) or 2 (Poisson) shows for a method over sampled clients."""
-    if not isinstance(method.contribution, ClientContribution) or not isinstance(
-        method.channel, CentralGaussian
-    ):
+    form = method.closed_form
+    if form is None:
         return []
-    uniform = isinstance(method.sampler, UniformClients)
-    epsilon = theorem_epsilon(
-        "uniform" if uniform else "poisson",
-        rate=method.sampler.rate,
-        clip=method.channel.scale,
-        rounds=rounds,
-        noise_std=method.channel.std,
-        delta=plan.delta,
-    )
-    return [{"epsilon": finite(epsilon), "accountant": "theorem 1" if uniform else "theorem 2"}]
+    epsilon = form.epsilon(rounds, sigma, plan.delta)
+    return [{"epsilon": finite(epsilon), "accountant": form.name}]
 
 
 def _accountant(plan: Plan, method: Method) -> Accountant:

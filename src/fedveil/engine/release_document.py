@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import tomlkit
 from pydantic import Field, ValidationError, model_validator
 
+from fedveil.engine.choice import Choice, Chosen, flat
 from fedveil.engine.experiment import read_toml
-from fedveil.engine.sections import DataSection, PrivacySection, ProtectionSection, Section
+from fedveil.engine.sections import DataSection, PrivacySection, Section
 from fedveil.errors import ConfigError
 from fedveil.statistics.request import (
     ColumnRelease,
@@ -31,7 +32,7 @@ class ReleaseDocument(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
     data: DataSection
     privacy: PrivacySection
-    protection: ProtectionSection = ProtectionSection()
+    protection: Annotated[Choice, Chosen("protections")] = Choice("protections", "none")
     statistics: Request
 
     @model_validator(mode="after")
@@ -44,7 +45,7 @@ class ReleaseDocument(Section):
             raise ValueError("privacy.epsilon: needed; it is what the release may spend")
         if self.privacy.budget is not None:
             raise ValueError("privacy.budget: belongs to training; a release spends privacy.epsilon at once")
-        if self.protection.dropout_rate is not None:
+        if self.protection.get("dropout_rate"):
             raise ValueError("protection.dropout_rate: belongs to the simulation of training")
         return self
 
@@ -63,7 +64,7 @@ def read_release_document(path: Path) -> ReleaseDocument:
     try:
         found = ReleaseDocument.model_validate(document)
     except ValidationError as error:
-        problems = dict.fromkeys(_told(problem) for problem in error.errors(include_url=False))
+        problems = dict.fromkeys(_told(*found) for found in flat(error.errors(include_url=False)))
         raise ConfigError(f"{path}: {'; '.join(problems)}") from None
     table = found.data.table
     assert table is not None
@@ -71,12 +72,12 @@ def read_release_document(path: Path) -> ReleaseDocument:
     return found.model_copy(update={"data": data})
 
 
-def _told(problem: Any) -> str:
+def _told(path: tuple[int | str, ...], problem: Any, known: list[str] | None) -> str:
     """Return a key's path and what is wrong there."""
-    place = [str(part) for part in problem["loc"]]
+    place = [str(part) for part in path]
     if place[:2] == ["statistics", "release"] and len(place) > 3:
         del place[3]  # where pydantic puts the kind
-    message = plain(problem, _keys(problem["loc"]))
+    message = plain(problem, _keys(path) if known is None else known)
     return f"{'.'.join(place)}: {message}" if place else message
 
 

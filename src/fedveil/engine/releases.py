@@ -258,11 +258,9 @@ def _builder(
 ) -> Callable[[float], Method]:
     """Return the method as a function of its noise multiplier."""
     section, asked = document.protection, document.statistics
-    if asked.silos == "equal" and section.name == "private-weighting":
-        section = section.model_copy(
-            update={"n_max": facts.n_silos}
-        )  # every silo counts one record of a person
-    protection, weights = section.value(), _WEIGHTS[asked.silos]
+    protection, weights = section.build(), _WEIGHTS[asked.silos]
+    if asked.silos == "equal" and protection.weighs:
+        protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
     if weights.by_records and not protection.weighs:
         raise ConfigError(
             f"statistics.silos: '{asked.silos}' counts people, for which silos must weigh a person by what she has "
@@ -284,7 +282,7 @@ def _builder(
             noise_multiplier=noise_multiplier,
             protection=protection,
             colluding_silos=document.privacy.colluding_silos,
-            missing_silos=document.protection.missing_silos or 0,
+            missing_silos=protection.missing_silos,
         )
 
     return build
@@ -330,7 +328,7 @@ def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
     guarantee, privacy = prepared.guarantee, prepared.document.privacy
     length, n_silos = prepared.step.layout.length, len(prepared.silos)
     seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
-    source = "the operating system's cryptographic generator by exact samplers"
+    source = "the operating system's cryptographic generator"
     return Statement(
         unit=guarantee.unit,
         adjacency=guarantee.adjacency,
@@ -343,8 +341,8 @@ def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
         event=spent,
         units=prepared.schema.n_users,
         mechanisms=(
-            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos by "
-            "at most 1 (l2)",
+            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos "
+            "by at most 1 (l2)",
             *guarantee.mechanisms,
         ),
         trust=tuple(

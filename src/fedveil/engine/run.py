@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.attempts import Absences, OnMissing, RetryPolicy
+from fedveil.engine.attempts import Absences, RetryPolicy
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.engine.experiment import Experiment
@@ -31,7 +31,6 @@ from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
-from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
@@ -242,8 +241,8 @@ def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Ch
     ledger.require_extends(found.ledger)
     if not matching(prepared.method.server, found.model, found.state):
         raise RunFolderError(
-            f"{folder.path}: the checkpoint has no state of server.optimizer.name = "
-            f"'{prepared.method.server.name}' for this model; it was put there by another run"
+            f"{folder.path}: the checkpoint has no state of server.optimizer "
+            f"({type(prepared.method.server).__name__}) for this model; it was put there by another run"
         )
     return found
 
@@ -326,11 +325,8 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
     A round needs one charge, and one more for every attempt that may have released its sum before it failed; those are
     listed on disk first, so that a resumed run counts them too.
     """
-    section, protection = prepared.experiment.protection, prepared.method.protection
-    missing = protection.missing_silos if isinstance(protection, SecureAggregation) else 0
-    rule: OnMissing = "end"
-    if isinstance(protection, SecureAggregation | PrivateWeighting):
-        rule = protection.on_missing
+    protection = prepared.method.protection
+    rule, missing = protection.on_missing, protection.missing_silos
 
     def failed() -> list[FailedAttempt]:
         return [row for row in read_lines(folder / _ATTEMPTS, FailedAttempt)[0] if row.round == number]
@@ -349,7 +345,7 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
             event = prepared.guarantee.of_round(prepared.guarantee.event, number)
             ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
 
-    rate = section.dropout_rate or 0.0
+    rate = protection.dropout_rate
     randomness = ExperimentRandomness(prepared.experiment.seed)
     return RetryPolicy(
         on_missing=rule,

@@ -5,16 +5,19 @@ Everything that can be wrong with data, model, composition or budget is found he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from fedveil.engine.aggregation import MaskedRange
+from fedveil.engine.composition import Composition
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
-from fedveil.engine.sections import ChannelSection, DataSection, refuse_session
+from fedveil.engine.parties import Agreed
+from fedveil.engine.sections import DataSection, refuse_session
 from fedveil.engine.setting import Setting
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
@@ -26,42 +29,23 @@ from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model
 from fedveil.local.pretrained import take_parameters
 from fedveil.local.span import SpanTrainer
-from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer
 from fedveil.local.vectorized import VmapTrainer
-from fedveil.methods import METHODS
-from fedveil.methods.channels import CentralGaussian, GaussianShares, grid_gaussian
+from fedveil.methods.channels import grid_gaussian
 from fedveil.methods.claims import Guarantee, PublicFacts
-from fedveil.methods.client_messages import through_messages
-from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloUserContribution
 from fedveil.methods.derive import derive
-from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.paraaegis import partly_encrypted
-from fedveil.methods.protections import (
-    NO_PROTECTION,
-    PartialEncryption,
-    PrivateWeighting,
-    Protection,
-    SecureAggregation,
-)
 from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import load
+from fedveil.population.catalogue import data_set, load
 from fedveil.population.catalogue.files import digest_of
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
 from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
-from fedveil.privacy.accounting import Accountant, epsilon_on_grid, make_accountant
-from fedveil.privacy.calibration import calibrate_noise
-from fedveil.privacy.claims import Role
-from fedveil.privacy.closed_form import remark_1_noise, theorem_noise
-from fedveil.privacy.events import ComposedEvent, Event
-from fedveil.privacy.ledger import Budget
+from fedveil.privacy.accounting import Accountant, epsilon_on_grid
+from fedveil.privacy.events import Event
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.server.denoise import make_denoiser
-from fedveil.statistics.local import LocalStatistic
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +59,7 @@ class Prepared:
     accountant: Accountant
     setting: Setting
     uncovered: tuple[str, ...]
-    agreed: MaskedRange | WeightingRange | PartialRange | None
+    agreed: Agreed | None
 
     @property
     def secure(self) -> bool:
@@ -100,43 +84,21 @@ class Prepared:
         return self.setting.method
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Defaults:
-    """What a data set's publications train on it."""
+class Defaults(NamedTuple):
+    """What is trained where nobody names it."""
 
     model: str
     loss: str
     metrics: tuple[str, ...]
 
 
-_BY_DATA_SET = {
-    "digits": _Defaults(model="mlp", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "mnist": _Defaults(model="cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "mnist_canonical": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "mnist_centred": _Defaults(model="mlp_32_16", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "mnist_rgb": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "svhn": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "svhn_subset": _Defaults(model="svhn_cnn", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "imagenette_subset": _Defaults(
-        model="resnet_small_groupnorm", loss="cross_entropy", metrics=("accuracy", "loss")
-    ),
-    "shakespeare": _Defaults(model="lstm", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "creditcard": _Defaults(
-        model="mlp_groupnorm", loss="cross_entropy", metrics=("balanced_accuracy", "loss")
-    ),
-    "heart_disease": _Defaults(
-        model="linear", loss="binary_cross_entropy", metrics=("accuracy", "auc", "loss")
-    ),
-    "tcga_brca": _Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
+BY_TASK: Final[Mapping[str, Defaults]] = {
+    "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
+    "two classes": Defaults("linear", "binary_cross_entropy", ("accuracy", "auc", "loss")),
+    "regression": Defaults("linear", "squared_error", ("loss",)),
+    "survival": Defaults("linear", "cox", ("c_index", "loss")),
 }
-BY_TASK = {
-    "classification": _Defaults(model="linear", loss="cross_entropy", metrics=("accuracy", "loss")),
-    "two classes": _Defaults(
-        model="linear", loss="binary_cross_entropy", metrics=("accuracy", "auc", "loss")
-    ),
-    "regression": _Defaults(model="linear", loss="squared_error", metrics=("loss",)),
-    "survival": _Defaults(model="linear", loss="cox", metrics=("c_index", "loss")),
-}
+"""Model, loss and metrics where neither the experiment nor the data set names them."""
 
 
 class Populations:
@@ -169,21 +131,13 @@ def prepare(
     randomness = ExperimentRandomness(experiment.seed)
     population = (populations or Populations()).of(experiment.data, experiment.seed)
     task = _task(experiment, population, randomness) if task is None else task
-    method, uncovered = _compose(experiment, population)
-    records = population.train
-    if isinstance(method.contribution, RecordContribution):
-        records = records.select(keep_at_most(records, method.contribution.per_user))
-    federation = _federation(experiment, method, population, records, task.dimension)
-    if experiment.method.noise_multiplier == "calibrated":
-        assert experiment.privacy.epsilon is not None
-        method = _calibrate(experiment, population, federation, experiment.privacy.epsilon)
-    elif experiment.method.noise_multiplier == "closed-form":
-        method = _compose(experiment, population, _closed_form(experiment))[0]
-        if method.noise_decay < 1:
-            spent = _epsilon_of_steady_noise(experiment, method, federation)
-            method = _calibrate(experiment, population, federation, spent)
-    guarantee = derive(method, federation)
-    numerics = _accountant(experiment, guarantee)
+    composition = Composition(experiment=experiment, population=population)
+    method = composition.method()
+    records = _kept(method, population.train)
+    public = composition.public_facts(method, records, task.dimension)
+    method = composition.at_noise(method, public)
+    guarantee = derive(method, public)
+    accountant = composition.accountant(guarantee)
     groups, n_silos = _groups(method, population, records)
     cohort = Cohort.of(
         records, groups=groups, n_silos=n_silos, scale=population.scale, device=_device(experiment)
@@ -202,45 +156,49 @@ def prepare(
         population=population,
         task=task,
         guarantee=guarantee,
-        accountant=numerics,
+        accountant=accountant,
         setting=setting,
         uncovered=(
             *guarantee.uncovered,
-            *uncovered,
+            *composition.uncovered(method),
             *_initial(experiment),
             *_batching(trainer, cohort.device),
         ),
-        agreed=_agreed(experiment, method, groups, population, task.dimension),
+        agreed=_agreed(experiment, method, groups, population, public),
     )
 
 
 def _agreed(
-    experiment: Experiment, method: Method, groups: Groups, population: Population, dimension: int
-) -> MaskedRange | WeightingRange | PartialRange | None:
+    experiment: Experiment, method: Method, groups: Groups, population: Population, public: PublicFacts
+) -> Agreed | None:
     """Return what the parties of a protocol agree on before any training; None without a protocol."""
-    n_silos, n_users = population.n_silos, population.n_users
-    if isinstance(method.protection, PrivateWeighting):
-        if experiment.trainer.processes > 1:
-            raise ConfigError(
-                "trainer.processes: private weighting takes contributions one by one and runs in one process"
-            )
-        weighting = WeightingRange.of(
-            method, groups, n_silos=n_silos, n_users=n_users, length=dimension, rounds=experiment.rounds
-        )
-        assert weighting is not None
-        if population.complete:
-            weighting.check_counts()
-        return weighting
-    if isinstance(method.protection, PartialEncryption):
+    n_silos, n_users, protection = population.n_silos, population.n_users, method.protection
+    dimension = public.dimension
+    assert dimension is not None
+    brought: Agreed | None = protection.agree(method, public)
+    if brought is not None:
+        return brought
+    if protection.divides:
         return PartialRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
-    return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
+    if not protection.weighs:
+        return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
+    if experiment.trainer.processes > 1:
+        raise ConfigError(
+            "trainer.processes: private weighting takes contributions one by one and runs in one process"
+        )
+    weighting = WeightingRange.of(
+        method, groups, n_silos=n_silos, n_users=n_users, length=dimension, rounds=experiment.rounds
+    )
+    assert weighting is not None
+    if population.complete:
+        weighting.check_counts()
+    return weighting
 
 
 def seat_with(prepared: Prepared, records: Records) -> Setting:
     """Return the run's seat over other records of the same population: fewer users, say; all else stays."""
     setting, population, method = prepared.setting, prepared.population, prepared.method
-    if isinstance(method.contribution, RecordContribution):
-        records = records.select(keep_at_most(records, method.contribution.per_user))
+    records = _kept(method, records)
     groups, n_silos = _groups(method, population, records)
     cohort = Cohort.of(
         records, groups=groups, n_silos=n_silos, scale=population.scale, device=setting.cohort.device
@@ -249,19 +207,26 @@ def seat_with(prepared: Prepared, records: Records) -> Setting:
     return replace(setting, cohort=cohort, weights=weights)
 
 
+def _kept(method: Method, records: Records) -> Records:
+    """Return the records that the method trains on: of each user no more than its contributions may be."""
+    if method.contribution.per != "record":
+        return records
+    return records.select(keep_at_most(records, method.contribution.group))
+
+
 def _groups(method: Method, population: Population, records: Records) -> tuple[Groups, int]:
     """Return the contributions, and over how many silos they are summed: clients share one sum."""
-    if isinstance(method.contribution, ClientContribution):
+    if method.contribution.per == "client":
         groups = records.by_silo_user()
         if max(np.bincount(groups.silo, minlength=1).max(), np.bincount(groups.user, minlength=1).max()) > 1:
             raise DataError(
                 f"{method.name}: a client is a silo that holds one user, but these data have silos with several "
                 'users or users in several silos; allot them by data.allocation.law = "clients"'
             )
-        if isinstance(method.protection, SecureAggregation | PartialEncryption):
+        if method.protection.agrees:
             return _numbered_by_silo(method, groups, population), population.n_silos
         return replace(groups, silo=np.zeros_like(groups.silo)), 1
-    if isinstance(method.contribution, SiloUserContribution):
+    if method.contribution.per == "pair":
         return records.by_silo_user(), population.n_silos
     return records.by_silo(population.n_silos), population.n_silos
 
@@ -306,22 +271,22 @@ def load_population(data: DataSection, seed: int) -> Population:
 
 
 def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
-    asked = experiment.model
-    kind = "two classes" if population.n_classes == 2 else population.task
-    defaults = _BY_DATA_SET.get(experiment.data.name or "", BY_TASK[kind])
-    for key, named in (
-        ("name", asked.name),
-        ("loss", asked.loss),
-        *(("metrics", one) for one in asked.metrics or ()),
-    ):
-        refuse_session(f"model.{key}", named or "")
-    loss = load_loss(asked.loss or defaults.loss)
+    asked, source = experiment.model, experiment.data.name
+    named = (("name", asked.name), ("loss", asked.loss), *(("metrics", one) for one in asked.metrics or ()))
+    for key, name in named:
+        refuse_session(f"model.{key}", name or "")
+    chosen = None if source is None else data_set(source)
+    model_name, loss_name, metrics = BY_TASK["two classes" if population.n_classes == 2 else population.task]
+    if chosen is not None:
+        model_name, loss_name = chosen.model or model_name, chosen.loss or loss_name
+        metrics = chosen.metrics or metrics
+    loss = load_loss(asked.loss or loss_name)
     loss.check_task(population.task)
     one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
     outputs = 1 if one_output else population.n_classes
     assert outputs is not None
     model = build_model(
-        asked.name or defaults.model,
+        asked.name or model_name,
         input_shape=population.feature_shape,
         n_outputs=outputs,
         randomness=randomness,
@@ -330,118 +295,27 @@ def _task(experiment: Experiment, population: Population, randomness: Experiment
         take_parameters(model, asked.initial, asked.initial_layers)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
-    metrics = {name: load_metric(name, loss) for name in asked.metrics or defaults.metrics}
-    return Task(model=model, loss=loss, metrics=metrics)
-
-
-def _compose(
-    experiment: Experiment, population: Population, noise_multiplier: float | None = None
-) -> tuple[Method, tuple[str, ...]]:
-    """Build the method for this population; return it with the private choices that its parameters rest on."""
-    given = experiment.method.parameters()
-    uncovered: tuple[str, ...] = ()
-    if isinstance(given.get("noise_multiplier"), str):
-        given["noise_multiplier"] = noise_multiplier or 1.0
-    if given.get("group_size") in ("median", "max"):
-        rule, per_user = given["group_size"], population.records_per_user()
-        present = per_user[per_user > 0]
-        given["group_size"] = 1
-        if len(present):
-            given["group_size"] = int(present.max() if rule == "max" else sorted(present)[len(present) // 2])
-        uncovered = (f"the group size is the {rule} of the users' record counts, which are private",)
-    method = METHODS[experiment.method.name].compose(
-        given,
-        local=None if experiment.local is None else LocalSgd(**experiment.local.model_dump()),
-        n_silos=population.n_silos,
-        n_users=population.n_users,
-        largest_silo=max(1, int(population.records_per_silo().max())),
-        colluding_silos=experiment.privacy.colluding_silos,
-        learning_rate=experiment.method.learning_rate,
-    )
-    method = _through(method, experiment.channel, population.n_users)
-    server = experiment.server
-    if server.denoiser is not None:
-        method = replace(method, denoiser=make_denoiser(server.denoiser, **server.options()))
-    if server.optimizer is not None:
-        method = replace(method, server=server.optimizer)
-    method = _protected(method, experiment.protection.value(), population.n_users)
-    if experiment.method.calibration == "as-published":
-        uncovered += ("the noise is measured in the records of the largest client, which count as public",)
-    if experiment.method.scale == "norm":
-        uncovered += (
-            "published figures are computed from the records of the smallest client, which count as public",
-        )
-    return method, uncovered
-
-
-def _protected(method: Method, protection: Protection, n_users: int) -> Method:
-    """Return the method under a protection, with its noise where and as large as that needs it."""
-    if protection == NO_PROTECTION:
-        return method
-    if isinstance(protection, PartialEncryption):
-        return partly_encrypted(method, protection, n_users)
-    if method.protection not in (NO_PROTECTION, protection):
-        raise CompositionError(
-            f"{method.name} brings its own protection ({type(method.protection).__name__}); remove protection.name, or "
-            "take the method that it is a variant of"
-        )
-    channel = method.channel
-    if isinstance(protection, SecureAggregation) and isinstance(channel, GaussianShares):
-        channel = replace(channel, missing_silos=protection.missing_silos)
-    return replace(method, channel=channel, protection=protection)
-
-
-def _through(method: Method, channel: ChannelSection, n_users: int) -> Method:
-    """Return the method with its silos' noisy sums, or its clients' updates, sent through the channel asked for."""
-    if channel.name == "additive":
-        return method
-    if isinstance(method.channel, CentralGaussian):
-        messages = through_messages(method.channel, method.sampler, n_users, channel.lattice)
-        return replace(method, channel=messages)
-    if not isinstance(method.channel, GaussianShares):
-        raise CompositionError(
-            f"{method.name}: channel.name = 'lrsuq' makes shares of Gaussian noise, but in this method neither silos "
-            "nor the server add any to a sum; use uldp-naive, uldp-sgd, uldp-avg, uldp-avg-w, dp-fed or dp-fed-ls, or "
-            "cepam-gaussian as it is"
-        )
-    return replace(method, channel=LayeredShares(shares=method.channel, lattice=channel.lattice))
-
-
-def _closed_form(experiment: Experiment) -> float:
-    """Return the noise multiplier that a published theorem admits for the target epsilon."""
-    method, privacy = experiment.method, experiment.privacy
-    assert method.clip is not None
-    assert privacy.epsilon is not None
-    if method.calibration == "as-published":
-        return remark_1_noise(rounds=experiment.rounds, epsilon=privacy.epsilon, delta=privacy.delta)
-    found = theorem_noise(
-        method.client_sampling or "poisson",
-        rate=method.client_sampling_rate or 1.0,
-        clip=method.clip,
-        rounds=experiment.rounds,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-    )
-    return found.noise_std / method.clip
+    found = {name: load_metric(name, loss) for name in asked.metrics or metrics}
+    return Task(model=model, loss=loss, metrics=found)
 
 
 def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort) -> Trainer:
-    if isinstance(method.local, LocalDpSgd):
+    local: Any = method.local  # a method's contribution goes with its local step: it says so itself
+    if local.own_noise:
         if experiment.trainer.processes > 1:
             raise ConfigError(
                 f"trainer.processes: {method.name} draws noise in every local step and runs in one process"
             )
         return DpSgdTrainer(
             task=task,
-            local=method.local,
+            local=local,
             noise=grid_gaussian,
             privacy=privacy_randomness(experiment),
             together=records_together(task, cohort),
         )
-    assert not isinstance(method.local, LocalStatistic), "statistics train nothing"
     return choose_trainer(
         task,
-        method.local,
+        local,
         name=experiment.trainer.name,
         memory=None if experiment.trainer.memory_mb is None else experiment.trainer.memory_mb << 20,
         compile=experiment.trainer.compile,
@@ -490,93 +364,6 @@ def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
     """Return the randomness of noise and sampling: the operating system's, unless a seed was asked for by name."""
     seed = experiment.privacy.insecure_seed
     return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
-
-
-def _federation(
-    experiment: Experiment, method: Method, population: Population, records: Records, dimension: int
-) -> PublicFacts:
-    """Return the public facts that the guarantee rests on.
-
-    Records a silo are among them only where the statement names them as counted public; a silo without any is taken for
-    one with one, as DP-SGD does.
-    """
-    counts = None
-    published = experiment.method.calibration == "as-published" or experiment.method.scale == "norm"
-    if published or isinstance(method.contribution, RecordContribution):
-        counts = tuple(max(1, int(n)) for n in records.by_silo(population.n_silos).size)
-    return PublicFacts(
-        n_silos=population.n_silos,
-        n_users=population.n_users,
-        silo_records=counts,
-        dimension=dimension,
-    )
-
-
-def _accountant(experiment: Experiment, guarantee: Guarantee) -> Accountant:
-    """Return the accountant that was asked for, if it has a bound for all that the method releases.
-
-    Raises:
-        ConfigError: it has none; names those that have.
-    """
-    asked = experiment.privacy.accountant
-    events = ComposedEvent(events=(guarantee.event, *(view.event for view in guarantee.views)))
-    fitting = [name for name in ("pld", "rdp") if make_accountant(name, guarantee.adjacency).supports(events)]
-    if asked not in fitting:
-        raise ConfigError(
-            f"privacy.accountant: '{asked}' has no bound for what {experiment.method.name} releases here; "
-            f"{' or '.join(fitting) or 'no accountant'} has"
-        )
-    return make_accountant(asked, guarantee.adjacency)
-
-
-def _epsilon_of_steady_noise(experiment: Experiment, method: Method, federation: PublicFacts) -> float:
-    """Return what the whole run would spend against the server or readers if its noise stayed that of round 1.
-
-    A published formula gives the noise of every round alike. Noise that falls starts higher, so that the run spends
-    the same: methods are compared at one budget.
-    """
-    steady = derive(replace(method, noise_decay=1.0), federation)
-    target = steady.against(Role.READER if method.calibrated_to == "readers" else Role.SERVER)
-    assert federation.dimension is not None
-    return epsilon_on_grid(
-        make_accountant(experiment.privacy.accountant, steady.adjacency),
-        steady.after(target, experiment.rounds),
-        experiment.privacy.delta,
-        steady.grid_loss_after(experiment.rounds, federation.dimension),
-    )
-
-
-def _calibrate(
-    experiment: Experiment, population: Population, federation: PublicFacts, epsilon: float
-) -> Method:
-    """Return the method with the least noise whose whole run spends at most ``epsilon``, as it will be stated.
-
-    Where noise falls from round to round, what is found is that of the first.
-    """
-
-    @lru_cache(maxsize=4)
-    def claimed(noise_multiplier: float) -> tuple[Method, Guarantee]:
-        method, _ = _compose(experiment, population, noise_multiplier)
-        return method, derive(method, federation)
-
-    def event(noise_multiplier: float) -> Event:
-        method, guarantee = claimed(noise_multiplier)
-        target = guarantee.against(Role.READER if method.calibrated_to == "readers" else Role.SERVER)
-        return guarantee.after(target, experiment.rounds)
-
-    def loss(noise_multiplier: float) -> float:
-        assert federation.dimension is not None
-        return claimed(noise_multiplier)[1].grid_loss_after(experiment.rounds, federation.dimension)
-
-    budget = Budget(
-        epsilon=epsilon,
-        delta=experiment.privacy.delta,
-        accountant=make_accountant(
-            experiment.privacy.accountant, derive(_compose(experiment, population)[0], federation).adjacency
-        ),
-    )
-    found = calibrate_noise(event, budget, loss=loss)
-    return _compose(experiment, population, found)[0]
 
 
 def _device(experiment: Experiment) -> torch.device:

@@ -89,7 +89,7 @@ class WeightingRange:
             silos=n_silos,
             users=n_users,
             length=length,
-            largest_count=protection.largest_count,
+            largest_count=protection.n_max,
             norm_limit=math.ceil(bound.norm / grid),
             noise_limit=math.ceil(NOISE_REACH * channel.share_std(n_silos) / grid),
             renewed=method.sampler.rate < 1,
@@ -100,7 +100,7 @@ class WeightingRange:
         counts = np.zeros((n_silos, n_users), dtype=np.int64)
         counts[groups.silo, groups.user] = groups.size
         if protection.cipher == "paillier":
-            choose_layout(plan, protection.key_bits)
+            choose_layout(plan, protection.modulus_bits)
         else:
             choose_parameters(plan)
         return cls(plan=plan, grid=grid, counts=counts, protection=protection)
@@ -124,7 +124,7 @@ class WeightingRange:
     def key_holder(self, plan: WeightingPlan) -> KeyHolder:
         """Return a server's side of the cipher, with new keys."""
         if self.protection.cipher == "paillier":
-            return PaillierKeyHolder(plan, PaillierPrivateKey.generate(self.protection.key_bits))
+            return PaillierKeyHolder(plan, PaillierPrivateKey.generate(self.protection.modulus_bits))
         return RlweKeyHolder(plan)
 
     def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
@@ -137,8 +137,8 @@ class WeightingRange:
         """Return how many bytes the cipher's messages have."""
         plan = self.plan
         if self.protection.cipher == "paillier":
-            number = self.protection.key_bits // 8
-            blocks = math.ceil(plan.coordinates / choose_layout(plan, self.protection.key_bits).slots)
+            number = self.protection.modulus_bits // 8
+            blocks = math.ceil(plan.coordinates / choose_layout(plan, self.protection.modulus_bits).slots)
             return CipherSizes(
                 key=number, number=number, weight=2 * number, ciphertext=2 * number, ciphertexts=blocks
             )

@@ -7,7 +7,8 @@ from fedveil.errors import CompositionError
 from fedveil.methods.client_messages import ClientMessages
 from fedveil.methods.contributions import ClientContribution, SiloContribution, SiloUserContribution
 from fedveil.methods.method import Method
-from fedveil.methods.protections import PartialEncryption, SecureAggregation
+from fedveil.methods.partial_encryption import PartialEncryption
+from fedveil.methods.protections import SecureAggregation
 from fedveil.privacy.sampling import UniformClients
 from fedveil.protection.errors import OwnRecordsError
 
@@ -37,7 +38,7 @@ def check_deployable(prepared: Prepared) -> None:
             f'{method.name}: protection.on_missing = "retry" with missing_silos = {protection.missing_silos}: between '
             'institutions a round goes on without silos by on_missing = "recover"; "end" waits for all of them'
         )
-    if prepared.experiment.protection.dropout_rate:
+    if method.protection.dropout_rate:
         raise CompositionError(
             f"{method.name}: protection.dropout_rate lets silos vanish in a simulation; institutions do so by "
             "themselves: remove it"
@@ -62,7 +63,7 @@ def _check_clients(prepared: Prepared) -> None:
             f"{method.name}: a sample without replacement is guaranteed against replacing a client, and a silo's "
             "ledger counts clients that come or go; between institutions everyone takes part"
         )
-    if prepared.experiment.method.calibration == "as-published":
+    if method.calibrated_to == "nobody":
         raise CompositionError(
             f'{method.name}: calibration = "as-published" needs the records of the largest client, which no '
             "institution tells"

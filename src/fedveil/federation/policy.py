@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedveil.engine.experiment import Experiment, read_toml
+from fedveil.engine.experiment import Experiment, asked_for, read_toml
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.foreign import foreign
 from fedveil.local.losses import LOSSES
 from fedveil.methods.claims import Guarantee
 from fedveil.methods.method import Method
@@ -19,6 +20,7 @@ from fedveil.privacy.bounds import Clip, ClipL1
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee, atoms, costliest
 from fedveil.privacy.ledger import Budget
+from fedveil.registry import PACKAGE, outsiders
 from fedveil.validation import problems
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -35,6 +37,8 @@ class Policy(BaseModel):
         methods: methods that may run.
         models: models that may be trained; a ``package.module:factory`` is code, and is loaded only if it is here.
         losses: losses that may be minimised; the same holds.
+        packages: installed packages whose stages and methods may run; their code is loaded only if they are here. What
+            they guarantee is what they claim: name none that you have not read.
         protections: what must hide the silo's message from the coordinator; any one of them.
         trust_silos: do not count what another silo learns, and take part where nothing is guaranteed against it
             (partial encryption whose encrypted part has no noise; weights by records in the open).
@@ -55,6 +59,7 @@ class Policy(BaseModel):
     methods: tuple[str, ...] = ("uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w")
     models: tuple[str, ...] = ("linear",)
     losses: tuple[str, ...] = tuple(LOSSES)
+    packages: tuple[str, ...] = ()
     protections: Annotated[tuple[str, ...], Field(min_length=1)] = ("secure-aggregation",)
     trust_silos: bool = False
     trust_coordinator: bool = False
@@ -80,6 +85,24 @@ class Policy(BaseModel):
         if self.without_guarantee:
             return None
         return Budget(epsilon=self.epsilon, delta=self.delta, accountant=make_accountant(self.accountant))
+
+    def check_packages(self, document: dict[str, Any]) -> None:
+        """Refuse members of packages that are not named, before the document is read: that would run their code.
+
+        Raises:
+            RefusalError: a package that is not named, a member that is not installed here, or an ambiguous one.
+        """
+        try:
+            found = outsiders(asked_for(document))
+        except ConfigError as error:
+            raise RefusalError("policy", str(error)) from None
+        for key, member in found.items():
+            if member.package not in self.packages:
+                raise RefusalError(
+                    "policy",
+                    f"{key} = {foreign(member.name)!r} comes from the package {foreign(member.package)}; this silo "
+                    f"allows: {', '.join((PACKAGE, *self.packages))}",
+                )
 
     def check_request(self, experiment: Experiment) -> None:
         """Refuse what the experiment's document asks for, before any code it names is loaded.

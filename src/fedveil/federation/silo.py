@@ -289,7 +289,9 @@ class SiloParty:
         if len(text) > LARGEST_EXPERIMENT:
             raise RefusalError("request", f"the experiment has more than {LARGEST_EXPERIMENT} characters")
         place = "the coordinator's experiment"
-        return parse(parse_toml(text, place, ConfigError), place)
+        document = parse_toml(text, place, ConfigError)
+        self._policy.check_packages(document)
+        return parse(document, place)
 
     def _check_budget(self, run: bytes, rounds: int, guarantee: Guarantee, event: Event) -> None:
         """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.

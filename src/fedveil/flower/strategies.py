@@ -18,7 +18,7 @@ from fedveil.flower.updates import moved_by, update_of
 from fedveil.protection.errors import ProtocolError
 from fedveil.quantization.codec import gaussian_channel
 from fedveil.quantization.streams import KeyedStreams
-from fedveil.server.denoise import make_denoiser
+from fedveil.server.denoise import Laplacian
 
 
 class _Wrapper(Strategy):
@@ -73,7 +73,7 @@ class Smoothed(_Wrapper):
 
     def __init__(self, inner: Strategy, *, smoothing: float = 1.0) -> None:
         super().__init__(inner)
-        self._denoiser = make_denoiser("laplacian", smoothing=smoothing)
+        self._denoiser = Laplacian(smoothing=smoothing)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

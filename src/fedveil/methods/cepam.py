@@ -27,144 +27,150 @@ from fedveil.methods.client_messages import (
     Layered,
     NoiseName,
     Numbers,
-    Scale,
 )
 from fedveil.methods.contributions import ClientContribution
+from fedveil.methods.keys import ClipNorm, Lattice, Local, Noise, Scale, ServerRate, Step, Users
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import ServerSgd
 
+_SMALLEST_COUNTED = (
+    "published figures are computed from the records of the smallest client, which count as public"
+)
+
 
 def cepam_gaussian(
     *,
-    local: LocalSgd,
-    n_users: int,
-    noise_multiplier: float,
+    local: Local,
+    n_users: Users,
+    noise_multiplier: Noise,
     scale: Scale = "clip",
-    clip: float | None = None,
-    lattice: str | None = None,
-    learning_rate: float = 1.0,
+    clip: ClipNorm | None = None,
+    lattice: Lattice | None = None,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice."""
-    form = Layered(lattice=lattice)
-    return _clients(
-        "cepam-gaussian", local, n_users, "gaussian", noise_multiplier, scale, clip, form, learning_rate
-    )
+    bound = _bound("cepam-gaussian", "gaussian", scale, clip)
+    sent = _messages(n_users, "gaussian", noise_multiplier, bound, Layered(lattice=lattice))
+    return _clients("cepam-gaussian", local, bound, sent, learning_rate)
 
 
 def cepam_laplace(
     *,
-    local: LocalSgd,
-    n_users: int,
-    noise_multiplier: float,
+    local: Local,
+    n_users: Users,
+    noise_multiplier: Noise,
     scale: Scale = "clip",
-    clip: float | None = None,
-    learning_rate: float = 1.0,
+    clip: ClipNorm | None = None,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate."""
-    return _clients(
-        "cepam-laplace", local, n_users, "laplace", noise_multiplier, scale, clip, Layered(), learning_rate
-    )
+    bound = _bound("cepam-laplace", "laplace", scale, clip)
+    sent = _messages(n_users, "laplace", noise_multiplier, bound, Layered())
+    return _clients("cepam-laplace", local, bound, sent, learning_rate)
 
 
-def fl(*, local: LocalSgd, n_users: int, learning_rate: float = 1.0) -> Method:
+def fl(*, local: Local, n_users: Users, learning_rate: ServerRate = 1.0) -> Method:
     """FL: updates as they are, at 32 bits a parameter."""
-    return _clients("fl", local, n_users, None, 0.0, "norm", None, Numbers(), learning_rate)
+    sent = _messages(n_users, None, 0.0, Unbounded(), Numbers())
+    return _clients("fl", local, Unbounded(), sent, learning_rate)
 
 
 def fl_sdq(
     *,
-    local: LocalSgd,
-    n_users: int,
-    step: float,
+    local: Local,
+    n_users: Users,
+    step: Step,
     scale: Scale = "clip",
-    clip: float | None = None,
-    learning_rate: float = 1.0,
+    clip: ClipNorm | None = None,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+SDQ: updates quantised with subtractive dither, step in units of s. No noise, no guarantee."""
-    form = Dithered(step=step)
-    return _clients("fl-sdq", local, n_users, None, 0.0, scale, clip, form, learning_rate)
+    bound = _bound("fl-sdq", None, scale, clip)
+    sent = _messages(n_users, None, 0.0, bound, Dithered(step=step))
+    return _clients("fl-sdq", local, bound, sent, learning_rate)
 
 
 def fl_gaussian(
     *,
-    local: LocalSgd,
-    n_users: int,
-    noise_multiplier: float,
+    local: Local,
+    n_users: Users,
+    noise_multiplier: Noise,
     scale: Scale = "clip",
-    clip: float | None = None,
-    learning_rate: float = 1.0,
+    clip: ClipNorm | None = None,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+Gaussian: the noise of cepam-gaussian as numbers."""
-    return _clients(
-        "fl-gaussian", local, n_users, "gaussian", noise_multiplier, scale, clip, Numbers(), learning_rate
-    )
+    bound = _bound("fl-gaussian", "gaussian", scale, clip)
+    sent = _messages(n_users, "gaussian", noise_multiplier, bound, Numbers())
+    return _clients("fl-gaussian", local, bound, sent, learning_rate)
 
 
 def fl_laplace(
     *,
-    local: LocalSgd,
-    n_users: int,
-    noise_multiplier: float,
+    local: Local,
+    n_users: Users,
+    noise_multiplier: Noise,
     scale: Scale = "clip",
-    clip: float | None = None,
-    learning_rate: float = 1.0,
+    clip: ClipNorm | None = None,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+Laplace: the noise of cepam-laplace as numbers."""
-    return _clients(
-        "fl-laplace", local, n_users, "laplace", noise_multiplier, scale, clip, Numbers(), learning_rate
-    )
+    bound = _bound("fl-laplace", "laplace", scale, clip)
+    sent = _messages(n_users, "laplace", noise_multiplier, bound, Numbers())
+    return _clients("fl-laplace", local, bound, sent, learning_rate)
 
 
 def fl_gaussian_sdq(
     *,
-    local: LocalSgd,
-    n_users: int,
-    noise_multiplier: float,
-    step: float,
+    local: Local,
+    n_users: Users,
+    noise_multiplier: Noise,
+    step: Step,
     scale: Scale = "clip",
-    clip: float | None = None,
-    learning_rate: float = 1.0,
+    clip: ClipNorm | None = None,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+Gaussian+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's std."""
-    form = Dithered(step=step)
-    return _clients(
-        "fl-gaussian-sdq", local, n_users, "gaussian", noise_multiplier, scale, clip, form, learning_rate
-    )
+    bound = _bound("fl-gaussian-sdq", "gaussian", scale, clip)
+    sent = _messages(n_users, "gaussian", noise_multiplier, bound, Dithered(step=step))
+    return _clients("fl-gaussian-sdq", local, bound, sent, learning_rate)
 
 
 def fl_laplace_sdq(
     *,
-    local: LocalSgd,
-    n_users: int,
-    noise_multiplier: float,
-    step: float,
+    local: Local,
+    n_users: Users,
+    noise_multiplier: Noise,
+    step: Step,
     scale: Scale = "clip",
-    clip: float | None = None,
-    learning_rate: float = 1.0,
+    clip: ClipNorm | None = None,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+Laplace+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's b."""
-    form = Dithered(step=step)
-    return _clients(
-        "fl-laplace-sdq", local, n_users, "laplace", noise_multiplier, scale, clip, form, learning_rate
+    bound = _bound("fl-laplace-sdq", "laplace", scale, clip)
+    sent = _messages(n_users, "laplace", noise_multiplier, bound, Dithered(step=step))
+    return _clients("fl-laplace-sdq", local, bound, sent, learning_rate)
+
+
+def _messages(
+    n_users: int, noise: NoiseName | None, noise_multiplier: float, bound: Bound, form: Form
+) -> ClientMessages:
+    """Return what K = n_users clients send in every round; their noise is measured in the bound, if there is one."""
+    return ClientMessages(
+        senders=n_users,
+        noise=noise,
+        noise_multiplier=noise_multiplier,
+        bound=bound.norm if bound.bounded else None,
+        form=form,
     )
 
 
-def _clients(
-    name: str,
-    local: LocalSgd,
-    n_users: int,
-    noise: NoiseName | None,
-    noise_multiplier: float,
-    scale: Scale,
-    clip: float | None,
-    form: Form,
-    learning_rate: float,
-) -> Method:
-    """Compose K = n_users clients that send messages of one kind in every round."""
-    bound = _bound(name, noise, scale, clip)
+def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, learning_rate: float) -> Method:
+    """Compose clients that all send a message in every round."""
+    by_norm = not bound.bounded and (sent.noise is not None or sent.coded)
     return Method(
         name=name,
         contribution=ClientContribution(),
@@ -172,14 +178,9 @@ def _clients(
         local=local,
         bound=bound,
         weights=Weights.ONE,
-        channel=ClientMessages(
-            senders=n_users,
-            noise=noise,
-            noise_multiplier=noise_multiplier,
-            bound=None if isinstance(bound, Unbounded) else bound.norm,
-            form=form,
-        ),
+        channel=sent,
         server=ServerSgd(learning_rate),
+        public_counts=(_SMALLEST_COUNTED,) if by_norm else (),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
+from fedveil.keys import NonNegative
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.fixed_size import published_epsilon
@@ -112,6 +113,10 @@ class Channel(Source):
         """How many senders may be missing from a sum, with their noise, without weakening it."""
         return 0
 
+    def lacking(self, missing_silos: int) -> Channel:
+        """Return the channel with its noise sized for sums that lack so many senders, where it can be."""
+        return self
+
     def n_senders(self, n_silos: int) -> int:
         """Return how many messages a round has."""
         return n_silos
@@ -179,16 +184,10 @@ class GaussianShares(Channel):
         """What a message tells."""
         return Tells.MESSAGE
 
-    noise_multiplier: float
+    noise_multiplier: NonNegative
     scale: float
     colluding_silos: int = 0
     missing_silos: int = 0
-
-    def __post_init__(self) -> None:
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise CompositionError(
-                f"noise_multiplier = {self.noise_multiplier}: a finite number >= 0 is needed"
-            )
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse noise on unbounded contributions, and clients, unless their shares are summed under masks."""
@@ -219,6 +218,10 @@ class GaussianShares(Channel):
     def missing(self) -> int:
         """How many silos."""
         return self.missing_silos
+
+    def lacking(self, missing_silos: int) -> GaussianShares:
+        """Return shares that are larger, so that the others' add up to the noise."""
+        return replace(self, missing_silos=missing_silos)
 
     def share_std(self, n_silos: int) -> float:
         """Return the standard deviation of one silo's share per coordinate."""
@@ -336,14 +339,8 @@ class CentralGaussian(Channel):
         """What a message tells."""
         return Tells.EXACT
 
-    noise_multiplier: float
+    noise_multiplier: NonNegative
     scale: float
-
-    def __post_init__(self) -> None:
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise CompositionError(
-                f"noise_multiplier = {self.noise_multiplier}: a finite number >= 0 is needed"
-            )
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse noise on unbounded contributions."""

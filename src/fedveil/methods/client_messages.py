@@ -25,14 +25,14 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
+from fedveil.keys import NonNegative
 from fedveil.methods.cepam_profile import one_round
-from fedveil.methods.channels import CentralGaussian, Channel, grid_law
+from fedveil.methods.channels import Channel, grid_law
 from fedveil.methods.layered_shares import KEY_REASON, OF_LAYERS
 from fedveil.methods.sending import Coded, MessageCost, Sending, Transmission
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
-from fedveil.privacy.sampling import AnySampler
 from fedveil.quantization.codec import Codec, Sent, gaussian_channel
 from fedveil.quantization.errors import ChannelError
 from fedveil.quantization.information import information_limit
@@ -44,7 +44,6 @@ from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Published
 
 NoiseName: TypeAlias = Literal["gaussian", "laplace"]
-Scale: TypeAlias = Literal["clip", "norm"]
 FLOAT32_BYTES = 4
 
 
@@ -116,15 +115,12 @@ class ClientMessages(Channel):
 
     senders: int
     noise: NoiseName | None
-    noise_multiplier: float
+    noise_multiplier: NonNegative
     bound: float | None
     form: Form
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise CompositionError(
-                f"noise_multiplier = {self.noise_multiplier}: a finite number >= 0 is needed"
-            )
+        super().__post_init__()
         if self.noise is None and self.noise_multiplier:
             raise CompositionError(f"noise_multiplier = {self.noise_multiplier} without a law of noise")
         if isinstance(self.form, Layered):
@@ -423,30 +419,3 @@ class ClientMessages(Channel):
     def _step(self, scale: float, form: Dithered) -> float:
         """Return SDQ's step, same unit as the update."""
         return form.step * scale * (self.noise_multiplier if self.noisy else 1.0)
-
-
-def through_messages(
-    central: CentralGaussian, sampler: AnySampler, n_users: int, lattice: str | None
-) -> ClientMessages:
-    """Return the channel in which clients' messages carry the noise that a trusted server would add to their sum.
-
-    m clients send in a round, each with N(0, (central.std)^2 / m I): m independent Gaussians,
-    whose sum has the central law.
-
-    Raises:
-        CompositionError: clients are sampled independently, so that m is random.
-    """
-    if not sampler.fixed_size:
-        raise CompositionError(
-            "the clients' messages share one noise, so their number must be fixed and public, but Poisson sampling "
-            "draws a random and private number: a share of the expected number would give the sum a noise that "
-            "tells how many took part; use client_sampling = 'uniform'"
-        )
-    senders = n_users if sampler.size is None else sampler.size
-    return ClientMessages(
-        senders=senders,
-        noise="gaussian",
-        noise_multiplier=central.noise_multiplier / math.sqrt(senders),
-        bound=central.scale,
-        form=Layered(lattice=lattice),
-    )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fedveil.errors import CompositionError
+from fedveil.keys import Count
 from fedveil.methods.weights import Weights
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import GaussianEvent, SelfComposedEvent
@@ -200,11 +200,7 @@ class RecordContribution(Contribution):
 
     per: ClassVar[Literal["record"]] = "record"
 
-    per_user: int
-
-    def __post_init__(self) -> None:
-        if self.per_user < 1:
-            raise CompositionError(f"group size k = {self.per_user}: a user keeps at least 1 record")
+    per_user: Count
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (C, C): what one record moves a step of DP-SGD, whose noise claims for all of them."""

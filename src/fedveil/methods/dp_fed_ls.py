@@ -16,30 +16,78 @@ says and its Tables 3 and 6 forget. docs/theory/dp-fed-ls.md.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import CentralGaussian
 from fedveil.methods.contributions import ClientContribution
+from fedveil.methods.keys import (
+    ClientRate,
+    ClientSampling,
+    ClipNorm,
+    Denominator,
+    Local,
+    Noise,
+    ServerRate,
+    Smoothing,
+    Users,
+)
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
+from fedveil.privacy.closed_form import theorem_epsilon, theorem_noise
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.server.denoise import Laplacian
 from fedveil.server.optimizers import ServerSgd
 
 
+@dataclass(frozen=True)
+class Theorem:
+    """What Theorem 1 (uniform sampling) or 2 (Poisson) of the paper asks of the noise.
+
+    Attributes:
+        sampling: how clients are drawn.
+        rate: tau.
+        clip: L.
+    """
+
+    sampling: ClientSampling
+    rate: float
+    clip: float
+
+    @property
+    def name(self) -> str:
+        """Which theorem."""
+        return "theorem 1" if self.sampling == "uniform" else "theorem 2"
+
+    def noise_multiplier(self, rounds: int, epsilon: float, delta: float) -> float:
+        """Return nu / L that is enough for so many rounds."""
+        asked = theorem_noise(
+            self.sampling, rate=self.rate, clip=self.clip, rounds=rounds, epsilon=epsilon, delta=delta
+        )
+        return asked.noise_std / self.clip
+
+    def epsilon(self, rounds: int, noise_multiplier: float, delta: float) -> float:
+        """Return the epsilon that it shows for so much noise; infinite outside its domain."""
+        return theorem_epsilon(
+            self.sampling,
+            rate=self.rate,
+            clip=self.clip,
+            rounds=rounds,
+            noise_std=noise_multiplier * self.clip,
+            delta=delta,
+        )
+
+
 def dp_fed(
     *,
-    local: LocalSgd,
-    n_users: int,
-    clip: float,
-    noise_multiplier: float,
-    client_sampling: Literal["uniform", "poisson"] = "poisson",
-    client_sampling_rate: float = 1.0,
-    denominator: Literal["expected", "actual"] = "expected",
-    learning_rate: float = 1.0,
+    local: Local,
+    n_users: Users,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    client_sampling: ClientSampling = "poisson",
+    client_sampling_rate: ClientRate = 1.0,
+    denominator: Denominator = "expected",
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Algorithm 1 with sigma = 0: projected local steps, sampled clients, Gaussian noise on the sum."""
     return Method(
@@ -52,20 +100,21 @@ def dp_fed(
         channel=CentralGaussian(noise_multiplier=noise_multiplier, scale=clip),
         server=ServerSgd(learning_rate),
         denominator=denominator,
+        closed_form=Theorem(client_sampling, client_sampling_rate, clip),
     )
 
 
 def dp_fed_ls(
     *,
-    local: LocalSgd,
-    n_users: int,
-    clip: float,
-    noise_multiplier: float,
-    smoothing: float,
-    client_sampling: Literal["uniform", "poisson"] = "poisson",
-    client_sampling_rate: float = 1.0,
-    denominator: Literal["expected", "actual"] = "expected",
-    learning_rate: float = 1.0,
+    local: Local,
+    n_users: Users,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    smoothing: Smoothing,
+    client_sampling: ClientSampling = "poisson",
+    client_sampling_rate: ClientRate = 1.0,
+    denominator: Denominator = "expected",
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Algorithm 1: DP-Fed whose noisy mean is smoothed, tensor by tensor, by A_sigma^{-1}."""
     plain = dp_fed(
@@ -82,7 +131,7 @@ def dp_fed_ls(
 
 
 def client_sampler(
-    sampling: Literal["uniform", "poisson"], rate: float, n_users: int
+    sampling: ClientSampling, rate: float, n_users: int
 ) -> Everyone | PoissonUsers | UniformClients:
     """Return the sampler of a rate: round(tau N) clients without replacement, or each with probability tau."""
     if rate == 1:

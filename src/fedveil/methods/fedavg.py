@@ -5,9 +5,9 @@ McMahan et al., AISTATS 2017; the server's learning rate after Yang et al., ICLR
 
 from __future__ import annotations
 
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import Identity
 from fedveil.methods.contributions import SiloContribution
+from fedveil.methods.keys import Local, ServerRate
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Unbounded
@@ -15,7 +15,7 @@ from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import ServerSgd
 
 
-def fedavg(*, local: LocalSgd, learning_rate: float = 1.0) -> Method:
+def fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
     """Each silo trains on its whole table; x <- x + eta_g (1/|S|) sum_s Delta_s. No guarantee."""
     return Method(
         name="fedavg",

@@ -61,6 +61,7 @@ class LayeredShares(Channel):
     lattice: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shares.noise_multiplier == 0:
             raise CompositionError(
                 "the channel's compression error is its noise: noise_multiplier = 0 leaves it nothing to compress "

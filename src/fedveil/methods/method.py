@@ -24,7 +24,7 @@ from fedveil.privacy.sampling import AnySampler
 from fedveil.protection.parts import Joined, Lost, Refused, Terms
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import Optimizer
-from fedveil.stage import answers
+from fedveil.stage import ClosedForm, answers
 from fedveil.statistics.local import LocalStatistic
 
 
@@ -50,7 +50,11 @@ class Method:
         denominator: "expected" divides by how many take part in expectation; "actual" by how many did, which is
             private and not covered by the guarantee: for reproduction only.
         noise_decay: the factor by which the noise falls from round to round.
-        calibrated_to: whom a target epsilon is about: readers of the models, or the server, which sees every message.
+        calibrated_to: whom a target epsilon is about: readers of the models, or the server, which sees every message;
+            nobody where the noise bounds no unit, so that no accountant can find it.
+        closed_form: the published theorem that finds the noise for a target epsilon, where there is one.
+        public_counts: what rests on numbers of records that count as public, in words for the statement; where there is
+            any, they are among the public facts.
         released: what readers read, in words.
     """
 
@@ -66,7 +70,9 @@ class Method:
     denoiser: Denoiser = NO_DENOISER
     denominator: Literal["expected", "actual"] = "expected"
     noise_decay: float = 1.0
-    calibrated_to: Literal["readers", "server"] = "readers"
+    calibrated_to: Literal["readers", "server", "nobody"] = "readers"
+    closed_form: ClosedForm | None = None
+    public_counts: tuple[str, ...] = ()
     released: Literal["models", "statistics"] = "models"
 
     @property

@@ -17,38 +17,70 @@ calibrated against the server: the encrypted part has none, so readers of the mo
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
 
-from fedveil.errors import CompositionError
-from fedveil.local.steps import LocalSgd
-from fedveil.methods.channels import CentralGaussian, GaussianShares
-from fedveil.methods.client_messages import ClientMessages, Numbers, through_messages
+from fedveil.methods.channels import GaussianShares
+from fedveil.methods.client_messages import ClientMessages, Numbers
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.fedavg import fedavg
+from fedveil.methods.keys import (
+    Calibration,
+    ClipNorm,
+    LargestSilo,
+    Local,
+    Noise,
+    NoiseDecay,
+    ServerRate,
+    Users,
+)
 from fedveil.methods.method import Method
-from fedveil.methods.protections import PartialEncryption, SecureAggregation
+from fedveil.methods.partial_encryption import PartialEncryption
+from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
+from fedveil.privacy.closed_form import remark_1_noise
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import ServerSgd
 
-Calibration: TypeAlias = Literal["client", "as-published"]
+
+@dataclass(frozen=True)
+class RemarkOne:
+    """The noise of Remark 1, over what one record moves a clipped update by as it counts: no bound for a client."""
+
+    name: str = "remark 1"
+
+    def noise_multiplier(self, rounds: int, epsilon: float, delta: float) -> float:
+        """Return z."""
+        return remark_1_noise(rounds=rounds, epsilon=epsilon, delta=delta)
+
+    def epsilon(self, rounds: int, noise_multiplier: float, delta: float) -> float:
+        """Return the epsilon that it states for z: the remark has their product."""
+        return remark_1_noise(rounds=rounds, epsilon=noise_multiplier, delta=delta)
+
+
+_LARGEST_COUNTED = "the noise is measured in the records of the largest client, which count as public"
+
+
+def _calibrated(method: Method, calibration: Calibration) -> Method:
+    """Return the method as what its noise is measured in says: as published no accountant can find it."""
+    if calibration == "client":
+        return method
+    return replace(method, calibrated_to="nobody", closed_form=RemarkOne(), public_counts=(_LARGEST_COUNTED,))
 
 
 def dp_fedavg(
     *,
-    local: LocalSgd,
-    n_users: int,
-    largest_silo: int,
-    clip: float,
-    noise_multiplier: float,
+    local: Local,
+    n_users: Users,
+    largest_silo: LargestSilo,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
     calibration: Calibration = "client",
-    learning_rate: float = 1.0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """DP-FedAvg: every client clips its whole update and adds noise that protects it from the server by itself."""
     scale = clip if calibration == "client" else 2 * clip / largest_silo
-    return Method(
+    method = Method(
         name="dp-fedavg",
         contribution=ClientContribution(),
         sampler=Everyone(),
@@ -65,9 +97,10 @@ def dp_fedavg(
         server=ServerSgd(learning_rate),
         calibrated_to="server",
     )
+    return _calibrated(method, calibration)
 
 
-def ckks_fedavg(*, local: LocalSgd, learning_rate: float = 1.0) -> Method:
+def ckks_fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
     """CKKS-FedAvg: federated averaging, every update encrypted as a whole. Readers are guaranteed nothing."""
     return replace(
         fedavg(local=local, learning_rate=learning_rate),
@@ -78,13 +111,13 @@ def ckks_fedavg(*, local: LocalSgd, learning_rate: float = 1.0) -> Method:
 
 def serial(
     *,
-    local: LocalSgd,
-    n_users: int,
-    largest_silo: int,
-    clip: float,
-    noise_multiplier: float,
+    local: Local,
+    n_users: Users,
+    largest_silo: LargestSilo,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
     calibration: Calibration = "client",
-    learning_rate: float = 1.0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Serial: the noise of dp-fedavg, and then everything is encrypted; calibrated against readers of the models."""
     noisy = dp_fedavg(
@@ -96,24 +129,25 @@ def serial(
         calibration=calibration,
         learning_rate=learning_rate,
     )
-    return replace(
+    method = replace(
         noisy,
         name="serial",
         protection=PartialEncryption(ratio=1.0, he_noise=1.0),
         calibrated_to="readers",
     )
+    return _calibrated(method, calibration)
 
 
 def varying_dp(
     *,
-    local: LocalSgd,
-    n_users: int,
-    largest_silo: int,
-    clip: float,
-    noise_multiplier: float,
-    noise_decay: float = 0.9,
+    local: Local,
+    n_users: Users,
+    largest_silo: LargestSilo,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    noise_decay: NoiseDecay = 0.9,
     calibration: Calibration = "client",
-    learning_rate: float = 1.0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Varying-DP: dp-fedavg whose noise falls by a factor every round, from noise_multiplier in the first."""
     noisy = dp_fedavg(
@@ -130,16 +164,16 @@ def varying_dp(
 
 def stevens(
     *,
-    local: LocalSgd,
-    n_users: int,
-    largest_silo: int,
-    clip: float,
-    noise_multiplier: float,
+    local: Local,
+    n_users: Users,
+    largest_silo: LargestSilo,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
     calibration: Calibration = "client",
-    learning_rate: float = 1.0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Stevens et al.: shares of one noise on the sum, under masked aggregation; the server sees the noisy sum."""
-    return Method(
+    method = Method(
         name="stevens",
         contribution=ClientContribution(),
         sampler=Everyone(),
@@ -154,17 +188,18 @@ def stevens(
         server=ServerSgd(learning_rate),
         calibrated_to="server",
     )
+    return _calibrated(method, calibration)
 
 
 def paraaegis(
     *,
-    local: LocalSgd,
-    n_users: int,
-    largest_silo: int,
-    clip: float,
-    noise_multiplier: float,
+    local: Local,
+    n_users: Users,
+    largest_silo: LargestSilo,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
     calibration: Calibration = "client",
-    learning_rate: float = 1.0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """ParaAegis: the coordinates voted for travel encrypted, the others clipped and noisy (Algorithm 1)."""
     noisy = dp_fedavg(
@@ -177,26 +212,3 @@ def paraaegis(
         learning_rate=learning_rate,
     )
     return replace(noisy, name="paraaegis", protection=PartialEncryption(clip="parts"))
-
-
-def partly_encrypted(method: Method, protection: PartialEncryption, n_users: int) -> Method:
-    """Return a method of the house under partial encryption, its noise moved to where it can be added.
-
-    The noise of a trusted server on the sum of m clients (DP-Fed, DP-Fed-LS) becomes theirs: each message carries 1/m
-    of its variance. A method that bounds its two parts by themselves, or encrypts everything, keeps doing so.
-
-    Raises:
-        CompositionError: a combination that cannot work.
-    """
-    own, channel = method.protection, method.channel
-    if isinstance(own, PartialEncryption):
-        if own.whole and not protection.whole:
-            raise CompositionError(
-                f"{method.name} encrypts everything; a part of it is what paraaegis encrypts"
-            )
-        he_noise = own.he_noise if own.whole else protection.he_noise
-        return replace(method, protection=replace(protection, clip=own.clip, he_noise=he_noise))
-    if isinstance(channel, CentralGaussian):
-        messages = through_messages(channel, method.sampler, n_users, lattice=None)
-        channel = replace(messages, form=Numbers())
-    return replace(method, channel=channel, protection=protection)

@@ -26,11 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fedveil.errors import CompositionError
+from fedveil.keys import Count, Fraction, NonNegative, Positive, Share, filled
 from fedveil.methods.channels import grid_law
+from fedveil.methods.client_messages import Numbers
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
+from fedveil.methods.through import through_messages
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
 from fedveil.privacy.closed_form import remark_1_noise
@@ -69,34 +72,30 @@ class PartialEncryption(ProtectionStage):
         vote_noise: noise on the counts of "noisy-votes", in units of one ballot's l2 norm.
         he_noise: noise of the encrypted part over that of the clear part, each in units of its own bound; 0: none.
         clip: "whole" bounds a contribution before the partition is known; "parts" bounds each part of a client's update
-            by itself: the clear part by the method's bound, the encrypted one by ``he_clip``.
-        he_clip: l2 bound of the encrypted part under clip = "parts"; None: not bounded.
+            by itself: the clear part by the method's bound, the encrypted one by ``he_clip``. Paraaegis brings it.
+        he_clip: l2 bound of the encrypted part, with which parts are bounded by themselves; None: not bounded.
         processes: worker processes in which silos encrypt; 1: in the process itself. It changes no result.
     """
 
     parties: ClassVar[tuple[Role, ...]] = (Role.READER, _UP | _DOWN)
 
-    ratio: float = 0.1
-    decay: float = 1.0
+    divides: ClassVar[bool] = True
+
+    ratio: Share = 0.1
+    decay: Fraction = 1.0
     strategy: Literal["max", "min", "random"] = "max"
     partition: Literal["votes", "noisy-votes", "released"] = "votes"
     votes: Literal["plain", "secagg"] = "plain"
-    vote_noise: float = 0.0
-    he_noise: float = 0.0
-    clip: Literal["whole", "parts"] = "whole"
-    he_clip: float | None = None
-    processes: int = 1
+    vote_noise: NonNegative = 0.0
+    he_noise: NonNegative = 0.0
+    clip: Annotated[Literal["whole", "parts"], filled()] = "whole"
+    he_clip: Positive | None = None
+    processes: Count = 1
 
     def __post_init__(self) -> None:
-        if self.processes < 1:
-            raise CompositionError(f"processes = {self.processes}: at least 1 encrypts")
-        if not 0 <= self.ratio <= 1:
-            raise CompositionError(f"ratio = {self.ratio}: the encrypted share r is between 0 and 1")
-        if not 0 < self.decay <= 1:
-            raise CompositionError(f"decay = {self.decay}: lambda is above 0 and at most 1")
-        for name, noise in (("he_noise", self.he_noise), ("vote_noise", self.vote_noise)):
-            if not (noise >= 0 and math.isfinite(noise)):
-                raise CompositionError(f"{name} = {noise}: a finite number >= 0 is needed")
+        super().__post_init__()
+        if self.he_clip is not None:
+            object.__setattr__(self, "clip", "parts")
         if (self.vote_noise > 0) != (self.partition == "noisy-votes"):
             raise CompositionError(
                 f"vote_noise = {self.vote_noise:g} with partition = {self.partition!r}: noise on votes and "
@@ -116,10 +115,6 @@ class PartialEncryption(ProtectionStage):
             raise CompositionError(
                 "he_noise buys no guarantee while the partition shows votes that are not paid for; take partition = "
                 "'released' or 'noisy-votes', strategy = 'random' or ratio = 1"
-            )
-        if self.he_clip is not None and self.clip != "parts":
-            raise CompositionError(
-                "he_clip bounds the encrypted part of a method that bounds its parts by themselves"
             )
         if self.he_noise and self.clip == "parts" and self.he_clip is None and self.ratio > 0:
             raise CompositionError("he_noise needs he_clip: noise on an unbounded part guarantees nothing")
@@ -157,6 +152,31 @@ class PartialEncryption(ProtectionStage):
             yield "parts can be bounded by themselves only where a message holds one contribution"
         if method.denoiser.needs_noise_std:
             yield f"{method.denoiser.description} needs one size of noise, and the two parts have their own"
+
+    def over(self, method: Any, n_users: int) -> Any:
+        """Return a method under partial encryption, its noise moved to where it can be added.
+
+        The noise of a trusted server on the sum of m clients (DP-Fed, DP-Fed-LS) becomes theirs: each message carries
+        1/m of its variance. A method that bounds its two parts by themselves, or encrypts everything, keeps doing so.
+
+        Raises:
+            CompositionError: a combination that cannot work.
+        """
+        own, channel = method.protection, method.channel
+        if isinstance(own, PartialEncryption):
+            if own.whole and not self.whole:
+                raise CompositionError(
+                    f"{method.name} encrypts everything; a part of it is what paraaegis encrypts"
+                )
+            if own.clip == "whole" and self.he_clip is not None:
+                raise CompositionError(
+                    f"{method.name}: he_clip bounds the encrypted part of a method that bounds its parts by themselves"
+                )
+            he_noise = own.he_noise if own.whole else self.he_noise
+            return replace(method, protection=replace(self, clip=own.clip, he_noise=he_noise))
+        if channel.by_server:
+            channel = through_messages(channel, method.sampler, n_users, Numbers())
+        return replace(method, channel=channel, protection=self)
 
     def local_bound(self, bound: Bound) -> Bound:
         """Return no bound where parts are bounded once the partition is known."""
@@ -266,9 +286,9 @@ class PartialEncryption(ProtectionStage):
 
     def hidden_noise(self, bound: Bound, std: float) -> tuple[float, float]:
         """Return the standard deviation of a message's noise in its encrypted part, and the grid of that part."""
-        if not isinstance(bound, Clip):
+        if not bound.bounded:
             return 0.0, bound.grid
-        hidden = bound if self.he_clip is None else replace(bound, norm=self.he_clip)
+        hidden = bound if self.he_clip is None else Clip(norm=self.he_clip)
         return self.he_noise * std * hidden.norm / bound.norm, hidden.grid
 
     # --- in words ----------------------------------------------------------------------------------------------
@@ -289,12 +309,12 @@ class PartialEncryption(ProtectionStage):
             f"partial encryption (CKKS, 128 bits, sums exact): a share of {share} of the coordinates, {origin}; "
             f"{noise}, {self.he_noise:g} times that in the encrypted part, each in units of its bound"
         ]
-        if isinstance(moves.bound, Clip) and self.clip == "parts":
+        if moves.bound.bounded and self.clip == "parts":
             hidden = "not at all" if self.he_clip is None else f"to {self.he_clip:g}"
             told.append(
                 f"every client's part in clear is clipped to {moves.norm:g} (l2), its encrypted part {hidden}"
             )
-        elif isinstance(moves.bound, Clip):
+        elif moves.bound.bounded:
             told.append(f"every contribution is clipped to {moves.norm:g} (l2) before it is divided")
         return tuple(told)
 
@@ -322,7 +342,7 @@ class PartialEncryption(ProtectionStage):
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the epsilon that Remark 1 of the paper states for this noise: infinite without any."""
         std = method.channel.message_std(method.channel.n_senders(public.n_silos))
-        if self.clip != "parts" or not public.silo_records or not isinstance(method.bound, Clip):
+        if self.clip != "parts" or not public.silo_records or not method.bound.bounded:
             return ()
         sensitivity = 2 * method.bound.norm / max(public.silo_records)
 

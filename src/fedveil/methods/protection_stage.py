@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, TypeAlias
 
+from fedveil.errors import CompositionError
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Role, Sent
 from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Task
@@ -21,12 +23,59 @@ class ProtectionStage(Stage):
         weighs: whether weights by records are computed without showing counts.
         agrees: whether senders agree on public numbers before the run, the grid of their messages among them.
         masks: whether the server learns the sum of whole numbers alone, whoever sends them.
+        divides: whether messages travel in two parts, one of them encrypted under a key that the senders share.
+        protects: whether it stands for more than messages as they are, so that no other may take its place.
+        on_missing: what happens when a sender vanishes in a round: the run ends, the round is repeated, or recovered.
+        missing_silos: how many senders may be missing from a sum.
+        dropout_rate: in a simulation, the probability that a sender vanishes in an attempt at a round.
     """
 
     parties: ClassVar[tuple[Role, ...]] = ()
     weighs: ClassVar[bool] = False
     agrees: ClassVar[bool] = True
     masks: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
+    protects: ClassVar[bool] = True
+
+    @property
+    def on_missing(self) -> Literal["end", "retry", "recover"]:
+        """End, unless the protection has another answer."""
+        return "end"
+
+    @property
+    def missing_silos(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def dropout_rate(self) -> float:
+        """None vanishes."""
+        return 0.0
+
+    def over(self, method: Any, n_users: int) -> Any:
+        """Return a method under this protection, with its noise where and as large as that needs it.
+
+        Args:
+            method: the composition without it, or with the protection that it brings.
+            n_users: |U|.
+
+        Raises:
+            CompositionError: the method brings another one.
+        """
+        own = method.protection
+        if own.protects and own != self:
+            raise CompositionError(
+                f"{method.name} brings its own protection ({type(own).__name__}); remove protection.name, or take the "
+                "method that it is a variant of"
+            )
+        return replace(method, channel=method.channel.lacking(self.missing_silos), protection=self)
+
+    def agree(self, method: Any, public: Any) -> Any:
+        """Return what the parties of a run agree on before any training (``fedveil.engine.parties.Agreed``).
+
+        None leaves it to the house: messages in the open, or one of its own protocols by the facts above.
+        """
+        return None
 
     def local_bound(self, bound: Bound) -> Bound:
         """Return the bound that is enforced in local training, given that of the method."""

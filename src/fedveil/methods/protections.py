@@ -6,12 +6,14 @@ The protocols themselves are in ``fedveil.protection``; these values say which o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from fedveil.errors import PrivacyError
-from fedveil.methods.partial_encryption import PartialEncryption
+from pydantic import Field
+
+from fedveil.errors import CompositionError, PrivacyError
+from fedveil.keys import Count
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round, unmaskable
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
 from fedveil.protection.messages import (
@@ -49,15 +51,6 @@ from fedveil.protection.weighting_messages import (
 from fedveil.protection.weighting_plan import rounded_sensitivity
 from fedveil.stage import Moves
 
-__all__ = [
-    "NO_PROTECTION",
-    "NoProtection",
-    "PartialEncryption",
-    "PrivateWeighting",
-    "Protection",
-    "SecureAggregation",
-]
-
 _MOST_PLACES: Final = 64
 _UP, _DOWN = Role.SERVER, Role.SILO
 _PRESENT: Final = (
@@ -70,6 +63,11 @@ class NoProtection(ProtectionStage):
     """The server receives every silo's message as it is."""
 
     agrees: ClassVar[bool] = False
+    protects: ClassVar[bool] = False
+
+    def over(self, method: Any, n_users: int) -> Any:
+        """Return the method as it is, with the protection that it may bring."""
+        return method
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: models down, sums in the open or sealed up."""
@@ -92,13 +90,15 @@ class SecureAggregation(ProtectionStage):
             the rest under fresh keys (or with all, where the weights depend on the silo that is missing); "recover"
             has the others open the masks it left behind, so that the round survives (Shamir shares).
         missing_silos: how many silos may be missing from a sum; the shares of the noise are sized for that.
+        dropout_rate: simulation: probability that a silo vanishes in an attempt at a round.
     """
 
     parties: ClassVar[tuple[Role, ...]] = (_UP | _DOWN,)
     masks: ClassVar[bool] = True
 
     on_missing: Literal["end", "retry", "recover"] = "end"
-    missing_silos: int = 0
+    missing_silos: Annotated[int, Field(ge=0)] = 0
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
@@ -149,22 +149,37 @@ class PrivateWeighting(ProtectionStage):
     """The server learns the sum weighted by n_su / N_u, and nobody a count that is not its own (ULDP-FL, Protocol 1).
 
     Attributes:
-        largest_count: N_max, the largest number of records that a user may have in all; a silo may hold N_max / |S|.
+        n_max: N_max, the largest number of records that a user may have in all; a silo may hold N_max / |S|.
         cipher: "paillier", or "rlwe" (ring-LWE) for models of many parameters and a small N_max.
         key_bits: size of a Paillier modulus.
         private_sampling: users are sampled by oblivious transfer, so that the server does not learn who was drawn.
         on_missing: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round under
             fresh keys once all silos are back, because the weights of the others depend on its records.
+        dropout_rate: simulation: probability that a silo vanishes in an attempt at a round.
     """
 
-    largest_count: int = 2000
+    n_max: Count = 2000
     cipher: Literal["paillier", "rlwe"] = "paillier"
-    key_bits: Literal[2048, 3072, 4096] = 3072
+    key_bits: Literal[2048, 3072, 4096] | None = None
     private_sampling: bool = False
     parties: ClassVar[tuple[Role, ...]] = (_UP | _DOWN,)
     weighs: ClassVar[bool] = True
 
     on_missing: Literal["end", "retry"] = "end"
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse the size of a modulus that the cipher does not have."""
+        super().__post_init__()
+        if self.key_bits is not None and self.cipher == "rlwe":
+            raise CompositionError(
+                "key_bits: the size of a Paillier modulus; rlwe chooses its ring by the sums"
+            )
+
+    @property
+    def modulus_bits(self) -> int:
+        """Size of the Paillier modulus: 3072 unless another was asked for."""
+        return self.key_bits or 3072
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse what Protocol 1 does not compute: sums of pairs weighted by records, with shares of noise."""
@@ -235,11 +250,11 @@ class PrivateWeighting(ProtectionStage):
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return the cipher and the grid."""
-        cipher = f"Paillier, {self.key_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
+        cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
         return (
             f"private weighting ({cipher}): the weights n_su/N_u are computed under encryption, for at most "
-            f"{self.largest_count} records per user; the sum is rounded to its grid{drawn}",
+            f"{self.n_max} records per user; the sum is rounded to its grid{drawn}",
         )
 
     def places(self, rate: float) -> tuple[int, int]:
@@ -257,8 +272,6 @@ def _nearest(rate: float) -> Fraction:
     """Return the nearest share of places."""
     return Fraction(rate).limit_denominator(_MOST_PLACES)
 
-
-Protection = NoProtection | SecureAggregation | PrivateWeighting | PartialEncryption
 
 NO_PROTECTION: Final = NoProtection()
 """The default of a method."""

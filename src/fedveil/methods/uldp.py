@@ -7,10 +7,13 @@ C: clip bound, Q: local epochs, q: sampling rate of users. Line numbers are thos
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import GaussianShares, Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
+from fedveil.methods.keys import ClipNorm, Colluding, GroupSize, Local, Noise, ServerRate, Silos, UserRate
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
@@ -20,12 +23,12 @@ from fedveil.server.optimizers import ServerSgd
 
 def uldp_naive(
     *,
-    local: LocalSgd,
-    n_silos: int,
-    clip: float,
-    noise_multiplier: float,
-    colluding_silos: int = 0,
-    learning_rate: float = 1.0,
+    local: Local,
+    n_silos: Silos,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    colluding_silos: Colluding = 0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Clips each silo's whole update and adds noise for a user who may be in all silos (Algorithm 1).
 
@@ -46,7 +49,12 @@ def uldp_naive(
 
 
 def uldp_group(
-    *, local: LocalSgd, clip: float, noise_multiplier: float, group_size: int, learning_rate: float = 1.0
+    *,
+    local: Local,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    group_size: GroupSize,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Runs record-level DP-SGD in each silo, converted to users who keep at most k records (Algorithm 2).
 
@@ -79,93 +87,67 @@ def uldp_group(
 
 def uldp_sgd(
     *,
-    clip: float,
-    noise_multiplier: float,
-    user_sampling_rate: float = 1.0,
-    colluding_silos: int = 0,
-    learning_rate: float = 1.0,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    user_sampling_rate: UserRate = 1.0,
+    colluding_silos: Colluding = 0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
-    return _pairs(
-        name="uldp-sgd",
-        local=LocalGradient(),
-        weights=Weights.UNIFORM,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        user_sampling_rate=user_sampling_rate,
-        colluding_silos=colluding_silos,
-        learning_rate=learning_rate,
+    pairs = _pairs(
+        LocalGradient(), clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate
     )
+    return replace(pairs, name="uldp-sgd")
 
 
 def uldp_avg(
     *,
-    local: LocalSgd,
-    clip: float,
-    noise_multiplier: float,
-    user_sampling_rate: float = 1.0,
-    colluding_silos: int = 0,
-    learning_rate: float = 1.0,
+    local: Local,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    user_sampling_rate: UserRate = 1.0,
+    colluding_silos: Colluding = 0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3)."""
-    return _pairs(
-        name="uldp-avg",
-        local=local,
-        weights=Weights.UNIFORM,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        user_sampling_rate=user_sampling_rate,
-        colluding_silos=colluding_silos,
-        learning_rate=learning_rate,
-    )
+    return _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
 
 
 def uldp_avg_w(
     *,
-    local: LocalSgd,
-    clip: float,
-    noise_multiplier: float,
-    user_sampling_rate: float = 1.0,
-    colluding_silos: int = 0,
-    learning_rate: float = 1.0,
+    local: Local,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    user_sampling_rate: UserRate = 1.0,
+    colluding_silos: Colluding = 0,
+    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3)."""
-    return _pairs(
-        name="uldp-avg-w",
-        local=local,
-        weights=Weights.BY_RECORDS,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        user_sampling_rate=user_sampling_rate,
-        colluding_silos=colluding_silos,
-        learning_rate=learning_rate,
-    )
+    pairs = _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
+    return replace(pairs, name="uldp-avg-w", weights=Weights.BY_RECORDS)
 
 
 def _pairs(
-    *,
-    name: str,
     local: LocalSgd | LocalGradient,
-    weights: Weights,
     clip: float,
     noise_multiplier: float,
     user_sampling_rate: float,
     colluding_silos: int,
     learning_rate: float,
 ) -> Method:
-    """Algorithms 3 and 4 (user-level sub-sampling where q < 1).
+    """Algorithms 3 and 4 (user-level sub-sampling where q < 1), each pair weighted 1/|S|.
 
     Silo s sends sum_u w_{s,u} clip(Delta_{s,u}, C) + N(0, sigma^2 C^2 / |S|) (lines 9 to 18);
     x <- x + eta_g / (q |U| |S|) * sum (line 6). A user's weights sum to at most 1 over the silos, so adding or
     removing one user moves the sum by at most C (Theorem 3), whatever the number of her records.
     """
     return Method(
-        name=name,
+        name="uldp-avg",
         contribution=SiloUserContribution(),
         sampler=PoissonUsers(rate=user_sampling_rate) if user_sampling_rate < 1 else Everyone(),
         local=local,
         bound=Clip(norm=clip),
-        weights=weights,
+        weights=Weights.UNIFORM,
         channel=GaussianShares(
             noise_multiplier=noise_multiplier, scale=clip, colluding_silos=colluding_silos
         ),

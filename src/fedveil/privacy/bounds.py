@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import PrivacyError
@@ -310,7 +310,7 @@ class FixedVector(_NormClip):
         _check_weights(weights)
         _drop_nonfinite_(deltas, norms)
         scale = weights * self.coefficients(norms) / self.grid
-        return deltas.mul_(scale[:, None]).trunc_()
+        return torch.trunc_(deltas.mul_(scale[:, None]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +363,7 @@ def _check_weights(weights: Float64[Tensor, " m"]) -> None:
         )
 
 
-def _drop_nonfinite_(deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"]) -> None:
+def _drop_nonfinite_(deltas: Float[Tensor, "m d"], norms: Float64[Tensor, " m"]) -> None:
     """Zero the rows without a finite norm: a coefficient of 0 alone would leave 0 · NaN = NaN."""
     dropped = ~torch.isfinite(norms)
     if bool(dropped.any()):

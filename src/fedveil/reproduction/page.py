@@ -73,7 +73,8 @@ def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results]) -
     if not measured:
         return row | {"status": f"not reproduced: {item.why or 'its runs have not been played yet'}"}
     rows = [line for table in measured for line in section_rows(table, found[table.name])]
-    status = "reduced" if any(table.reduced for table in measured) else "published scale"
+    whole = "computed" if all(table.compute for table in own) else "published scale"
+    status = "reduced" if any(table.reduced for table in measured) else whole
     cells = sum(len(table.cells(0)) or len(measured_cells(table, found[table.name])) for table in own)
     if len(rows) < cells:
         status += f", {len(rows)} of {cells} cells"

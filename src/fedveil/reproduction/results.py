@@ -21,7 +21,7 @@ from fedveil.files import parse_json, read_content, reading, replace_file
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Values = dict[str, float | None]
-_DIGITS: Final = 7
+_DIGITS: Final = 9
 
 
 class ResultError(FedveilError):
@@ -121,7 +121,7 @@ def digest(document: Any) -> str:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a value to seven significant digits, which is how results are kept."""
+    """Return a value to nine significant digits, which is how results are kept."""
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -48,25 +49,31 @@ def _row(table: Table, cell: str, results: Results) -> Line:
     if table.published:
         row |= _against(table, ours, table.published.get(cell))
     if table.bound:
-        bound, trivial = (summary(_values(results, cell, name)).mean for name in table.bound)
-        row |= {table.bound[0]: _number(bound), table.bound[1]: _number(trivial)}
-        row["verdict"] = bound_holds(ours, bound, trivial)
+        bound, *trivial = (summary(_values(results, cell, name)).mean for name in table.bound)
+        row |= {name: _mean(results, cell, name) for name in table.bound}
+        row["verdict"] = bound_holds(ours, bound, trivial[0] if trivial else math.inf)
     row |= {name: _mean(results, cell, name) for name in table.also}
     spent = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
+    if table.compute:
+        return row
     return row | {"CPU s a run": f"{summary(spent).mean:.2g}" if spent else "unknown"}
 
 
 def _against(table: Table, ours: Summary, published: str | None) -> Line:
+    row = dict.fromkeys(("published", "difference", *(() if table.exact else ("half width",)), "verdict"), "")
     if published is None:
-        return {"published": "none", "difference": "", "verdict": ""}
+        return row | {"published": "none"}
     shown, runs = _shown(table), table.published_runs
-    width = None if ours.exact else half_width(ours, runs=runs)
+    width = half_width(ours, runs=runs)
     difference = ours.mean - float(published)
-    return {
+    row |= {
         "published": published,
         "difference": f"{difference:+.2f}" if table.percent else f"{difference:+.3g}",
-        "half width": "" if width is None else shown(width),
-        "verdict": "not comparable" if table.not_comparable else agreement(ours, published, runs=runs),
+    }
+    if not table.exact:
+        row["half width"] = "" if width is None else shown(width)
+    return row | {
+        "verdict": "not comparable" if table.not_comparable else agreement(ours, published, runs=runs)
     }
 
 

@@ -83,7 +83,7 @@ class Table(_Strict):
         seeds: runs a cell.
         published: printed figures by cell; every digit counts.
         published_runs: how many runs a published figure is the mean of.
-        bound: (bound, trivial): the names of two further values; the page says whether the bound holds.
+        bound: names of the value that bounds the table's, and of what is known without it, if anything is.
         not_comparable: why the published figures are not comparable; empty: they are.
         reduced: what was made smaller than published, and why.
         chosen: which settings were chosen, on what; empty is not allowed.
@@ -105,7 +105,7 @@ class Table(_Strict):
     seeds: Annotated[int, Field(ge=1)] = 5
     published: dict[str, Printed] = {}
     published_runs: Annotated[int, Field(ge=1)] = 1
-    bound: tuple[str, str] | None = None
+    bound: Annotated[tuple[str, ...], Field(max_length=2)] = ()
     not_comparable: str = ""
     reduced: tuple[str, ...] = ()
     chosen: Annotated[str, Field(min_length=1)]

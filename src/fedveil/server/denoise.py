@@ -26,7 +26,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fedveil.errors import ConfigError, ModelError
+from fedveil.errors import ModelError
+from fedveil.keys import NonNegative
 from fedveil.stage import Stage, duty
 
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
@@ -116,7 +117,7 @@ class Laplacian(Denoiser):
             output channel, input channel, height, width) are unfolded into a cycle.
 
     Raises:
-        ConfigError: a smoothing that is negative or not finite.
+        CompositionError: a smoothing that is negative or not finite.
 
     >>> y = torch.tensor([3.0, 0.0, 0.0, 0.0])
     >>> smoothed = Laplacian(smoothing=1.0).estimate(y, 0.0, [(4,)])
@@ -124,15 +125,11 @@ class Laplacian(Denoiser):
     (0.75, True)
     """
 
-    smoothing: float
+    smoothing: NonNegative = 1.0
     scope: Scope = "tensor"
     order: Order = "BCHW"
 
     needs_noise_std: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.smoothing) and self.smoothing >= 0):
-            raise ConfigError(f"smoothing = {self.smoothing}: a finite number >= 0 is needed (0: none)")
 
     @property
     def description(self) -> str:
@@ -261,20 +258,3 @@ def _check_std(noise_std: float) -> None:
 
 
 NO_DENOISER: Final = NoDenoiser()
-DENOISERS: Final = ("none", "laplacian", "james-stein", "soft-threshold")
-
-
-def make_denoiser(
-    name: str, *, smoothing: float = 1.0, scope: Scope = "tensor", order: Order = "BCHW"
-) -> Denoiser:
-    """Return the denoiser of that name (one of ``DENOISERS``); the options are those of :class:`Laplacian`."""
-    match name:
-        case "none":
-            return NoDenoiser()
-        case "laplacian":
-            return Laplacian(smoothing=smoothing, scope=scope, order=order)
-        case "james-stein":
-            return JamesStein()
-        case "soft-threshold":
-            return SoftThreshold()
-    raise ConfigError(f"no denoiser is called {name!r}; there are: {', '.join(DENOISERS)}")

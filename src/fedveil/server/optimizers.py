@@ -20,14 +20,13 @@ who make the same step on different machines end with the same bits. docs/theory
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import torch
 from jaxtyping import Float32, Float64
-from pydantic import ConfigDict, Discriminator, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedveil.errors import ConfigError
@@ -43,11 +42,9 @@ class Optimizer(Stage):
     """What the server does with the mean update; a frozen value, its state apart from it.
 
     Attributes:
-        name: as ``server.optimizer.name`` in an experiment.
         steps_models: whether what it returns is the next model of a run, and not the released sum itself.
     """
 
-    name: str
     steps_models: ClassVar[bool] = True
 
     def refuses(self, method: Any) -> Iterable[str]:
@@ -108,18 +105,14 @@ class ServerSgd(Optimizer):
     tensor([2.5000])
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    learning_rate: Annotated[float, Field(gt=0, description="eta, the server's learning rate")]
+    learning_rate: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
+    ]
     momentum: Annotated[float, Field(ge=0, lt=1, description="mu, weight of the means before")] = 0.0
     nesterov: Annotated[bool, Field(description="look ahead along the momentum")] = False
-    name: Literal["sgd"] = "sgd"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ConfigError(f"learning_rate = {self.learning_rate}: must be above 0")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum = {self.momentum}: must be in [0, 1)")
+        super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov: looks along the momentum; give momentum above 0")
 
@@ -155,21 +148,14 @@ class _Adaptive(Optimizer):
     Algorithm 2, and unlike Adam's, there is no bias correction, so the first steps are shorter.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    learning_rate: Annotated[float, Field(gt=0, description="eta, the server's learning rate")]
+    learning_rate: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
+    ]
     beta1: Annotated[float, Field(ge=0, lt=1, description="weight of the means before")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="weight of their squares")] = 0.99
-    tau: Annotated[float, Field(gt=0, description="adaptivity: larger is closer to plain steps")] = 1e-3
-
-    def __post_init__(self) -> None:
-        for key in ("learning_rate", "tau"):
-            value = getattr(self, key)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{key} = {value}: must be a number above 0")
-        for key in ("beta1", "beta2"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ConfigError(f"{key} = {getattr(self, key)}: must be in [0, 1)")
+    tau: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="adaptivity: larger is closer to plain steps")
+    ] = 1e-3
 
     def told(self) -> tuple[str, ...]:
         """Return which adaptive step is made."""
@@ -213,8 +199,6 @@ class FedAdam(_Adaptive):
         ConfigError: a value outside these ranges.
     """
 
-    name: Literal["fedadam"] = "fedadam"
-
     def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
         return self.beta2 * before + (1 - self.beta2) * square
 
@@ -227,14 +211,8 @@ class FedYogi(_Adaptive):
     2018). It never falls below 0. Arguments and errors are those of :class:`FedAdam`.
     """
 
-    name: Literal["fedyogi"] = "fedyogi"
-
     def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
         return before - (1 - self.beta2) * square * (before - square).sign()
-
-
-AnyOptimizer: TypeAlias = Annotated[ServerSgd | FedAdam | FedYogi, Discriminator("name")]
-"""What ``[server.optimizer]`` may be: one table for each, told apart by ``name``."""
 
 
 def matching(optimizer: Optimizer, model: Float32[Tensor, " d"], state: Any) -> bool:

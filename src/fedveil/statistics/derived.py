@@ -31,7 +31,10 @@ def cross(released: Released, columns: Sequence[str]) -> tuple[Row, ...]:
     ]
     if not fitting:
         known = sorted(
-            {", ".join(part.columns[0] for part in _axes(block)) for _, block in _tables(released)}
+            {
+                ", ".join(part.columns[0] for part in _axes(block) if part.columns)
+                for _, block in _tables(released)
+            }
         )
         raise ConfigError(
             f"--cross {','.join(columns)}: no release has these together, and what was not released cannot be had "

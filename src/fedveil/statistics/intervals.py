@@ -99,7 +99,7 @@ def ratio(above: float, below: float, noise: tuple[float, float, float], people:
 
 def share(noise: float, people: float) -> float:
     """Return the noise's share of a variance; 1 where there is no other."""
-    return noise / (noise + people) if noise + people > 0 else 1.0
+    return float(noise / (noise + people)) if noise + people > 0 else 1.0
 
 
 def _fieller(above: float, below: float, variances: tuple[float, float, float]) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from jaxtyping import Float64
 
 from fedveil.statistics.intervals import LEAST_RATIO, Interval, normal, ratio
 
-LEAST_SPREAD = 3.0
+LEAST_SPREAD = 6.0
 """How many standard deviations of its noise a variance is from 0 at least, where a correlation has an estimate."""
 
 

@@ -1,7 +1,8 @@
 """Public data sets by name, with their published preprocessing, their terms and their allocation to users
 and silos.
 
-A new data set is one module with one :class:`DataSet` and one line in :data:`DATASETS`.
+A new data set is one module with one :class:`DataSet`, registered under the entry points ``fedveil.data_sets``
+(:mod:`fedveil.registry`); one is imported when it is asked for.
 """
 
 from dataclasses import dataclass
@@ -9,35 +10,12 @@ from pathlib import Path
 
 from fedveil.errors import ConfigError
 from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue.creditcard import CREDITCARD
 from fedveil.population.catalogue.data_set import DataSet, Request
-from fedveil.population.catalogue.digits import DIGITS
 from fedveil.population.catalogue.files import DataFile, store
-from fedveil.population.catalogue.heart_disease import HEART_DISEASE
-from fedveil.population.catalogue.imagenette import IMAGENETTE_SUBSET
-from fedveil.population.catalogue.mnist import MNIST, MNIST_CANONICAL, MNIST_CENTRED, MNIST_RGB
-from fedveil.population.catalogue.shakespeare import SHAKESPEARE
-from fedveil.population.catalogue.svhn import SVHN, SVHN_SUBSET
-from fedveil.population.catalogue.tcga_brca import TCGA_BRCA
 from fedveil.population.records import Population
+from fedveil.registry import find, members
 
-_ALL = (
-    DIGITS,
-    MNIST,
-    MNIST_CANONICAL,
-    MNIST_CENTRED,
-    MNIST_RGB,
-    SVHN,
-    SVHN_SUBSET,
-    IMAGENETTE_SUBSET,
-    SHAKESPEARE,
-    CREDITCARD,
-    HEART_DISEASE,
-    TCGA_BRCA,
-)
-DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
-
-__all__ = ["DATASETS", "Allocation", "DataSet", "Entry", "Request", "catalogue", "load"]
+__all__ = ["Allocation", "DataSet", "Entry", "Request", "catalogue", "data_set", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +23,7 @@ class Entry:
     """One line of the catalogue as a folder has it: what the data set is, and whether its files are there."""
 
     name: str
+    package: str
     title: str
     records: str
     terms: str
@@ -54,20 +33,40 @@ class Entry:
 
 
 def catalogue(folder: Path | None = None) -> tuple[Entry, ...]:
-    """List the data sets and whether their files lie in the folder (see :func:`load`); downloads nothing."""
-    source = store(folder)
-    return tuple(
-        Entry(
-            name=data_set.name,
-            title=data_set.title,
-            records=data_set.records,
-            terms=data_set.terms,
-            files=data_set.files(source),
-            folder=source.folder,
-            present=all(file.present(source.folder) for file in data_set.files(source)),
+    """List the data sets and whether their files lie in the folder (see :func:`load`); downloads nothing.
+
+    One that cannot be imported is listed with the reason in place of its title.
+    """
+    source, entries = store(folder), []
+    for member in members("data_sets"):
+        try:
+            one = member.load()
+            title, records, terms, files = one.title, one.records, one.terms, one.files(source)
+        except ConfigError as error:
+            title, records, terms, files = str(error), "", "", ()
+        entries.append(
+            Entry(
+                name=member.name,
+                package=member.package,
+                title=title,
+                records=records,
+                terms=terms,
+                files=files,
+                folder=source.folder,
+                present=all(file.present(source.folder) for file in files),
+            )
         )
-        for data_set in DATASETS.values()
-    )
+    return tuple(entries)
+
+
+def data_set(name: str) -> DataSet:
+    """Return the data set of a name, imported.
+
+    Raises:
+        ConfigError: there is none, or it cannot be imported.
+    """
+    found: DataSet = find("data_sets", name).load()
+    return found
 
 
 def load(
@@ -82,7 +81,7 @@ def load(
     """Load a data set with its published preprocessing and hand its records to users and silos.
 
     Args:
-        name: a key of :data:`DATASETS`.
+        name: of a registered data set (``fedveil data``).
         allocation: the law by which users (and silos, where the data have none) get records.
         n_users: |U|, public.
         n_silos: |S|; None for the data set's own silos, or five where it has none.
@@ -100,9 +99,6 @@ def load(
     >>> load("digits", allocation=Allocation(law="zipf"), n_users=100).n_silos
     5
     """
-    if name not in DATASETS:
-        raise ConfigError(f"there is no data set '{name}'; there are {', '.join(sorted(DATASETS))}")
-    data_set = DATASETS[name]
-    source = store(folder)
+    found, source = data_set(name), store(folder)
     request = Request(allocation=allocation, n_users=n_users, n_silos=n_silos, seed=seed)
-    return data_set.build(request, source, data_set.files(source))
+    return found.build(request, source, found.files(source))

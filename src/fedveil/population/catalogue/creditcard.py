@@ -117,4 +117,7 @@ CREDITCARD = DataSet(
     terms=_TERMS,
     variants=((_FULL,), (_SUBSET,)),
     build=_build,
+    model="mlp_groupnorm",
+    loss="cross_entropy",
+    metrics=("balanced_accuracy", "loss"),
 )

@@ -76,6 +76,9 @@ class DataSet:
             first is the one that is downloaded. A data set that is part of a dependency has one variant of
             no files.
         build: reads the files of a variant from a store and hands the records out.
+        model: that an experiment trains unless it names another (``fedveil.local.models``); None: the task's.
+        loss: that it minimises, likewise.
+        metrics: by which it is judged, likewise.
     """
 
     name: str
@@ -84,6 +87,9 @@ class DataSet:
     terms: str
     variants: tuple[tuple[DataFile, ...], ...]
     build: Callable[[Request, Store, tuple[DataFile, ...]], Population]
+    model: str | None = None
+    loss: str | None = None
+    metrics: tuple[str, ...] | None = None
 
     def files(self, source: Store) -> tuple[DataFile, ...]:
         """Return the variant that lies in the store whole, or else the first."""

@@ -41,4 +41,5 @@ DIGITS = DataSet(
     "as shipped with scikit-learn.",
     variants=((),),
     build=_build,
+    model="mlp",
 )

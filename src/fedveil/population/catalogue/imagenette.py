@@ -56,4 +56,5 @@ IMAGENETTE_SUBSET = DataSet(
         ),
     ),
     build=_build,
+    model="resnet_small_groupnorm",
 )

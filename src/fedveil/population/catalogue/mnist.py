@@ -176,6 +176,7 @@ MNIST = DataSet(
     terms=_TERMS,
     variants=_VARIANTS,
     build=_build,
+    model="cnn",
 )
 MNIST_CANONICAL = DataSet(
     name="mnist_canonical",
@@ -192,6 +193,7 @@ MNIST_CENTRED = DataSet(
     terms=_TERMS,
     variants=_VARIANTS,
     build=_build_centred,
+    model="mlp_32_16",
 )
 MNIST_RGB = DataSet(
     name="mnist_rgb",
@@ -200,4 +202,5 @@ MNIST_RGB = DataSet(
     terms=_TERMS,
     variants=_VARIANTS,
     build=_build_rgb,
+    model="svhn_cnn",
 )

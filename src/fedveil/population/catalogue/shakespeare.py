@@ -163,4 +163,5 @@ SHAKESPEARE = DataSet(
         ),
     ),
     build=_build,
+    model="lstm",
 )

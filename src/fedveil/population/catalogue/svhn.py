@@ -112,6 +112,7 @@ SVHN = DataSet(
         ),
     ),
     build=_build,
+    model="svhn_cnn",
 )
 SVHN_SUBSET = DataSet(
     name="svhn_subset",
@@ -127,4 +128,5 @@ SVHN_SUBSET = DataSet(
         ),
     ),
     build=_build_subset,
+    model="svhn_cnn",
 )

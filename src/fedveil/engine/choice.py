@@ -1,0 +1,219 @@
+"""A section of an experiment that names a registered member: its name, and that member's own keys.
+
+The keys are read off the member, a stage's class or a builder's signature (:mod:`fedveil.keys`), so that there is no
+list of them beside it. Reading a choice loads the one member that it names and no other.
+
+A builder and a stage differ in one thing: composition fills in what a builder is given by the population, so it is
+called only then. A stage without such fields is built when it is read, and what it refuses is told with the key's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_jsonable_python
+
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.keys import REQUIRED, Key, keys_of
+from fedveil.registry import KINDS, find, members, names
+
+_NAME: Final = "name"
+_FEW: Final = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A member that an experiment asks for, with all its keys.
+
+    Attributes:
+        kind: of the registry.
+        name: of the member.
+        keys: by name, defaults included; what composition fills in is not among them.
+    """
+
+    kind: str
+    name: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def _member(self) -> Callable[..., Any]:
+        return _loaded(self.kind, self.name)
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key; None where the member has no such key."""
+        return self.keys.get(key)
+
+    def as_default(self, key: str) -> bool:
+        """Return whether a key has the value that it has when it is left out, or the member has no such key."""
+        return all(self.get(key) == one.default for one in own_keys(self._member) if one.name == key)
+
+    def needs(self, what: str) -> bool:
+        """Return whether the member asks composition for something, such as ``local``."""
+        return any(key.name == what and key.filled for key in keys_of(self._member))
+
+    def build(self, given: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
+        """Return the stage, or what the builder makes.
+
+        Args:
+            given: what composition can fill in, by name; the member takes what it asks for.
+            instead: values in place of keys, for words that stand for numbers.
+
+        Raises:
+            ConfigError: the member asks for what composition does not have.
+            FedveilError: what it refuses.
+        """
+        member, wanted = self._member, dict[str, Any]()
+        for key in keys_of(member):
+            if key.filled and key.name in given:
+                wanted[key.name] = given[key.name]
+            elif key.filled and key.default is REQUIRED:
+                raise ConfigError(
+                    f"{KINDS[self.kind]} '{self.name}' asks composition for '{key.name}', which has: "
+                    f"{', '.join(sorted(given)) or 'nothing'}"
+                )
+        return member(**{**self.keys, **instead, **wanted})
+
+    def document(self) -> dict[str, Any]:
+        """Return the section as a document has it, defaults included; what has no value is left out."""
+        written = {key: to_jsonable_python(value) for key, value in self.keys.items() if value is not None}
+        return {_NAME: self.name, **written}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Marks a field of an experiment as a section of this kind, as in ``Annotated[Choice, Chosen("channels")]``."""
+
+    kind: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how a document's table becomes a choice, and back."""
+        return core_schema.no_info_plain_validator_function(
+            self.read,
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.document()),
+        )
+
+    def read(self, given: Any) -> Choice:
+        """Return the choice of a table; each problem is told with its key."""
+        if isinstance(given, Choice):
+            return given
+        if not isinstance(given, dict):
+            example = next((one.name for one in members(self.kind)), "...")
+            raise _refused(
+                f"must be a table with a name, for instance {{ name = '{example}' }}, not {given!r}"
+            )
+        if not isinstance(given.get(_NAME), str):
+            raise _refused("is required", (_NAME,))
+        try:
+            section = section_of(self.kind, given[_NAME])
+        except ConfigError as error:
+            raise _refused(str(error), (_NAME,)) from None
+        try:
+            keys = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
+        except ValidationError as error:
+            problems = [self._told(one, section) for one in error.errors(include_url=False)]
+            raise PydanticCustomError(
+                "choice", "", {"problems": problems, "known": [_NAME, *section.model_fields]}
+            ) from None
+        choice = Choice(kind=self.kind, name=given[_NAME], keys=keys)
+        _try(choice)
+        return choice
+
+    def _told(self, problem: Any, section: type[BaseModel]) -> dict[str, Any]:
+        """Return a problem; an unknown key says whose it is, if it is that of a few others of the house."""
+        if problem["type"] != "extra_forbidden":
+            return dict(problem)
+        key = problem["loc"][0]
+        known = ", ".join(sorted((_NAME, *section.model_fields)))
+        owners = [f"'{name}'" for name in names(self.kind) if key in section_of(self.kind, name).model_fields]
+        whose = f"; it belongs to name = {' or '.join(owners)}" if 0 < len(owners) <= _FEW else ""
+        told = f"no such key; known here: {known}{whose}"
+        return {"type": "value_error", "loc": problem["loc"], "msg": told, "input": None}
+
+
+@cache
+def section_of(kind: str, name: str) -> type[BaseModel]:
+    """Return the keys of a member as a pydantic model.
+
+    Raises:
+        ConfigError: no such member, or one that cannot be loaded or has no keys that a document could give.
+    """
+    fields: dict[str, Any] = {}
+    for key in own_keys(_loaded(kind, name)):
+        if key.name == _NAME:
+            raise ConfigError(f"{KINDS[kind]} '{name}': a key of its own is called 'name', which is taken")
+        wanted = key.type if not key.words else key.type | Literal[key.words]
+        fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
+    config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    return create_model(f"{kind}:{name}", __config__=config, **fields)
+
+
+def flat(
+    found: Sequence[Any], above: tuple[str | int, ...] = (), known: list[str] | None = None
+) -> Iterator[tuple[tuple[str | int, ...], Any, list[str] | None]]:
+    """Yield each problem of a validation with its path, those inside of choices too.
+
+    With it come the keys that are known where it lies, if that is inside of a choice.
+    """
+    for problem in found:
+        path, inner = (*above, *problem["loc"]), problem.get("ctx", {})
+        if "problems" in inner:
+            yield from flat(inner["problems"], path, inner["known"])
+        else:
+            yield path, problem, known
+
+
+def own_keys(member: Callable[..., Any]) -> tuple[Key, ...]:
+    """Return the keys of a member that a document may give."""
+    return tuple(key for key in keys_of(member) if not key.filled)
+
+
+def choice_of(kind: str, stage: Any) -> Choice | None:
+    """Return the choice that a stage is what comes of; None if it is of no registered class."""
+    for one in members(kind):
+        if type(stage).__module__ != one.place.partition(":")[0]:
+            continue  # nor is it loaded for that
+        if one.load() is type(stage):
+            keys = {key.name: getattr(stage, key.name) for key in own_keys(type(stage))}
+            return Choice(kind=kind, name=one.name, keys=keys)
+    return None
+
+
+def known_keys(kind: str) -> list[str]:
+    """Return the keys that any member of a kind has."""
+    found = {_NAME}
+    for one in members(kind):
+        try:
+            found |= {key.name for key in own_keys(one.load())}
+        except ConfigError:
+            continue  # its own command says so
+    return sorted(found)
+
+
+@cache
+def _loaded(kind: str, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = find(kind, name).load()
+    return found
+
+
+def _try(choice: Choice) -> None:
+    """Build a stage that needs nothing of the population, so that what it refuses is told when it is read."""
+    keys = keys_of(_loaded(choice.kind, choice.name))
+    if any(key.filled and key.default is REQUIRED for key in keys):
+        return
+    if any(isinstance(choice.get(key.name), str) for key in keys if key.words):
+        return
+    try:
+        choice.build()
+    except FedveilError as error:
+        raise _refused(str(error)) from None
+
+
+def _refused(why: str, path: tuple[str, ...] = ()) -> PydanticCustomError:
+    problem = {"type": "value_error", "loc": path, "msg": why, "input": None}
+    return PydanticCustomError("choice", "", {"problems": [problem], "known": [_NAME]})

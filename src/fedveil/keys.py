@@ -1,0 +1,189 @@
+"""What a field of a stage, or a parameter of a builder, says of itself as a key of an experiment.
+
+A section of an experiment is the stage that it names: its fields are the keys, and their types, ranges and defaults
+are those of the section. There is no other list of them. What a range says holds for a stage built in Python too
+(:func:`check_ranges`).
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True, kw_only=True)
+... class Shrink:
+...     factor: Fraction = 0.5
+...     shares: Annotated[object, filled()] = None
+...     def __post_init__(self) -> None:
+...         check_ranges(self)
+>>> [(key.name, key.filled) for key in keys_of(Shrink)]
+[('factor', False), ('shares', True)]
+>>> Shrink(factor=2.0)
+Traceback (most recent call last):
+fedveil.errors.CompositionError: factor = 2.0: a finite number > 0 and <= 1 is needed
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from operator import ge, gt, le, lt
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from fedveil.errors import CompositionError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+REQUIRED: Final = inspect.Parameter.empty
+"""The default of a key that has none."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Marks what composition fills in: it is no key."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Marks a number that may be given by a word instead, for which composition finds it.
+
+    Attributes:
+        words: those that may be given.
+    """
+
+    words: tuple[str, ...]
+
+
+def filled() -> Filled:
+    """Return the mark of what composition fills in, as in ``shares: Annotated[GaussianShares, <mark>]``."""
+    return Filled()
+
+
+def found(*words: str) -> Found:
+    """Return the mark of a number that may be given by a word, as in ``Annotated[float, <mark>]``."""
+    return Found(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One field or parameter as a key.
+
+    Attributes:
+        name: of the field.
+        type: its type with its ranges.
+        default: :data:`REQUIRED` where there is none.
+        filled: whether composition fills it in, so that it is no key.
+        words: that may be given instead of a number.
+        meaning: in words, from the type or from the docstring.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    filled: bool
+    words: tuple[str, ...]
+    meaning: str
+
+
+@cache
+def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
+    """Return the fields of a stage's class, or the parameters of a builder, in their order."""
+    hints = get_type_hints(member, include_extras=True)
+    told = _meanings(inspect.getdoc(member) or "")
+    keys = []
+    for name, parameter in inspect.signature(member).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        hint = hints.get(name, Any)
+        marks = _marks(hint)
+        words = tuple(word for mark in marks if isinstance(mark, Found) for word in mark.words)
+        said = [mark.description for mark in marks if isinstance(mark, FieldInfo) and mark.description]
+        keys.append(
+            Key(
+                name=name,
+                type=hint,
+                default=parameter.default,
+                filled=any(isinstance(mark, Filled) for mark in marks),
+                words=words,
+                meaning=said[-1] if said else told.get(name, ""),
+            )
+        )
+    return tuple(keys)
+
+
+def check_ranges(stage: Any) -> None:
+    """Return if every number of a stage is in the range that its field's type declares.
+
+    Raises:
+        CompositionError: one is not; names the field and says what would be right.
+    """
+    kind: Any = type(stage)
+    for name, limits, wanted in _ranges(kind):
+        value = getattr(stage, name)
+        if value is None or isinstance(value, str):
+            continue
+        if not (math.isfinite(value) and all(holds(value) for holds in limits)):
+            raise CompositionError(f"{name} = {value}: {wanted} is needed")
+
+
+def limits_of(hint: Any) -> list[str]:
+    """Return the limits that a type declares, in words such as "> 0"."""
+    return [f"{sign} {bound:g}" for sign, _, bound in _limits(hint)]
+
+
+@cache
+def _ranges(kind: Any) -> tuple[tuple[str, tuple[Callable[[float], bool], ...], str], ...]:
+    """Return the fields with limits: name, what must hold, and that in words."""
+    found_ranges = []
+    for key in keys_of(kind):
+        limits = list(_limits(key.type))
+        if limits:
+            number = "whole" if float not in _types(key.type) else "finite"
+            wanted = f"a {number} number {' and '.join(limits_of(key.type))}"
+            found_ranges.append((key.name, tuple(partial(test, bound) for _, test, bound in limits), wanted))
+    return tuple(found_ranges)
+
+
+def _limits(hint: Any) -> Iterator[tuple[str, Callable[[float, float], bool], float]]:
+    """Yield the limits of a type: sign, comparison of (bound, value), and bound."""
+    for mark in _marks(hint):
+        for one in mark.metadata if isinstance(mark, FieldInfo) else ():
+            for limit, sign, test in _LIMITS:
+                bound = getattr(one, limit, None)
+                if bound is not None:
+                    yield sign, test, bound
+
+
+_LIMITS: Final = (("gt", ">", lt), ("ge", ">=", le), ("lt", "<", gt), ("le", "<=", ge))
+"""A limit's attribute and sign, and the comparison of bound and value that must hold."""
+
+
+def _marks(hint: Any) -> list[Any]:
+    """Return what a type is annotated with, at any depth of its alternatives."""
+    if get_origin(hint) is Annotated:
+        inner, *marks = get_args(hint)
+        return [*_marks(inner), *marks]
+    return [mark for one in get_args(hint) for mark in _marks(one)]
+
+
+def _types(hint: Any) -> set[Any]:
+    """Return the classes among the alternatives of a type."""
+    if isinstance(hint, type):
+        return {hint}
+    inner = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
+    return {one for part in inner for one in _types(part)}
+
+
+def _meanings(text: str) -> dict[str, str]:
+    """Return what a docstring says of each field, from its sections Attributes and Args."""
+    said: dict[str, str] = {}
+    for section in re.findall(r"^(?:Attributes|Args):\n((?:    .*\n?|\n)+)", text, re.MULTILINE):
+        for name, meaning in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.MULTILINE):
+            said[name] = " ".join(meaning.split())
+    return said

@@ -1,0 +1,107 @@
+"""The parameters that builders of methods share, as keys of an experiment: what each means, and its range."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from fedveil.errors import PrivacyError
+from fedveil.keys import filled, found
+from fedveil.local.steps import LocalSgd
+from fedveil.privacy.bounds import Clip
+
+
+def _clippable(norm: float) -> float:
+    """Return a norm that float32 updates can be clipped to; refuse any other."""
+    try:
+        Clip(norm=norm)
+    except PrivacyError as error:
+        raise ValueError(str(error)) from None
+    return norm
+
+
+Local = Annotated[LocalSgd, filled()]
+"""What a contribution computes: the experiment's table ``[local]``."""
+Silos = Annotated[int, filled()]
+"""|S|, of the population."""
+Users = Annotated[int, filled()]
+"""|U|, of the population."""
+LargestSilo = Annotated[int, filled()]
+"""Records of the largest silo, which count as public where a method asks for them."""
+Colluding = Annotated[int, filled()]
+"""Silos that may pool what they know, of the table ``[privacy]``."""
+
+ServerRate = Annotated[
+    float, Field(gt=0, allow_inf_nan=False, description="eta_g, the server's learning rate")
+]
+ClipNorm = Annotated[
+    float,
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="C, l2 bound of a contribution; l1 where clients send Laplace noise",
+    ),
+    AfterValidator(_clippable),
+]
+_NOISE = (
+    'sigma; `"calibrated"` finds the least noise for `privacy.epsilon` by the accountant, `"closed-form"` takes it '
+    "from the theorems of DP-Fed-LS, or from Remark 1 of ParaAegis (noise that falls starts so much higher that the "
+    "run spends the same)"
+)
+Noise = Annotated[
+    float, Field(ge=0, allow_inf_nan=False, description=_NOISE), found("calibrated", "closed-form")
+]
+UserRate = Annotated[
+    float, Field(gt=0, le=1, description="q, each user takes part in a round with this probability")
+]
+GroupSize = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="k, records kept per user; the words look at private counts, and the statement says so",
+    ),
+    found("median", "max"),
+]
+ClientSampling = Annotated[
+    Literal["uniform", "poisson"],
+    Field(description="clients drawn without replacement, or each by itself"),
+]
+ClientRate = Annotated[float, Field(gt=0, le=1, description="tau, share of the clients in a round")]
+Denominator = Annotated[
+    Literal["expected", "actual"],
+    Field(
+        description='what a mean over clients is divided by; `"actual"` is for reproduction and not covered by the '
+        "guarantee"
+    ),
+]
+Smoothing = Annotated[
+    float, Field(ge=0, allow_inf_nan=False, description="sigma of Laplacian smoothing; 0 is none")
+]
+Calibration = Annotated[
+    Literal["client", "as-published"],
+    Field(
+        description="what the noise is measured in: the clip bound, or 2 `clip` over the records of the largest "
+        "client, which is no bound for a client"
+    ),
+]
+NoiseDecay = Annotated[float, Field(gt=0, le=1, description="factor by which the noise falls every round")]
+Scale = Annotated[
+    Literal["clip", "norm"],
+    Field(
+        description="what a client's noise is measured in: `method.clip`, or each update's own norm, as published and "
+        "without a guarantee"
+    ),
+]
+Lattice = Annotated[
+    Literal["Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"],
+    Field(description="of the quantiser; none sends every block in the cheapest way"),
+]
+Step = Annotated[
+    float,
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="SDQ's step, in units of the noise's std or b; of `fl-sdq` in units of the scale",
+    ),
+]

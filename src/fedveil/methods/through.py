@@ -1,0 +1,82 @@
+"""The channels that an experiment may ask for by name: what they make of the channel that a method has."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from fedveil.errors import CompositionError
+from fedveil.keys import filled
+from fedveil.methods.channels import Channel
+from fedveil.methods.client_messages import ClientMessages, Form, Layered
+from fedveil.methods.keys import Lattice
+from fedveil.methods.layered_shares import LayeredShares
+from fedveil.privacy.sampling import AnySampler
+
+Of = Annotated[Any, filled()]
+"""The method that the channel is for."""
+Users = Annotated[int, filled()]
+"""|U|, of the population."""
+
+
+def additive(*, method: Of) -> Channel:
+    """Sends sums, or clients' messages, in the method's own form."""
+    channel: Channel = method.channel
+    return channel
+
+
+def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Channel:
+    """Sends bytes whose compression error is the sender's share of the noise (docs/theory/lrsuq.md).
+
+    Silos' shares of a Gaussian noise become the error of their messages; the noise of a trusted server becomes that of
+    the messages of the clients who are drawn.
+
+    Raises:
+        CompositionError: neither silos nor the server add noise to a sum.
+    """
+    own = method.channel
+    if own.by_server:
+        return through_messages(own, method.sampler, n_users, Layered(lattice=lattice))
+    if not own.whole:
+        raise CompositionError(
+            f"{method.name}: channel.name = 'lrsuq' makes shares of Gaussian noise, but in this method neither silos "
+            "nor the server add any to a sum; use uldp-naive, uldp-sgd, uldp-avg, uldp-avg-w, dp-fed or dp-fed-ls, or "
+            "cepam-gaussian as it is"
+        )
+    return LayeredShares(shares=own, lattice=lattice)
+
+
+def through_messages(central: Any, sampler: AnySampler, n_users: int, form: Form) -> ClientMessages:
+    """Return the channel in which clients' messages carry the noise that a trusted server would add to their sum.
+
+    m clients send in a round, each with N(0, (central.std)^2 / m I): m independent Gaussians,
+    whose sum has the central law.
+
+    Args:
+        central: a channel whose noise the server adds (:attr:`Channel.by_server`).
+        sampler: of the method.
+        n_users: |U|.
+        form: how an update is coded.
+
+    Raises:
+        CompositionError: clients are sampled independently, so that m is random.
+    """
+    if not sampler.fixed_size:
+        raise CompositionError(
+            "the clients' messages share one noise, so their number must be fixed and public, but Poisson sampling "
+            "draws a random and private number: a share of the expected number would give the sum a noise that "
+            "tells how many took part; use client_sampling = 'uniform'"
+        )
+    if central.noise_multiplier == 0:
+        raise CompositionError(
+            "noise_multiplier = 0 leaves the clients' messages nothing to carry: the noise of the server becomes "
+            "theirs; give a noise_multiplier above 0"
+        )
+    senders = n_users if sampler.size is None else sampler.size
+    return ClientMessages(
+        senders=senders,
+        noise="gaussian",
+        noise_multiplier=central.noise_multiplier / math.sqrt(senders),
+        bound=central.scale,
+        form=form,
+    )

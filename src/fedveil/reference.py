@@ -1,0 +1,156 @@
+"""The reference of all registered members, generated: names, keys, defaults, and the package that brings each.
+
+``python -m fedveil.reference`` prints the page docs/reference/stages.md; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from fedveil.engine.choice import own_keys
+from fedveil.errors import ConfigError
+from fedveil.keys import REQUIRED, Key, limits_of
+from fedveil.registry import KINDS, PACKAGE, Member, members
+
+SECTIONS: Final = {
+    "methods": ("[method]", "Who trains what, how far it is bounded, and who adds which noise."),
+    "channels": ("[channel]", "How a silo's noisy sum, or a client's message, travels."),
+    "protections": ("[protection]", "What hides a single silo's message from the server."),
+    "denoisers": (
+        "[server.denoiser]",
+        "The server's estimate of the mean under its noise: post-processing, free of charge.",
+    ),
+    "optimizers": ("[server.optimizer]", "What the server does with the mean: post-processing."),
+    "data_sets": ("[data]", "`data.name`; allocation and numbers are keys of `[data]` itself."),
+}
+"""The table of an experiment that names a member of each kind, and what it decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is told of a member.
+
+    Attributes:
+        name: of the member.
+        package: that brings it.
+        summary: what it does, in a line, or why it cannot be loaded.
+        keys: that a document may give.
+    """
+
+    name: str
+    package: str
+    summary: str
+    keys: tuple[Key, ...]
+
+
+def entries(kind: str) -> list[Entry]:
+    """Return what is told of every member of a kind; one that cannot be loaded says why."""
+    return [_entry(member) for member in members(kind)]
+
+
+def summary(member: Any) -> str:
+    """Return the first paragraph of what a member says of itself, or the title of a data set."""
+    titled = getattr(member, "title", None)
+    text = titled if isinstance(titled, str) else (inspect.getdoc(member) or "").partition("\n\n")[0]
+    return " ".join(text.split())
+
+
+def page() -> str:
+    """Return the whole page."""
+    return "\n".join(_page()) + "\n"
+
+
+def _entry(member: Member) -> Entry:
+    try:
+        loaded = member.load()
+        keys = own_keys(loaded) if member.kind != "data_sets" else ()
+        return Entry(name=member.name, package=member.package, summary=summary(loaded), keys=keys)
+    except ConfigError as error:
+        return Entry(name=member.name, package=member.package, summary=str(error), keys=())
+
+
+def _page() -> Iterator[str]:
+    yield "# Stages, methods and data sets: every name and its keys"
+    yield ""
+    yield (
+        "This page is generated from what the stages declare: `python -m fedveil.reference`. An experiment names a "
+        "member in the\n`name` of a table and gives its keys beside it; any other key is refused. An installed package "
+        "may bring more of each\nkind ([how](../how-to/add-a-stage.md)): `fedveil stages`, `fedveil methods` and "
+        "`fedveil data` list those as well."
+    )
+    for kind, (table, meaning) in SECTIONS.items():
+        yield from ("", f"## {_title(kind)}", "", f"`{table}`: {meaning}", "")
+        found = [one for one in entries(kind) if one.package == PACKAGE]
+        yield from ("| name | what it does |", "| --- | --- |")
+        yield from (f"| `{one.name}` | {_cell(one.summary)} |" for one in found)
+        yield from _keys(kind, found, table.strip("[]"))
+
+
+def _keys(kind: str, found: list[Entry], table: str) -> Iterator[str]:
+    """Yield the keys of a kind: one row where all members that have a key mean the same by it."""
+    rows: dict[str, dict[tuple[str, str, str], list[str]]] = {}
+    for one in found:
+        for key in one.keys:
+            said = (_type(key), _default(key), _cell(key.meaning))
+            rows.setdefault(key.name, {}).setdefault(said, []).append(one.name)
+    if not rows:
+        return
+    yield from ("", "| key | of | type | default | meaning |", "| --- | --- | --- | --- | --- |")
+    with_keys = [one.name for one in found if one.keys]
+    for name, variants in rows.items():
+        for (kind_of_value, default, meaning), owners in variants.items():
+            whose = "all" if owners == with_keys and len(owners) > 1 else ", ".join(f"`{o}`" for o in owners)
+            yield f"| `{table}.{name}` | {whose} | {kind_of_value} | {default} | {meaning} |"
+
+
+def _title(kind: str) -> str:
+    plural = KINDS[kind] + "s"
+    return plural[0].upper() + plural[1:]
+
+
+def _default(key: Key) -> str:
+    if key.default is REQUIRED:
+        return "required"
+    if key.default is None:
+        return "none"
+    shown = str(key.default).lower() if isinstance(key.default, bool) else key.default
+    return f'`"{shown}"`' if isinstance(key.default, str) else f"`{shown}`"
+
+
+def _type(key: Key) -> str:
+    """Return a key's type in words: what may be given."""
+    words = [f'`"{word}"`' for word in key.words]
+    return ", ".join(dict.fromkeys([*_alternatives(key.type), *words])) + _range(key)
+
+
+def _range(key: Key) -> str:
+    limits = limits_of(key.type)
+    return f", {' and '.join(limits)}" if limits and not key.words else ""
+
+
+def _alternatives(hint: Any) -> Iterator[str]:
+    if get_origin(hint) is Annotated:
+        yield from _alternatives(get_args(hint)[0])
+    elif get_origin(hint) in (Union, UnionType):
+        for one in get_args(hint):
+            yield from _alternatives(one)
+    elif get_origin(hint) is Literal:
+        yield from (f'`"{one}"`' if isinstance(one, str) else f"`{one}`" for one in get_args(hint))
+    elif hint is not NoneType:
+        yield _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+_NAMES: Final = {float: "number", int: "whole number", str: "text", bool: "true or false"}
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\\|", re.sub(r"``([^`]+)``", r"`\1`", text)).strip()
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,187 @@
+"""Members by name: stages, methods and data sets, the house's own and those that installed packages bring.
+
+A package brings a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
+``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.data_sets``. The house's own are in
+:data:`HOUSE`, and in pyproject.toml under the same groups for whoever reads metadata; a test holds the two together.
+The table is what is read: metadata of an editable installation is that of the day on which it was installed.
+
+Listing runs no code of a package. :meth:`Member.load` does: between institutions a silo's policy is asked first
+(:func:`outsiders`, :meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages bring is
+nobody's: it is refused, so that no package takes the place of another's member.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+from fedveil.errors import ConfigError
+from fedveil.foreign import foreign
+
+KINDS: Final = {
+    "methods": "method",
+    "channels": "channel",
+    "protections": "protection",
+    "denoisers": "denoiser",
+    "optimizers": "server optimizer",
+    "data_sets": "data set",
+}
+"""The kinds of members, each with what one of them is called."""
+
+PACKAGE: Final = "fedveil"
+
+HOUSE: Final[dict[str, dict[str, str]]] = {
+    "methods": {
+        "fedavg": "fedveil.methods.fedavg:fedavg",
+        "uldp-naive": "fedveil.methods.uldp:uldp_naive",
+        "uldp-group": "fedveil.methods.uldp:uldp_group",
+        "uldp-sgd": "fedveil.methods.uldp:uldp_sgd",
+        "uldp-avg": "fedveil.methods.uldp:uldp_avg",
+        "uldp-avg-w": "fedveil.methods.uldp:uldp_avg_w",
+        "dp-fed": "fedveil.methods.dp_fed_ls:dp_fed",
+        "dp-fed-ls": "fedveil.methods.dp_fed_ls:dp_fed_ls",
+        "cepam-gaussian": "fedveil.methods.cepam:cepam_gaussian",
+        "cepam-laplace": "fedveil.methods.cepam:cepam_laplace",
+        "fl": "fedveil.methods.cepam:fl",
+        "fl-sdq": "fedveil.methods.cepam:fl_sdq",
+        "fl-gaussian": "fedveil.methods.cepam:fl_gaussian",
+        "fl-laplace": "fedveil.methods.cepam:fl_laplace",
+        "fl-gaussian-sdq": "fedveil.methods.cepam:fl_gaussian_sdq",
+        "fl-laplace-sdq": "fedveil.methods.cepam:fl_laplace_sdq",
+        "dp-fedavg": "fedveil.methods.paraaegis:dp_fedavg",
+        "ckks-fedavg": "fedveil.methods.paraaegis:ckks_fedavg",
+        "serial": "fedveil.methods.paraaegis:serial",
+        "varying-dp": "fedveil.methods.paraaegis:varying_dp",
+        "stevens": "fedveil.methods.paraaegis:stevens",
+        "paraaegis": "fedveil.methods.paraaegis:paraaegis",
+    },
+    "channels": {
+        "additive": "fedveil.methods.through:additive",
+        "lrsuq": "fedveil.methods.through:lrsuq",
+    },
+    "protections": {
+        "none": "fedveil.methods.protections:NoProtection",
+        "secure-aggregation": "fedveil.methods.protections:SecureAggregation",
+        "private-weighting": "fedveil.methods.protections:PrivateWeighting",
+        "partial-encryption": "fedveil.methods.partial_encryption:PartialEncryption",
+    },
+    "denoisers": {
+        "none": "fedveil.server.denoise:NoDenoiser",
+        "laplacian": "fedveil.server.denoise:Laplacian",
+        "james-stein": "fedveil.server.denoise:JamesStein",
+        "soft-threshold": "fedveil.server.denoise:SoftThreshold",
+    },
+    "optimizers": {
+        "sgd": "fedveil.server.optimizers:ServerSgd",
+        "fedadam": "fedveil.server.optimizers:FedAdam",
+        "fedyogi": "fedveil.server.optimizers:FedYogi",
+    },
+    "data_sets": {
+        "digits": "fedveil.population.catalogue.digits:DIGITS",
+        "mnist": "fedveil.population.catalogue.mnist:MNIST",
+        "mnist_canonical": "fedveil.population.catalogue.mnist:MNIST_CANONICAL",
+        "mnist_centred": "fedveil.population.catalogue.mnist:MNIST_CENTRED",
+        "mnist_rgb": "fedveil.population.catalogue.mnist:MNIST_RGB",
+        "svhn": "fedveil.population.catalogue.svhn:SVHN",
+        "svhn_subset": "fedveil.population.catalogue.svhn:SVHN_SUBSET",
+        "imagenette_subset": "fedveil.population.catalogue.imagenette:IMAGENETTE_SUBSET",
+        "shakespeare": "fedveil.population.catalogue.shakespeare:SHAKESPEARE",
+        "creditcard": "fedveil.population.catalogue.creditcard:CREDITCARD",
+        "heart_disease": "fedveil.population.catalogue.heart_disease:HEART_DISEASE",
+        "tcga_brca": "fedveil.population.catalogue.tcga_brca:TCGA_BRCA",
+    },
+}
+"""The house's own members: kind, name, and where it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One registered member, not loaded.
+
+    Attributes:
+        kind: of :data:`KINDS`.
+        name: by which an experiment asks for it.
+        place: ``package.module:object``.
+        package: the distribution that brings it.
+    """
+
+    kind: str
+    name: str
+    place: str
+    package: str
+
+    def load(self) -> Any:
+        """Return the object; its module's code runs.
+
+        Raises:
+            ConfigError: the module cannot be imported or lacks the object; names both and the package.
+        """
+        try:
+            return EntryPoint(name=self.name, value=self.place, group=_group(self.kind)).load()
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"{KINDS[self.kind]} '{foreign(self.name)}' of the package {foreign(self.package)} cannot be loaded "
+                f"from {foreign(self.place)}: {type(error).__name__}: {foreign(str(error))}"
+            ) from error
+
+
+@cache
+def members(kind: str) -> tuple[Member, ...]:
+    """Return the members of a kind: the house's own in its order, then the others by package and name."""
+    own = [Member(kind=kind, name=name, place=at, package=PACKAGE) for name, at in HOUSE[kind].items()]
+    brought = [
+        Member(kind=kind, name=one.name, place=one.value, package=one.dist.name if one.dist else "unknown")
+        for one in entry_points(group=_group(kind))
+    ]
+    others = {one for one in brought if one.package != PACKAGE}
+    return (*own, *sorted(others, key=lambda one: (one.package, one.name, one.place)))
+
+
+def find(kind: str, name: str) -> Member:
+    """Return the one member of this name, not loaded.
+
+    Raises:
+        ConfigError: there is none, or more than one; says which there are, and where each comes from.
+    """
+    found = [one for one in members(kind) if one.name == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        places = " and ".join(f"{foreign(one.package)} ({foreign(one.place)})" for one in found)
+        raise ConfigError(
+            f"{KINDS[kind]} '{foreign(name)}' is brought by {places}; uninstall one of them, for a name has one meaning"
+        )
+    raise ConfigError(f"no {KINDS[kind]} '{foreign(name)}'; there are: {known(kind)}")
+
+
+def known(kind: str) -> str:
+    """Return the names of a kind, and where each comes from, in words."""
+    packages = dict.fromkeys(one.package for one in members(kind))
+    return "; ".join(
+        f"{', '.join(foreign(one.name) for one in members(kind) if one.package == package)} (of {foreign(package)})"
+        for package in packages
+    )
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """Return the names of the house's own members of a kind."""
+    return tuple(HOUSE[kind])
+
+
+def outsiders(asked: dict[str, tuple[str, str]]) -> dict[str, Member]:
+    """Return those of the members asked for that other packages bring, by key, none of them loaded.
+
+    Args:
+        asked: (kind, name) by the key that asks, for instance ``{"method.name": ("methods", "fedavg")}``.
+
+    Raises:
+        ConfigError: an unknown or ambiguous name.
+    """
+    found = {key: find(kind, name) for key, (kind, name) in asked.items()}
+    return {key: one for key, one in found.items() if one.package != PACKAGE}
+
+
+def _group(kind: str) -> str:
+    return f"{PACKAGE}.{kind}"

@@ -1,0 +1,234 @@
+"""Members by name: the house's own, those of installed packages, and what is refused of both."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from fedveil.commands import lists
+from fedveil.engine.choice import Choice, Chosen, known_keys, own_keys
+from fedveil.engine.experiment import asked_for, parse
+from fedveil.errors import CompositionError, ConfigError
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.policy import Policy
+from fedveil.keys import REQUIRED, Fraction, check_ranges, filled, keys_of
+from fedveil.population.catalogue import catalogue
+from fedveil.reference import entries, page
+from fedveil.registry import HOUSE, KINDS, find, known, names
+from tests.plugins import Install, installing
+
+ROOT = Path(__file__).resolve().parents[1]
+BASE: dict[str, Any] = {
+    "name": "try",
+    "rounds": 1,
+    "data": {"name": "digits", "n_users": 20},
+    "local": {"learning_rate": 0.1},
+    "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0},
+}
+SHARP = '''
+from dataclasses import dataclass
+from fedveil.server.denoise import Denoiser
+@dataclass(frozen=True, kw_only=True)
+class Sharp(Denoiser):
+    """Does nothing."""
+    needs_noise_std = False
+    def estimate(self, noisy, noise_std, shapes):
+        return noisy
+'''
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Iterator[Install]:
+    with installing(tmp_path) as one:
+        yield one
+
+
+def denoised(name: str, **keys: Any) -> dict[str, Any]:
+    return BASE | {"server": {"denoiser": {"name": name, **keys}}}
+
+
+def test_the_houses_members_are_those_of_pyproject() -> None:
+    written = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert written == {f"fedveil.{kind}": table for kind, table in HOUSE.items()}
+    assert set(HOUSE) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_member_of_the_house_loads_and_says_what_it_does(kind: str) -> None:
+    assert [one.name for one in entries(kind)][: len(HOUSE[kind])] == list(names(kind))
+    for one in entries(kind):
+        assert len(one.summary) > 10, one.name
+        assert all(key.meaning for key in one.keys), one.name
+
+
+def test_every_member_is_written_and_read_back_equal() -> None:
+    given = {"clip": 1.5, "noise_multiplier": 2.0, "group_size": 3, "smoothing": 0.5, "step": 0.25}
+    for kind in KINDS.keys() - {"data_sets"}:
+        for name in names(kind):
+            needed = {key.name for key in own_keys(find(kind, name).load()) if key.default is REQUIRED}
+            choice = Chosen(kind).read({"name": name, **{key: given.get(key, 0.5) for key in needed}})
+            assert Chosen(kind).read(choice.document()) == choice
+            assert pickle.loads(pickle.dumps(choice)) == choice
+
+
+def test_a_document_that_was_written_has_every_default() -> None:
+    written = tomllib.loads(parse(BASE, "test").to_toml())
+    assert written["method"]["user_sampling_rate"] == 1.0
+    assert written["protection"] == {"name": "none"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"server": {"denoiser": "laplacian"}}, r"^t: server\.denoiser: must be a table with a name"),
+        ({"server": {"denoiser": {"smoothing": 1.0}}}, r"^t: server\.denoiser\.name: is required"),
+        (
+            {"server": {"denoiser": {"name": "laplacian", "smoothing": -1}}},
+            r"^t: server\.denoiser\.smoothing: must be >= 0, not -1$",
+        ),
+        (
+            {"server": {"denoiser": {"name": "none", "smoothing": 1}}},
+            r"^t: server\.denoiser\.smoothing: no such key; known here: name; it belongs to name = 'laplacian'",
+        ),
+        (
+            {"server": {"denoiser": {"name": "median"}}},
+            r"server\.denoiser\.name: no denoiser 'median'; there are: none, laplacian.* \(of fedveil\)$",
+        ),
+        (
+            {"protection": {"name": "partial-encryption", "clip": "parts"}},
+            r"^t: protection\.clip: no such key",
+        ),
+        (
+            {"protection": {"name": "partial-encryption", "he_noise": 1.0}},
+            r"^t: protection: he_noise buys no guarantee",
+        ),
+        ({"channel": {"name": "lrsuq", "lattice": "Z9"}}, r"^t: channel\.lattice: must be 'Z1'"),
+        (
+            {"method": {"name": "uldp-avg", "clip": 1e40, "noise_multiplier": 1}},
+            r"^t: method\.clip: clip norm",
+        ),
+        ({"method": BASE["method"] | {"local": 3}}, r"^t: method\.local: no such key"),
+    ],
+)
+def test_a_wrong_key_of_a_stage_is_named_by_its_path(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(BASE | changes, "t")
+
+
+def test_ranges_hold_for_stages_built_in_python() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Stage:
+        """One.
+
+        Attributes:
+            share: of something,
+                in words.
+        """
+
+        share: Fraction = 0.5
+        inside: Annotated[int, filled()] = 0
+
+    (share, inside) = keys_of(Stage)
+    assert (share.meaning, share.default, inside.filled) == ("of something, in words.", 0.5, True)
+    check_ranges(Stage(share=1.0))
+    for wrong in (1.02, 0.0, float("nan")):
+        with pytest.raises(CompositionError, match=r"share = .*: a finite number > 0 and <= 1 is needed"):
+            check_ranges(Stage(share=wrong))
+
+
+def test_a_member_of_a_package_is_listed_without_its_code_and_used_by_name(install: Install) -> None:
+    install("fv-sharp", {"denoisers": {"sharp": "fv_sharp:Sharp"}}, {"fv_sharp": SHARP})
+    assert "sharp (of fv-sharp)" in known("denoisers")
+    assert "fv_sharp" not in sys.modules
+    assert asked_for(denoised("sharp"))["server.denoiser.name"] == ("denoisers", "sharp")
+    assert "fv_sharp" not in sys.modules
+    denoiser = parse(denoised("sharp"), "t").server.denoiser
+    assert denoiser == Choice("denoisers", "sharp")
+    assert "fv_sharp" in sys.modules
+    with pytest.raises(ConfigError, match=r"server\.denoiser\.blade: no such key; known here: name"):
+        parse(denoised("sharp", blade=1), "t")
+
+
+def test_a_name_that_two_packages_bring_is_refused_with_both(install: Install) -> None:
+    install("fv-one", {"denoisers": {"sharp": "fv_one:Sharp"}}, {"fv_one": SHARP})
+    install("fv-two", {"denoisers": {"sharp": "fv_two:Sharp"}}, {"fv_two": SHARP})
+    install("fv-three", {"denoisers": {"laplacian": "fv_three:Sharp"}}, {"fv_three": SHARP})
+    with pytest.raises(ConfigError, match=r"name: denoiser 'sharp' is brought by fv-one .* and fv-two"):
+        parse(denoised("sharp"), "t")
+    with pytest.raises(ConfigError, match=r"'laplacian' is brought by fedveil \(.*\) and fv-three"):
+        parse(denoised("laplacian"), "t")
+    assert not {"fv_one", "fv_two", "fv_three"} & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import no_such_module_of_anybody", "ModuleNotFoundError: No module named"),
+        ("raise SystemExit(7)", "SystemExit: 7"),
+        ("x = 1", "AttributeError"),
+        ("raise ValueError('\\x1b[2Jgone')", r"ValueError: .\[2Jgone"),
+    ],
+)
+def test_a_package_that_fails_to_import_is_named_and_breaks_nothing_else(
+    install: Install, code: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brought = {kind: {"broken": "fv_broken:Broken"} for kind in KINDS}
+    install("fv-broken", brought, {"fv_broken": code})
+    with pytest.raises(
+        ConfigError, match=rf"denoiser 'broken' of the package fv-broken cannot be .*{message}"
+    ):
+        parse(denoised("broken"), "t")
+    assert parse(denoised("laplacian"), "t").server.denoiser is not None
+    assert "smoothing" in known_keys("denoisers")
+    assert {one.name: one for one in catalogue()}["broken"].package == "fv-broken"
+    lists.methods_command(as_json=True)
+    lists.stages_command(as_json=True)
+    told = capsys.readouterr().out
+    assert told.count("of the package fv-broken cannot be loaded") == len(KINDS) - 1
+    assert "\x1b" not in told
+    assert "fv-broken" not in page(), "the reference is of the house"
+
+
+def test_a_silo_loads_a_package_only_if_its_policy_names_it(install: Install) -> None:
+    kinds = {"denoisers": {"sharp": "fv_sharp:Sharp"}, "data_sets": {"odd": "fv_sharp:Sharp"}}
+    install("fv-sharp", kinds, {"fv_sharp": SHARP})
+    policy = Policy(epsilon=1.0, clip=1.0)
+    odd = BASE | {"data": {"name": "odd", "n_users": 1}}
+    for document, key in ((denoised("sharp"), "server.denoiser.name"), (odd, "data.name")):
+        with pytest.raises(
+            RefusalError, match=rf"{key} = .* comes from the package fv-sharp; this silo allows: fed"
+        ):
+            policy.check_packages(document)
+    with pytest.raises(RefusalError, match="no method 'nobodys'"):
+        policy.check_packages(BASE | {"method": {"name": "nobodys"}})
+    assert "fv_sharp" not in sys.modules
+    policy.check_packages(BASE)
+    policy.model_copy(update={"packages": ("fv-sharp",)}).check_packages(denoised("sharp"))
+    assert "fv_sharp" not in sys.modules
+
+
+def test_what_composition_does_not_have_is_named(install: Install) -> None:
+    code = "from fedveil.methods.keys import Silos\ndef wide(*, moon: Silos): ..."
+    install("fv-wide", {"channels": {"wide": "fv_wide:wide"}}, {"fv_wide": code})
+    choice = Chosen("channels").read({"name": "wide"})
+    with pytest.raises(ConfigError, match="channel 'wide' asks composition for 'moon', which has: method"):
+        choice.build({"method": 1})
+
+
+def test_kinds_are_listed_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    lists.stages_command("protections", as_json=True)
+    told = capsys.readouterr().out
+    assert '"private-weighting"' in told
+    assert '"laplacian"' not in told
+    with pytest.raises(ConfigError, match="no kind of stage 'methods'; there are: channels"):
+        lists.stages_command("methods")
+
+
+_: Callable[..., Any] = parse

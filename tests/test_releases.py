@@ -1,0 +1,349 @@
+"""A release from end to end: planned without data, charged, summed under a protection, decoded, read again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from fedveil.cli import main
+from fedveil.engine.release_document import ReleaseDocument, read_release_document
+from fedveil.engine.releases import make_release, noisy_sum, prepare_release
+from fedveil.errors import FedveilError, RunFolderError
+from fedveil.methods.weights import Weights
+from fedveil.population.columns import State, read_columns
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import read_entries
+from fedveil.statistics.figures import rows
+from fedveil.statistics.local import silo_sums
+from fedveil.statistics.released import read_released
+
+SCHEMA = """
+n_users = {users}
+user = "who"
+{silos}
+[target]
+kind = "survival"
+time = "days"
+event = "died"
+[features]
+age = {{ kind = "number", lower = 0, upper = 100 }}
+sick = {{ kind = "category", categories = ["0", "1"] }}
+ward = {{ kind = "category", categories = ["x", "y"] }}
+"""
+RELEASE = """
+age = { show = ["count", "missing", "quantiles", "mean"], bins = 8 }
+follow_up = { kind = "survival", grid = [0, 100, 200] }
+table = { kind = "cross", columns = ["sick", "ward"] }
+"""
+DOCUMENT = """
+name = "cohort"
+[data.table]
+schema_file = "schema.toml"
+files = ["north.csv", "south.csv", "west.csv"]
+[privacy]
+{privacy}
+[protection]
+{protection}
+[statistics]
+{statistics}
+[statistics.release]
+{release}
+"""
+PEOPLE = 400
+
+
+def written(
+    folder: Path,
+    *,
+    people: int = PEOPLE,
+    privacy: str = "epsilon = 2.0",
+    protection: str = 'name = "secure-aggregation"',
+    statistics: str = 'silos = "uniform"',
+    release: str = RELEASE,
+    silos: str = 'silos = ["north", "south", "west"]',
+) -> Path:
+    """Write a request and its schema, and no table; return the request's path."""
+    (folder / "schema.toml").write_text(SCHEMA.format(users=people, silos=silos))
+    text = DOCUMENT.format(privacy=privacy, protection=protection, statistics=statistics, release=release)
+    (folder / "cohort.toml").write_text(text)
+    return folder / "cohort.toml"
+
+
+def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, odd: bool = True) -> None:
+    """Write three hospitals' tables; every third person is in all of them."""
+    rng = np.random.default_rng(0)
+    lines: dict[str, list[str]] = {
+        name: ["who,age,sick,ward,days,died"] for name in ("north", "south", "west")
+    }
+    for who in range(people):
+        cells = (
+            f"{rng.integers(0, 101)},{rng.integers(0, 2)},{'xy'[rng.integers(0, 2)]},{rng.integers(1, 300)},1"
+        )
+        if odd and who % 40 == 0:
+            cells = "ninety,7,?,never,"
+        for place, name in enumerate(lines):
+            if who != without and (who % 3 == 0 or who % 3 == place):
+                lines[name].append(f"p{who},{cells}")
+    for name, content in lines.items():
+        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a release."""
+    folder = tmp_path_factory.mktemp("cohort")
+    tables(folder)
+    document = read_release_document(written(folder))
+    return make_release(prepare_release(document), folder / "runs").folder
+
+
+def refusal(folder: Path, **changes: Any) -> str:
+    """Return why a request is refused; no table exists, so nothing else can be wrong."""
+    with pytest.raises(FedveilError) as caught:
+        prepare_release(read_release_document(written(folder, **changes)))
+    return str(caught.value)
+
+
+# --- what is refused, and before what -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"release": 'age = { show = ["min"] }'}, "one person alone"),
+        ({"release": 'age = { show = ["max"] }'}, "quantiles = [0.01, 0.99]"),
+        ({"release": 'age = { show = ["distinct"] }'}, "declare categories"),
+        ({"release": 'age = { show = ["total"] }'}, "no figure 'total'"),
+        ({"release": 'age = { show = ["histogram"], bins = "auto" }'}, "bins that depend on the records"),
+        ({"release": 'age = { show = ["histogram"], edges = [0, 5, 5] }'}, "edges: at least two numbers"),
+        ({"release": 'age = { show = ["histogram"], bins = 4, edges = [0, 5] }'}, "not both"),
+        ({"release": 'days = { show = ["mean"] }'}, "no declared bounds"),
+        ({"release": 'sick = { show = ["mean"] }'}, "'mean' is of numbers"),
+        ({"release": 'age = { show = ["categories"] }'}, "ask for its histogram"),
+        ({"release": 'weight = { show = ["count"] }'}, "declares no column 'weight'"),
+        ({"release": 'age = { show = ["count"], color = 1 }'}, "no such key"),
+        ({"release": 'f = { kind = "survival", grid = [0, 200, 100] }'}, "grid: at least two numbers"),
+        ({"release": 'f = { kind = "cross", columns = ["sick", "sick"] }'}, "named twice"),
+        ({"release": 'f = { kind = "cross", columns = ["sick", "age"] }'}, "'age' is a number"),
+        ({"release": 'f = { kind = "joint", columns = ["sick", "age"] }'}, "must be one of"),
+        ({"statistics": 'silos = "uniform"\nby = ["ward", "ward"]'}, "belongs to one group"),
+        ({"statistics": 'silos = "uniform"\nby = ["age"]'}, "groups are declared categories"),
+        ({"statistics": 'silos = "uniform"\nby = ["ward", "sick", "silo"]'}, "at most 2"),
+        ({"statistics": 'silos = "uniform"\ncombine = "ever"'}, "OR over silos"),
+        ({"statistics": 'silos = "uniform"\ncombine = "any"'}, "the categories 0 and 1"),
+        ({"statistics": 'silos = "uniform"\ncombine = "first"'}, "name it"),
+        ({"statistics": 'silos = "uniform"\norder = "age"'}, "belongs to combine"),
+        ({"statistics": 'silos = "records"'}, "private-weighting"),
+        ({"statistics": 'silos = "equal"', "protection": 'name = "none"'}, "private-weighting"),
+        ({"protection": 'name = "private-weighting"'}, "private weighting"),
+        ({"protection": 'name = "partial-encryption"'}, "is for models"),
+        ({"privacy": "epsilon = 0.01"}, "epsilon is too small"),
+        ({"privacy": "delta = 1e-5"}, "privacy.epsilon: needed"),
+        ({"privacy": "epsilon = 1.0\nbudget = 2.0"}, "belongs to training"),
+        ({"silos": 'silo = "ward2"'}, "declare silos"),
+        (
+            {"people": 300, "release": 'm = { kind = "correlation", columns = ["age", "days"] }'},
+            "no declared bounds",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_what_would_do(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    assert words in refusal(tmp_path, **changes)
+
+
+def test_a_budget_that_is_too_small_names_the_block_and_an_epsilon_that_would_do(tmp_path: Path) -> None:
+    told = refusal(tmp_path, privacy="epsilon = 0.1", release='age = { show = ["histogram"], bins = 20 }')
+    assert "statistics.release.age" in told
+    needed = float(told.split("epsilon = ")[1].split(",")[0])
+    prepare_release(
+        read_release_document(
+            written(
+                tmp_path,
+                privacy=f"epsilon = {needed * 1.05}",
+                release='age = { show = ["histogram"], bins = 20 }',
+            )
+        )
+    )
+
+
+def test_the_plan_and_the_refusals_read_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No table exists: whatever is decided before a release is decided without one, and so for neighbours alike."""
+    main_with("stats", str(written(tmp_path)), "--plan", "--json")
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["epsilon"] == pytest.approx(2.0, abs=1e-3)
+    assert [one["release"] for one in plan["blocks"]] == ["age", "age", "follow_up", "follow_up", "table"]
+    assert not (tmp_path / "runs").exists()
+
+
+def main_with(*arguments: str) -> None:
+    """Run the command line."""
+    with mock.patch.object(sys, "argv", ["fedveil", *arguments]), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+
+
+# --- what is released ---------------------------------------------------------------------------------------
+
+
+def test_a_release_is_charged_once_for_what_it_states(released: Path) -> None:
+    (entry,) = read_entries(released / "ledger.jsonl")
+    statement = json.loads((released / "privacy.json").read_text())
+    assert isinstance(entry.event, GaussianEvent)
+    assert statement["epsilon"] == pytest.approx(2.0, abs=1e-3)
+    assert statement["released"] == "statistics"
+    assert {line["role"]: line["epsilon"] for line in statement["trust"]}["server"] == statement["epsilon"]
+    assert "released statistics" in statement["sentences"][0]
+
+
+def test_what_is_stored_reads_back_and_a_damaged_file_does_not(released: Path, tmp_path: Path) -> None:
+    before = read_released(released)
+    assert before.to_json() == json.loads((released / "statistics.json").read_text())
+    for change in ({"vector": [0.0]}, {"layout": []}, {"request": {}}, {"schema_version": 9}):
+        broken = before.to_json() | change
+        (tmp_path / "statistics.json").write_text(json.dumps(broken))
+        with pytest.raises(RunFolderError):
+            read_released(tmp_path)
+
+
+def test_rows_are_near_the_exact_figures(released: Path) -> None:
+    """Within 6 standard deviations of their noise: decoding finds what was sent, cell by cell."""
+    found = read_released(released)
+    document = read_release_document(released.parent.parent / "cohort.toml")
+    prepared = prepare_release(document)
+    assert document.data.table is not None
+    table = read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
+    pairs = table.pairs()
+    shown = {(row.figure, row.cell): row.interval for row in rows(found)}
+    total = shown["person-silo pairs", ""]
+    assert total is not None
+    assert total.low_here is not None
+    sd = (total.estimate - total.low_here) / 1.96
+    assert abs(total.estimate - len(pairs)) < 6 * sd
+    ages = table.numbers("age")
+    mean = shown["mean", ""]
+    assert mean is not None
+    assert mean.low_here is not None
+    exact = float(ages.values[ages.state == State.VALID].mean())
+    assert abs(mean.estimate - exact) < 6 * (mean.estimate - mean.low_here) / 1.96
+
+
+def test_one_cell_of_one_person_changes_no_decision(tmp_path: Path) -> None:
+    """Neighbours: the same method, lengths and silos, with and without a person whose cells nobody declared."""
+    written(tmp_path)
+    found = []
+    for without in (None, 0):
+        tables(tmp_path, without=without)
+        document = read_release_document(tmp_path / "cohort.toml")
+        prepared = prepare_release(document)
+        found.append((prepared.method, prepared.silos, noisy_sum(prepared, table_of(document)).shape))
+    assert found[0] == found[1]
+
+
+def table_of(document: ReleaseDocument) -> Any:
+    """Return the columns that a document's release reads."""
+    prepared = prepare_release(document)
+    assert document.data.table is not None
+    return read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
+
+
+@pytest.mark.parametrize("protection", ["none", "secure-aggregation"])
+def test_the_noise_is_that_of_one_central_gaussian(tmp_path: Path, protection: str) -> None:
+    """Its sum of squares over all numbers and releases: within 4.9 sd of chi-square, and not 10 % less noise."""
+    tables(tmp_path, people=60)
+    release = (
+        'table = { kind = "cross", columns = ["sick", "ward"] }\nage = { show = ["histogram"], bins = 60 }'
+    )
+    statistics = 'silos = "uniform"\nlargest_error = 1e6'
+    asked = written(
+        tmp_path, people=60, protection=f'name = "{protection}"', release=release, statistics=statistics
+    )
+    document = read_release_document(asked)
+    prepared, table = prepare_release(document), table_of(document)
+    weights = Weights.UNIFORM.of(table.pairs(), 3, 60)
+    exact = silo_sums(prepared.step, table, weights, prepared.method.bound).sum(axis=0)  # type: ignore[arg-type]
+    errors = np.concatenate([noisy_sum(prepared, table) - exact for _ in range(60)])
+    ratio = float((errors**2).mean()) / prepared.method.noise_std(3) ** 2  # type: ignore[operator]
+    tolerance = 4.9 * (2 / len(errors)) ** 0.5
+    assert ratio == pytest.approx(1.0, abs=tolerance)
+    assert tolerance < 0.19
+
+
+def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
+    """Somebody in three silos counts 1; the server learns the sum alone, and counts stay where they are."""
+    tables(tmp_path, people=6, odd=False)
+    asked = written(
+        tmp_path,
+        people=6,
+        privacy="epsilon = 60.0\ndelta = 1e-3",
+        protection='name = "private-weighting"\nkey_bits = 2048\nn_max = 6',
+        statistics='silos = "records"\nlargest_error = 1e6\nfloor = 0',
+        release='sick = { show = ["count", "categories"] }',
+    )
+    document = read_release_document(asked)
+    outcome = make_release(prepare_release(document), tmp_path / "runs")
+    assert outcome.released.counted == "people"
+    total = next(row.interval for row in rows(outcome.released) if row.figure == "people")
+    assert total is not None
+    assert total.estimate == pytest.approx(6, abs=6 * outcome.released.noise_std * 2)
+    assert outcome.statement.against(Role.SERVER) == outcome.statement.epsilon
+    assert any("which users have a record" in text for text in outcome.statement.uncovered)
+
+
+# --- reading it again ---------------------------------------------------------------------------------------
+
+
+def test_show_derives_what_nobody_asked_for(released: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_with("show", str(released), "--cross", "sick", "--quantile", "age=.1,.9", "--json")
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["counted"] == "person-silo pairs"
+    assert [row["cell"] for row in shown["rows"]] == ["0", "1", "missing or undeclared", "0.1", "0.9"]
+    whole = {row.cell: row.interval for row in rows(read_released(released)) if row.release == "table"}
+    parts = [whole[f"0, {ward}"] for ward in ("x", "y")]
+    assert all(parts)
+    assert shown["rows"][0]["estimate"] == pytest.approx(sum(one.estimate for one in parts if one), abs=40)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cross", "sick,age"], "no release has these together"),
+        (["--quantile", "days=.5"], "no release has bins"),
+        (["--quantile", "age=1.5"], "between 0 and 1"),
+        (["--quantile", "age"], "expected COLUMN="),
+    ],
+)
+def test_show_refuses_what_was_not_released(
+    released: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        mock.patch.object(sys, "argv", ["fedveil", "show", str(released), *arguments]),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    assert ended.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_same_cells_are_not_paid_for_twice(released: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [str(released.parent.parent / "cohort.toml"), "--runs", str(released.parent)]
+    with mock.patch.object(sys, "argv", ["fedveil", "stats", *asked]), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "has every cell that is asked for" in " ".join(capsys.readouterr().err.split())
+    main_with("stats", *asked, "--again", "--json")
+    again = json.loads(capsys.readouterr().out)
+    assert Path(again["folder"]).name == "cohort-2"
+    page = Path(again["report"]).read_text(encoding="utf-8")
+    assert "Kaplan-Meier: follow_up" in page
+    assert "too few people for this budget" in page
+    first = read_released(released).vector
+    assert not np.array_equal(first, read_released(Path(again["folder"])).vector)

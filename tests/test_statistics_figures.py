@@ -1,0 +1,275 @@
+"""Figures from noisy cells: decoding is least squares with exact covariances, and 95 % intervals cover 95 %.
+
+Coverage is counted over seeded simulations; what is allowed is 4.9 standard deviations of a binomial proportion, which
+a right interval misses with a probability below 1e-6. Each law also meets an interval that is wrong, and refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.cells import Everybody, States
+from fedveil.statistics.decoding import Cells, consistent, decode
+from fedveil.statistics.figures import Group, count, part_of
+from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
+from fedveil.statistics.layout import Layout
+from fedveil.statistics.moments import correlations, mean, variance
+from fedveil.statistics.quantiles import quantile
+from fedveil.statistics.strategy import Strategy
+from fedveil.statistics.survival import curve, largest_z
+
+Z = 4.9
+
+
+def covers(found: list[Interval | None], truth: float) -> float:
+    """Return the share of intervals that hold the truth; every one must be there."""
+    held = []
+    for one in found:
+        assert one is not None
+        low = -math.inf if one.low is None else one.low
+        high = math.inf if one.high is None else one.high
+        held.append(low <= truth <= high)
+    return float(np.mean(held))
+
+
+def around(share: float, reps: int) -> float:
+    """Return how far a proportion of so many draws may be from its probability."""
+    return Z * math.sqrt(share * (1 - share) / reps)
+
+
+def blind(found: list[Interval | None]) -> list[Interval | None]:
+    """Return the same intervals as if there were no noise: what somebody computes who forgets it."""
+    wrong: list[Interval | None] = []
+    for one in found:
+        assert one is not None
+        assert one.low is not None
+        assert one.high is not None
+        sd = (one.high - one.low) / (2 * NORMAL_95)
+        wrong.append(normal(one.estimate, 0.0, sd**2 * (1 - one.privacy)))
+    return wrong
+
+
+# --- decoding -----------------------------------------------------------------------------------------------
+
+
+def test_totals_that_agree_are_generalised_least_squares() -> None:
+    """Against the explicit solution under the constraint that both blocks have one total."""
+    rng = np.random.default_rng(0)
+    roots = [rng.normal(size=(3, 3)), rng.normal(size=(2, 2))]
+    blocks = [
+        Cells(values=rng.normal(size=(1, len(root))) + 10, covariance=root @ root.T + np.eye(len(root)))
+        for root in roots
+    ]
+    joint = np.zeros((5, 5))
+    joint[:3, :3], joint[3:, 3:] = blocks[0].covariance, blocks[1].covariance
+    values = np.concatenate([block.values[0] for block in blocks])
+    constraint = np.array([1.0, 1.0, 1.0, -1.0, -1.0])
+    gain = joint @ constraint / (constraint @ joint @ constraint)
+    expected = values - gain * (constraint @ values)
+    covariance = joint - np.outer(gain, joint @ constraint)
+    found = consistent(blocks)
+    assert np.concatenate([one.values[0] for one in found]) == pytest.approx(expected)
+    assert found[0].covariance == pytest.approx(covariance[:3, :3])
+    assert found[1].covariance == pytest.approx(covariance[3:, 3:])
+
+
+def test_decoding_inverts_the_vector_and_its_covariance_is_that_of_the_noise() -> None:
+    cells = OneHot(States("age"))
+    blocks = tuple(
+        Block(release=name, part="cells", encoder=cells, groups=Everybody(), strategy=strategy, weight=weight)
+        for name, strategy, weight in (
+            ("one", Strategy("flat", 0, 3), 1.0),
+            ("two", Strategy("stacked", 2, 1), 3.0),
+        )
+    )
+    layout, truth = Layout(blocks), np.array([70.0, 20.0, 10.0])
+    vector = np.concatenate([slot.scale * slot.block.strategy.matrix @ truth for slot in layout.slots])
+    for found in decode(layout, vector, 1.0).values():
+        assert found.values[0] == pytest.approx(truth)
+    for found in decode(layout, vector / 4, 1.0, unit=0.25).values():
+        assert found.values[0] == pytest.approx(truth)
+    rng, reps = np.random.default_rng(1), 4000
+    noisy = vector + 2.0 * rng.normal(size=(reps, len(vector)))
+    draws = np.array([decode(layout, one, 2.0)["two", "cells"].values[0] for one in noisy])
+    stated = decode(layout, vector, 2.0)["two", "cells"].covariance
+    ratio_of = draws.var(axis=0) / np.diag(stated)
+    assert ratio_of == pytest.approx(1.0, abs=Z * math.sqrt(2 / reps))
+    total = decode(layout, vector, 2.0)
+    assert total["one", "cells"].covariance.sum() == pytest.approx(total["two", "cells"].covariance.sum())
+
+
+# --- intervals ----------------------------------------------------------------------------------------------
+
+
+def test_counts_and_shares_cover() -> None:
+    rng, reps, n, sd = np.random.default_rng(2), 1500, 400, 12.0
+    p = np.array([0.5, 0.3, 0.2])
+    cells = rng.multinomial(n, p, size=reps) + sd * rng.normal(size=(reps, 3))
+    first = np.array([1.0, 0.0, 0.0])
+    groups = [Group(name="all", values=row, covariance=sd**2 * np.eye(3)) for row in cells]
+    counts: list[Interval | None] = [count(group, first, 1.0) for group in groups]
+    shares = [part_of(group, first, 1.0) for group in groups]
+    for found, truth in ((counts, n * 0.5), (shares, 0.5)):
+        assert covers(found, truth) == pytest.approx(0.95, abs=around(0.95, reps))
+        assert covers(blind(found), truth) < 0.95 - around(0.95, reps)
+    assert next(one.privacy for one in counts if one) == pytest.approx(sd**2 / (sd**2 + 100), rel=0.2)
+
+
+def test_a_persons_pairs_are_not_taken_for_people() -> None:
+    """Person-silo pairs: somebody in three silos is three units, and the interval has room for all of them."""
+    rng, reps, n = np.random.default_rng(3), 800, 300
+    pairs = 3.0 * rng.binomial(n, 0.4, size=reps)
+    groups = [
+        Group(name="all", values=np.array([value, 3 * n - value]), covariance=np.eye(2)) for value in pairs
+    ]
+    one = np.array([1.0, 0.0])
+    assert covers([count(group, one, 3.0) for group in groups], 3 * n * 0.4) >= 0.95 - around(0.95, reps)
+    assert covers([count(group, one, 1.0) for group in groups], 3 * n * 0.4) < 0.9
+
+
+def test_fieller_covers_where_the_denominator_is_noisy_and_refuses_where_it_is_nothing() -> None:
+    rng, reps = np.random.default_rng(4), 3000
+    above, below = 30 + 5 * rng.normal(size=reps), 60 + 12 * rng.normal(size=reps)
+    found = [ratio(a, b, (25.0, 144.0, 0.0), 0.0) for a, b in zip(above, below, strict=True)]
+    there = [one for one in found if one is not None]
+    assert 0.5 * reps < len(there) < reps
+    # refusing the smallest denominators conditions on the rest: all runs together must cover
+    held = sum(one is None or (one.low or 0) <= 0.5 <= (one.high or math.inf) for one in found) / reps
+    assert held > 0.95 - around(0.95, reps)
+    assert ratio(1.0, 3.9, (1.0, 1.0, 0.0), 0.0) is None
+    assert ratio(1.0, -5.0, (1.0, 1.0, 0.0), 0.0) is None
+
+
+@pytest.mark.parametrize("level", [0.1, 0.5])
+def test_quantiles_cover_and_are_no_narrower_than_a_bin(level: float) -> None:
+    rng, reps, n, bins, sd = np.random.default_rng(5), 600, 500, 20, 3.0
+    edges = tuple(np.linspace(0, 1, bins + 1).tolist())
+    strategy = Strategy("prefix", bins + 2)
+    covariance = sd**2 * strategy.covariance
+    found = []
+    for _ in range(reps):
+        cells = np.histogram(rng.random(n), bins=[-1, *edges, 2])[0]
+        noisy = strategy.decoder @ (strategy.matrix @ cells + sd * rng.normal(size=bins + 2))
+        found.append(quantile(noisy, covariance, edges, level, 1.0))
+    assert covers(found, level + 1e-9) >= 0.95 - around(0.95, reps)
+    errors = [one.estimate - level for one in found if one is not None]
+    assert abs(float(np.mean(errors))) < Z * float(np.std(errors)) / math.sqrt(reps)
+    # shifted by two bins it must fail: the interval is about the quantile and not merely wide
+    assert covers(found, level + 3 / bins) < 0.5
+
+
+def test_a_quantile_outside_the_bounds_has_an_open_end() -> None:
+    cells, edges = np.array([80.0, 10.0, 10.0, 0.0]), (0.0, 1.0, 2.0)
+    found = quantile(cells, np.eye(4), edges, 0.5, 1.0)
+    assert found is not None
+    assert (found.estimate, found.low, found.high) == (0.0, None, 0.0)
+    assert quantile(-cells, np.eye(4), edges, 0.5, 1.0) is None
+
+
+def test_means_and_variances_cover() -> None:
+    rng, reps, n, sd = np.random.default_rng(6), 1200, 500, 15.0
+    x = rng.uniform(-0.8, 0.4, size=(reps, n))
+    sums = np.stack([np.full(reps, n), x.sum(1), (x**2).sum(1)], axis=1) + sd * rng.normal(size=(reps, 3))
+    covariance = sd**2 * np.eye(3)
+    means = [mean(row, covariance, 1.0) for row in sums]
+    assert covers(means, -0.2) == pytest.approx(0.95, abs=around(0.95, reps))
+    assert covers(blind(means), -0.2) < 0.9
+    variances = [variance(row, covariance, 1.0) for row in sums]
+    assert covers(variances, 0.12) >= 0.95 - around(0.95, reps)
+    assert covers(variances, 0.12 + 0.15) < 0.9
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_correlations_cover_under_any_tails_within_the_bounds(heavy: bool) -> None:
+    """With heavy tails the textbook's (1 - r^2)^2 / n is too small; the bound by the declared range is not."""
+    rng, reps, n, sd = np.random.default_rng(7), 400, 2000, 2.0
+    shared = rng.normal(size=(reps, n))
+    x, y = (0.6 * shared + 0.8 * rng.normal(size=(reps, n)) for _ in range(2))
+    if heavy:
+        scale = np.where(rng.random(size=(reps, n)) < 0.1, 3.0, 0.3)
+        x, y = x * scale, y * scale
+    x, y = np.clip(x / 8, -1, 1), np.clip(y / 8, -1, 1)
+    truth = float(np.corrcoef(x.ravel(), y.ravel())[0, 1])
+    found = []
+    for a, b in zip(x, y, strict=True):
+        noise = sd * rng.normal(size=6)
+        second = np.array([[a @ a + noise[3], a @ b + noise[4]], [a @ b + noise[4], b @ b + noise[5]]])
+        first = np.array([a.sum() + noise[1], b.sum() + noise[2]])
+        found.append(correlations(n + noise[0], first, second, (sd**2,) * 3, 1.0)[0][0])  # type: ignore[arg-type]
+    there: list[Interval | None] = [one for one in found if one is not None]
+    assert len(there) > 0.9 * reps
+    assert covers(there, truth) >= 0.95 - around(0.95, len(there))
+    assert covers(there, truth - 0.6) < 0.9
+
+
+def test_numbers_without_spread_have_no_correlation() -> None:
+    first, second = np.array([5.0, 5.0]), np.array([[2.0, 0.0], [0.0, 2.0]])
+    assert correlations(100.0, first, second, (1.0, 1.0, 1.0), 1.0) == [[None], []]
+
+
+# --- survival -----------------------------------------------------------------------------------------------
+
+_GRID = tuple(np.linspace(0, 5, 9).tolist())
+_TRUE = np.exp(-((np.array(_GRID[1:]) / 6.5) ** 1.2))
+
+
+def simulated(rng: np.random.Generator, n: int, sd: float) -> tuple[np.ndarray, np.ndarray, Strategy]:
+    """Return noisy exits, last first, and events of Weibull times under uniform censoring."""
+    size, strategy = len(_GRID) - 1, Strategy("prefix", len(_GRID))
+    time, censored = 6.5 * rng.weibull(1.2, n), np.minimum(5.0, 1 + 4.8 * rng.random(n))
+    left, happened = np.minimum(time, censored), time <= censored
+    place = np.clip(np.searchsorted(_GRID, left, side="left") - 1, 0, None)
+    place = np.where(left >= 5.0, size, place)
+    exits = np.bincount(place, minlength=size + 1)[::-1]
+    events = np.bincount(place[happened & (place < size)], minlength=size)
+    noisy = strategy.decoder @ (strategy.matrix @ exits + sd * rng.normal(size=size + 1))
+    return noisy, events + sd * rng.normal(size=size), strategy
+
+
+def test_the_kaplan_meier_band_covers_simultaneously() -> None:
+    rng, reps, n, sd = np.random.default_rng(8), 300, 1500, 5.0
+    inside, points, blind_points = 0, [], []
+    for _ in range(reps):
+        exits, events, strategy = simulated(rng, n, sd)
+        found = curve((exits, sd**2 * strategy.covariance), (events, sd**2 * np.eye(8)), _GRID, 1.0)
+        assert len(found.grid) == 8
+        low, high = found.band()
+        inside += bool(((low <= _TRUE) & (high >= _TRUE)).all())
+        at = found.point(4)
+        points.append(at)
+        blind_points.append(abs(at.estimate - _TRUE[4]) < NORMAL_95 * math.sqrt(at.estimate * 0.5 / n) * 0.6)
+    assert inside / reps == pytest.approx(0.95, abs=around(0.95, reps))
+    assert covers(list(points), _TRUE[4]) == pytest.approx(0.95, abs=around(0.95, reps))
+    assert np.mean(blind_points) < 0.85
+
+
+def test_without_noise_the_curve_is_that_of_lifelines_up_to_the_grid() -> None:
+    """No censoring: the actuarial estimate is the product-limit estimate at the grid's points."""
+    from lifelines import KaplanMeierFitter
+
+    time = 6.5 * np.random.default_rng(9).weibull(1.2, 2000)
+    left, size = np.minimum(time, 5.0), len(_GRID) - 1
+    place = np.where(left >= 5.0, size, np.clip(np.searchsorted(_GRID, left, side="left") - 1, 0, None))
+    exits = np.bincount(place, minlength=size + 1)
+    zero = np.zeros((size + 1, size + 1))
+    found = curve((exits[::-1], zero), (exits[:size].astype(float), zero[:size, :size]), _GRID, 1.0)
+    peer = KaplanMeierFitter().fit(left, time < 5.0).survival_function_at_times(np.array(_GRID[1:]) - 1e-9)
+    assert found.survival == pytest.approx(peer.to_numpy(), abs=1e-9)
+    greenwood = (1 - found.survival) / (found.survival * 2000)
+    assert np.diag(found.covariance) == pytest.approx(greenwood, rel=1e-6)
+
+
+def test_a_curve_ends_where_too_few_are_at_risk() -> None:
+    exits, events = np.array([3.0, 2.0, 95.0]), np.array([50.0, 1.0])
+    found = curve((exits, np.eye(3)), (events, np.eye(2)), (0.0, 1.0, 2.0), 1.0)
+    assert found.grid.tolist() == [1.0]
+
+
+def test_the_largest_z_is_between_one_and_many_independent_ones() -> None:
+    assert largest_z(np.eye(1)) == pytest.approx(NORMAL_95, abs=0.15)
+    assert largest_z(np.ones((5, 5))) == pytest.approx(NORMAL_95, abs=0.15)
+    assert largest_z(np.eye(5)) == pytest.approx(2.569, abs=0.15)
