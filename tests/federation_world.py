@@ -20,7 +20,6 @@ from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
-from fedveil.federation.coded_sums import to_bytes
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
@@ -28,14 +27,16 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
-from fedveil.federation.store import Answered
+from fedveil.federation.store import RoundRecord
 from fedveil.methods import METHODS
 from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER
+from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.paillier_weights import PaillierEvaluator
-from fedveil.protection.parts import Part, Sealed, Vector
+from fedveil.protection.parts import Part, Relay
+from fedveil.protection.sealed_sums import SealedMessage, SealedServer
 from tests.test_run import Silent
 
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
@@ -238,23 +239,27 @@ class World:
             largest=LARGEST_LETTER,
         )
         for part in letter.parts:
-            if isinstance(part, Vector | Sealed):
+            if not isinstance(part, Relay):
+                continue
+            envelope = Envelope.decode(part.message)
+            if isinstance(envelope.message, OpenVector | SealedMessage):
                 party = self.silos[number]
                 assert party is not None
-                answered = party._store.read(letter.run)
-                assert answered is not None
-                content = part.encode() if isinstance(part, Vector) else self.opened(number, answered, part)
-                self.left.setdefault((number, answered.round), set()).add(content)
+                record = party._store.read(letter.run)
+                assert record is not None
+                vector = isinstance(envelope.message, OpenVector)
+                content = envelope.message.encode() if vector else self.opened(number, record, envelope)
+                self.left.setdefault((number, record.round), set()).add(content)
 
-    def opened(self, number: int, answered: Answered, part: Sealed) -> bytes:
-        """What is in a sealed part, if the coordinator it was sealed for is still there."""
-        post = None if self.coordinator is None else self.coordinator._post
-        if post is not None and number in post._shared:
+    def opened(self, number: int, record: RoundRecord, envelope: Envelope) -> bytes:
+        """What is in a sealed message, if the coordinator it was sealed for is still there."""
+        server = None if self.coordinator is None else self.coordinator._server
+        if isinstance(server, SealedServer):
             try:
-                return to_bytes(post.open(number, answered.round, part))
+                return server.unsealed(number, envelope)
             except ProtocolError:  # sealed in a session that is over
-                return answered.coded
-        return answered.coded
+                return record.given
+        return record.given
 
     def play(self, *, most: int = 1000) -> None:
         """Carry every letter once, in order, until the run ends."""

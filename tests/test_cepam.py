@@ -19,7 +19,8 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.run import over_budget, resume, run
 from fedveil.engine.setting import Setting
 from fedveil.engine.setup import prepare
-from fedveil.engine.workload import OwnMessages, Turn
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import OwnMessages
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer

@@ -19,7 +19,7 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.workload import Turn
+from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
@@ -77,7 +77,7 @@ def aggregate(
     """Return the sum of these vectors as the silos end with it."""
     agreed, initial = prepared.agreed, prepared.task.initial()
     assert isinstance(agreed, PartialRange)
-    driver = Driver(agreed.protocol()) if driver is None else driver
+    driver = Driver(agreed.protocol(PrivacyRandomness.insecure(round_number))) if driver is None else driver
     turn = Turn(
         setting=prepared.setting,
         model=initial if model is None else model,
@@ -106,7 +106,9 @@ def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
         prepared = asked({"name": name})
         parties = {}
         if isinstance(prepared.agreed, PartialRange):
-            parties = {"parties": Parties.of(prepared.agreed, prepared.task.initial())}
+            parties = {
+                "parties": Parties.of(prepared.agreed, prepared.task.initial(), PrivacyRandomness.insecure(1))
+            }
         models.append(
             play_round(
                 prepared.setting,
@@ -164,7 +166,10 @@ def test_noise_in_the_encrypted_part_has_the_size_that_is_asked_for() -> None:
     given = {"ratio": 0.5, "strategy": "random", "he_noise": 3.0, "he_clip": 0.25}
     prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 0.5}, given)
     assert isinstance(prepared.agreed, PartialRange)
-    driver, parts = Driver(prepared.agreed.protocol()), {"clear": [], "hidden": []}
+    driver, parts = (
+        Driver(prepared.agreed.protocol(PrivacyRandomness.insecure(1))),
+        {"clear": [], "hidden": []},
+    )
     for t in range(1, 21):
         aggregate(prepared, np.zeros((CLIENTS, prepared.task.dimension)), t, driver=driver)
         result = driver._clients[0].result()
@@ -477,7 +482,10 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
         )[0]
         for prepared, parties in (
             (plain, {}),
-            (hidden, {"parties": Parties.of(hidden.agreed, hidden.task.initial())}),
+            (
+                hidden,
+                {"parties": Parties.of(hidden.agreed, hidden.task.initial(), PrivacyRandomness.insecure(1))},
+            ),
         )
     ]
     assert torch.equal(*models)

@@ -8,8 +8,6 @@ from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import ModelError
-from fedveil.methods.channels import CentralGaussian
-from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.method import Method
 from fedveil.randomness import PrivacyRandomness
 
@@ -18,7 +16,7 @@ def draw_users(
     method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
 ) -> Bool[np.ndarray, " users"] | None:
     """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
-    if not isinstance(method.contribution, SiloUserContribution | ClientContribution):
+    if not method.contribution.by_user:
         return None
     path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
     return method.sampler.draw(n_users, privacy.stream(*path))
@@ -55,9 +53,8 @@ def coordinate(
         ModelError: a sum or a next model that is not finite; there is nothing to release.
     """
     present = n_silos if summed is None else summed
-    if isinstance(method.channel, CentralGaussian):
-        source = privacy.stream("noise", round_number)
-        aggregate = method.channel.release(aggregate, method.bound.grid, source)
+    noise = privacy.stream("noise", round_number)
+    aggregate = method.channel.release(aggregate, method.bound.grid, noise)
     divisor = method.divisor(present, n_users)
     if method.denominator == "actual":
         assert drawn is not None

@@ -18,7 +18,8 @@ from fedveil.engine.communication_cost import CommunicationCost
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.parties import Parties
 from fedveil.engine.setting import Setting
-from fedveil.engine.workload import Trained, Turn, Workload
+from fedveil.engine.turn import Turn
+from fedveil.engine.workload import Trained, Workload
 from fedveil.local.trainer import Progress
 from fedveil.protection.driver import Dropouts
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness

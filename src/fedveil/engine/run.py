@@ -33,6 +33,7 @@ from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
+from fedveil.protection.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.spectrum import spectrum
 
@@ -90,7 +91,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     folder = RunFolder.create(parent, prepared.experiment)
     folder.write_json("environment.json", _environment(prepared))
     folder.write_json("diagnostics.json", population_diagnostics(prepared))
-    if transcript and prepared.agreed is not None:
+    if transcript and prepared.method.protection.agrees:
         folder.write(_TRANSCRIPT, b"")
     with share_training(prepared) as shared:
         return _go_on(shared, folder, observer)
@@ -113,7 +114,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     experiment = prepared.experiment
     privacy = privacy_randomness(experiment)
     guarantee = prepared.guarantee
-    parties = _parties(prepared)
+    parties = _parties(prepared, privacy)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         checkpoint = folder.read_checkpoint() or initial_checkpoint(prepared, folder, ledger.head)
         ledger.require_extends(checkpoint.ledger)
@@ -171,11 +172,10 @@ def conclude(
     )
 
 
-def _parties(prepared: Prepared) -> Parties:
+def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> Parties:
     """Return the parties of a run, with new keys where there are keys."""
-    if prepared.agreed is None:
-        return Parties.in_the_open(prepared.setting)
-    return Parties.of(prepared.agreed, prepared.task.initial(), prepared.method.kinds)
+    listed = Transcript() if prepared.method.protection.agrees else None
+    return Parties.of(prepared.agreed, prepared.task.initial(), privacy, prepared.method.kinds, listed)
 
 
 def _round(

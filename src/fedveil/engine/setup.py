@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedveil.engine.aggregation import MaskedRange
+from fedveil.engine.agreed import Agreed, OpenRange
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.sections import ChannelSection, DataSection
@@ -42,7 +43,6 @@ from fedveil.methods.paraaegis import partly_encrypted
 from fedveil.methods.protections import (
     NO_PROTECTION,
     PartialEncryption,
-    PrivateWeighting,
     Protection,
     SecureAggregation,
 )
@@ -74,7 +74,7 @@ class Prepared:
     accountant: Accountant
     setting: Setting
     uncovered: tuple[str, ...]
-    agreed: MaskedRange | WeightingRange | PartialRange | None
+    agreed: Agreed
 
     @property
     def secure(self) -> bool:
@@ -206,30 +206,35 @@ def prepare(experiment: Experiment, populations: Populations | None = None) -> P
             *_initial(experiment),
             *_batching(trainer, cohort.device),
         ),
-        agreed=_agreed(experiment, method, groups, population, task.dimension),
+        agreed=_agreed(experiment, method, setting, population, task.dimension),
     )
 
 
 def _agreed(
-    experiment: Experiment, method: Method, groups: Groups, population: Population, dimension: int
-) -> MaskedRange | WeightingRange | PartialRange | None:
-    """Return what the parties of a protocol agree on before any training; None without a protocol."""
-    n_silos, n_users = population.n_silos, population.n_users
-    if isinstance(method.protection, PrivateWeighting):
-        if experiment.trainer.processes > 1:
-            raise ConfigError(
-                "trainer.processes: private weighting takes contributions one by one and runs in one process"
-            )
-        weighting = WeightingRange.of(
-            method, groups, n_silos=n_silos, n_users=n_users, length=dimension, rounds=experiment.rounds
+    experiment: Experiment, method: Method, setting: Setting, population: Population, dimension: int
+) -> Agreed:
+    """Return what the parties agree on before any training."""
+    if method.protection.weighs and experiment.trainer.processes > 1:
+        raise ConfigError(
+            "trainer.processes: private weighting takes contributions one by one and runs in one process"
         )
-        assert weighting is not None
+    n_silos, n_users = population.n_silos, population.n_users
+    if method.protection.weighs:
+        groups, rounds = setting.cohort.groups, experiment.rounds
+        weighting = WeightingRange.of(
+            method, groups, n_silos=n_silos, n_users=n_users, length=dimension, rounds=rounds
+        )
         if population.complete:
             weighting.check_counts()
         return weighting
-    if isinstance(method.protection, PartialEncryption):
+    if method.protection.divides:
         return PartialRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
-    return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
+    if method.protection.masks:
+        return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
+    clients = n_silos
+    if population.complete:  # clients without messages of their own are added up at once in one process
+        clients = n_users if method.channel.by_clients else setting.cohort.n_silos
+    return OpenRange(method=method, clients=clients, length=dimension)
 
 
 def seat_with(prepared: Prepared, records: Records) -> Setting:

@@ -75,6 +75,7 @@ class PartialEncryption(ProtectionStage):
     """
 
     parties: ClassVar[tuple[Role, ...]] = (Role.READER, _UP | _DOWN)
+    divides: ClassVar[bool] = True
 
     ratio: float = 0.1
     decay: float = 1.0

@@ -21,12 +21,24 @@ class ProtectionStage(Stage):
         weighs: whether weights by records are computed without showing counts.
         agrees: whether senders agree on public numbers before the run, the grid of their messages among them.
         masks: whether the server learns the sum of whole numbers alone, whoever sends them.
+        divides: whether a message has two parts, of which the server reads one.
     """
 
     parties: ClassVar[tuple[Role, ...]] = ()
     weighs: ClassVar[bool] = False
     agrees: ClassVar[bool] = True
     masks: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
+
+    @property
+    def recovers(self) -> bool:
+        """Whether a round goes on without senders that vanish; not unless the protection says so."""
+        return False
+
+    @property
+    def draws_blindly(self) -> bool:
+        """Whether users are drawn without the server knowing whom; nowhere but by oblivious transfer."""
+        return False
 
     def local_bound(self, bound: Bound) -> Bound:
         """Return the bound that is enforced in local training, given that of the method."""

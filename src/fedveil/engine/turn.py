@@ -1,0 +1,55 @@
+"""What a round begins with, for whoever contributes to it: all clients of a simulation, or one silo by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float32
+from torch import Tensor
+
+from fedveil.engine.coordinator_side import draw_users
+from fedveil.engine.setting import Setting
+from fedveil.local.trainer import Progress
+from fedveil.methods.sending import Sender
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What a round begins with.
+
+    Attributes:
+        setting: the method at work, as it is in this round.
+        model: (d,) the global model.
+        round_number: counts from 1.
+        experiment: of the experiment's seed.
+        privacy: for sampling and noise.
+        progress: called between chunks of local training.
+        measured: whether costs of messages say what these could cost at least, which takes long.
+    """
+
+    setting: Setting
+    model: Float32[Tensor, " d"]
+    round_number: int
+    experiment: ExperimentRandomness
+    privacy: PrivacyRandomness
+    progress: Progress | None = None
+    measured: bool = True
+
+    def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
+        """Draw who takes part in an attempt."""
+        return draw_users(self.setting.method, self.setting.n_users, self.privacy, self.round_number, attempt)
+
+    def sender(self, number: int, attempt: int) -> Sender:
+        """Return a silo or client as its channel needs to know it."""
+        setting = self.setting
+        return Sender(
+            number=number,
+            senders=setting.cohort.n_silos,
+            round=self.round_number,
+            attempt=attempt,
+            grid=setting.method.bound.grid,
+            privacy=self.privacy,
+            measured=self.measured,
+        )
