@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable
@@ -87,7 +88,12 @@ def asked(**changes: Any) -> Experiment:
         "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
         "privacy": {"insecure_seed": 11},
     }
-    if changes.get("method", {}).get("name") == "fedavg":
+    if changes.get("method", {}).get("name") in (
+        "fedavg",
+        "fl",
+        "fl-sdq",
+        "ckks-fedavg",
+    ):  # no noise, no bound
         base["method"] = {}
     if changes.get("method", {}).get("name") == "uldp-sgd":
         del base["local"]
@@ -156,6 +162,35 @@ def public_records(held: Population) -> Records:
     return Records(features=held.test_features, targets=held.test_targets, silo=nobody, user=nobody)
 
 
+def _share(held: Population, records: Records, features: np.ndarray, targets: np.ndarray) -> Share:
+    return Share(
+        name=held.name,
+        train=records,
+        test_features=features,
+        test_targets=targets,
+        n_users=held.n_users,
+        silo_names=held.silo_names,
+        task=held.task,
+        n_classes=held.n_classes,
+    )
+
+
+def share_of(held: Population, number: int) -> Share:
+    """What a silo has: its own records."""
+    records = held.train.select(np.flatnonzero(held.train.silo == number))
+    return _share(held, records, records.features[:1], records.targets[:1])
+
+
+def public_share_of(held: Population) -> Share:
+    """What the coordinator has."""
+    return _share(held, public_records(held), held.test_features, held.test_targets)
+
+
+def statement(folder: Path) -> Any:
+    """What a run's folder states of its privacy."""
+    return json.loads((folder / "privacy.json").read_text())
+
+
 class World:
     """All parties of a run, each with its folder.
 
@@ -185,18 +220,7 @@ class World:
         self.lie: Callable[[int, tuple[Part, ...]], tuple[Part, ...]] | None = None
 
     def share(self, number: int) -> Share:
-        held = self.held
-        records = held.train.select(np.flatnonzero(held.train.silo == number))
-        return Share(
-            name=held.name,
-            train=records,
-            test_features=records.features[:1],
-            test_targets=records.targets[:1],
-            n_users=held.n_users,
-            silo_names=held.silo_names,
-            task=held.task,
-            n_classes=held.n_classes,
-        )
+        return share_of(self.held, number)
 
     def silo(self, number: int) -> SiloParty:
         state = self.folder / f"state-{number}"
@@ -211,18 +235,8 @@ class World:
         )
 
     def coordinate(self) -> CoordinatorParty:
-        public = Share(
-            name=self.held.name,
-            train=public_records(self.held),
-            test_features=self.held.test_features,
-            test_targets=self.held.test_targets,
-            n_users=self.held.n_users,
-            silo_names=self.held.silo_names,
-            task=self.held.task,
-            n_classes=self.held.n_classes,
-        )
         return CoordinatorParty(
-            prepared=prepare(self.experiment, FixedPopulation(public)),
+            prepared=prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
             membership=self.membership,
             identity=self.key,
             folder=self.run_folder,

@@ -34,6 +34,7 @@ from tests.federation_world import (
     clients,
     in_one_process,
     population,
+    statement,
 )
 from tests.test_run import files, same_model
 
@@ -133,6 +134,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     assert same_model(here[1], there[1])
     assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
     assert here[0] == there[0]
+    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     world.close()
 
 

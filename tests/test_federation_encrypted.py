@@ -47,6 +47,7 @@ from tests.federation_world import (
     clients,
     in_one_process,
     population,
+    statement,
 )
 
 ENCRYPTED = {"name": "partial-encryption"}
@@ -140,6 +141,7 @@ def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
         assert charged(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
     assert charged(world.run_folder / "ledger.jsonl") == [1, 2, 3, 4]
     assert not (world.run_folder / "model.safetensors").exists()
+    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     world.close()
 
 

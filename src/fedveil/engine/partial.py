@@ -122,7 +122,7 @@ class PartialRange:
         )
         if bound.bounded:
             largest = method.contribution.largest_message(bound.norm, senders, n_users, method.weights)
-        if not bound.bounded:
+        if not isinstance(bound, Clip):
             clear = hidden = loose
         elif protection.clip == "whole":
             clear = Part.of(bound=None, std=std, grid=bound.grid, largest=largest)
