@@ -15,6 +15,7 @@ from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
 from fedveil.keys import NonNegative
+from fedveil.methods.sending import Coded, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.fixed_size import published_epsilon
@@ -116,6 +117,41 @@ class Channel(Source):
     def lacking(self, missing_silos: int) -> Channel:
         """Return the channel with its noise sized for sums that lack so many senders, where it can be."""
         return self
+
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+        """Return a sender's message: here the sum as it is, if the channel says that it is.
+
+        Args:
+            total: (d,) the bounded sum, or a client's bounded update.
+            at: who sends it, and when.
+
+        Raises:
+            CompositionError: a channel that neither makes a message nor says that sums travel as they are.
+        """
+        if self.content is not Tells.EXACT:
+            raise CompositionError(
+                f"{type(self).__name__} does not say how a silo's sum travels; nothing was sent"
+            )
+        return Sending(values=total)
+
+    def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
+        """Return the vector of ``length`` numbers that one of ``senders`` messages of bytes stands for, with its noise.
+
+        Raises:
+            CompositionError: this channel's messages are no bytes.
+            ChannelError: no message of this channel.
+        """
+        raise CompositionError(f"{type(self).__name__} sends numbers; there is nothing to decode")
+
+    def release(
+        self, total: Float64[np.ndarray, " d"], grid: float, source: BitSource
+    ) -> Float64[np.ndarray, " d"]:
+        """Return the sum of all messages as it is released: with the noise of a server that adds its own."""
+        return total
+
+    def message_grid(self, grid: float, n_silos: int) -> float:
+        """Return the step of what a silo sends, given that of the contributions: the same where none is added."""
+        return grid
 
     def n_senders(self, n_silos: int) -> int:
         """Return how many messages a round has."""
@@ -305,6 +341,10 @@ class GaussianShares(Channel):
     def message_grid(self, grid: float, n_silos: int) -> float:
         """Return the step of what a silo sends: a power of two that divides the contributions' grid."""
         return grid if self.noise_multiplier == 0 else grid_law(self.share_std(n_silos), grid).grid
+
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+        """Return a silo's sum with its share of the noise."""
+        return Sending(values=self.transmit(total, at.grid, at.senders, at.source("noise")))
 
     def transmit(
         self, total: Float64[np.ndarray, " d"], grid: float, n_silos: int, source: BitSource

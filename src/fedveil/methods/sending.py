@@ -10,10 +10,40 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
+from fedveil.errors import CompositionError
 from fedveil.quantization.errors import ChannelError
+from fedveil.randomness import BitSource, PrivacyRandomness
 
 _KEY_BYTES: Final = 32
 _SCALE: Final = struct.Struct("<d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sender:
+    """Who sends a message, in which attempt at a round.
+
+    Attributes:
+        number: the silo's or client's own.
+        senders: how many there are.
+        round: counts from 1.
+        attempt: how often the round was begun before; every attempt has noise of its own.
+        grid: the step on which what is sent was rounded, in the unit of the update.
+        privacy: the sender's own randomness.
+        measured: whether a cost says what the message could cost at least, which takes longer than to encode it.
+    """
+
+    number: int
+    senders: int
+    round: int
+    attempt: int = 0
+    grid: float
+    privacy: PrivacyRandomness
+    measured: bool = True
+
+    def source(self, purpose: str) -> BitSource:
+        """Return the sender's randomness for a purpose in this attempt."""
+        attempt = ("attempt", self.attempt) if self.attempt else ()
+        return self.privacy.stream(purpose, self.round, self.number, *attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +101,30 @@ class Sending:
     """One message before it is received: numbers, or what a codec made of them.
 
     Attributes:
-        cost: of the message.
+        cost: of the message, where it is counted.
         values: the numbers, where the channel sends numbers.
         coded: the message as it travels, where the channel makes bytes of it.
     """
 
-    cost: MessageCost
+    cost: MessageCost | None = None
     values: Float64[np.ndarray, " d"] | None = None
     coded: Coded | None = None
+
+    @property
+    def numbers(self) -> Float64[np.ndarray, " d"]:
+        """The numbers.
+
+        Raises:
+            CompositionError: the channel makes bytes of what it sends.
+        """
+        if self.values is None:
+            raise CompositionError("a message that a codec made is no numbers before it is decoded")
+        return self.values
+
+    @property
+    def payload(self) -> Float64[np.ndarray, " d"] | bytes:
+        """What travels: the numbers, or the codec's bytes with their key, to be sealed."""
+        return self.numbers if self.coded is None else self.coded.to_bytes()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,5 +138,5 @@ class Transmission:
     """
 
     received: Float64[np.ndarray, " d"]
-    cost: MessageCost
+    cost: MessageCost | None
     coded: Coded | None = None
