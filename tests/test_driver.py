@@ -141,11 +141,8 @@ def test_a_vector_that_is_not_finite_is_refused(wrong: float) -> None:
 
 def test_a_sealed_message_opens_for_its_sender_and_moment_alone() -> None:
     agreed = SealedSums(clients=2, length=4, decode=decode)
-    server, identity = agreed.server(RUN), None
-    clients = [
-        agreed.client(Place(run=RUN, number=n, identity=identity, roster=()))
-        for n in range(2)  # type: ignore[arg-type]
-    ]
+    server = agreed.server(RUN)
+    clients = [agreed.client(at(number)) for number in range(2)]
     for number, client in enumerate(clients):
         first = client.announce()
         assert first is not None

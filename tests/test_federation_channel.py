@@ -96,8 +96,7 @@ class Session:
         self._world, self._number = world, number
         terms = Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
         agreed = SealedSums(clients=3, length=4, decode=lambda given, number: np.zeros(4))
-        self.server = agreed.server(session_run(RUN, number, terms))
-        assert isinstance(self.server, SealedServer)
+        self.server = SealedServer(agreed, session_run(RUN, number, terms))
         accepted, offer = told(world, terms, session=number)
         assert isinstance(accepted, Joined)
         assert isinstance(offer, Relay)
@@ -204,9 +203,7 @@ def test_others_read_nothing(tmp_path: Path) -> None:
     assert coded.key not in data
     assert coded.message[:16] not in data
     stranger = Session.__new__(Session)
-    stranger.server = SealedSums(clients=3, length=4, decode=session.server._agreed.decode).server(
-        envelope.round_id.run
-    )
+    stranger.server = SealedServer(session.server._agreed, envelope.round_id.run)
     stranger.server._shared[0] = AgreementKey.generate().agree(AgreementKey.generate().public)
     other = replace(envelope, round_id=replace(envelope.round_id, round=2))
     for opener, sent in ((stranger, envelope), (session, other)):

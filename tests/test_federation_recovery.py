@@ -19,6 +19,7 @@ from fedveil.federation.rounds import _DRAWN
 from fedveil.federation.silo import LEDGER
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
+from fedveil.protection.ends import ServerEnd
 from fedveil.protection.parts import Model, Task
 from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo
 from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
@@ -45,7 +46,9 @@ def world_of(folder: Path, experiment: Experiment) -> World:
 
 def step(coordinator: CoordinatorParty) -> str:
     """Which step of an attempt is awaited: IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
-    machine = coordinator._server._server
+    end = coordinator._server
+    assert isinstance(end, ServerEnd)
+    machine = end._server
     assert isinstance(machine, RecoverableServer)
     return machine._step.name
 
