@@ -34,6 +34,9 @@ run: setup
 federation: setup
 	@$(BIN)/fedveil federation demo "$$(mktemp -d)/demo"
 
+# With bytecode kept, or every worker compiles all tests anew.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: setup
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow" $(TESTS)
 

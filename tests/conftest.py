@@ -1,30 +1,37 @@
 """Shapes and types of every annotated function in the numerical rooms are checked while the tests run."""
 
+import gc
 import os
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import settings
 
-from tests.shape_checks import install
-
-install(
-    [
-        f"fedveil.{room}"
-        for room in ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
-    ],
-    "beartype.beartype",
-)
-
-from tests.trials import remember_trials  # noqa: E402
-
-settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("fedveil")
-torch.set_num_threads(1)
-remember_trials()
-
+ROOMS = ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare a process that runs tests; one that only deals them out to workers needs no library."""
+    if config.getoption("dist", "no") != "no":
+        return
+    import torch
+    from hypothesis import settings
+
+    from tests.shape_checks import install
+
+    install([f"fedveil.{room}" for room in ROOMS], "beartype.beartype")
+    from tests.trials import remember_trials
+
+    settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("fedveil")
+    torch.set_num_threads(1)
+    remember_trials()
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the libraries, which stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

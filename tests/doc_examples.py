@@ -61,6 +61,9 @@ def indented_commands() -> list[tuple[str, str]]:
 RUN = "run by itself, in an empty folder"
 HOSPITALS = "run in order by test_the_tutorial_of_three_hospitals_is_true"
 DIGITS = "run by test_what_is_said_of_the_first_run_is_true"
+PLUGIN = (
+    "test_the_pages_show_the_files_of_the_example; test_it_runs_from_toml_and_its_state_survives_a_resume"
+)
 PARSED = "its commands and the experiments that they name are read; "
 
 TRIED = {
@@ -73,7 +76,9 @@ TRIED = {
     "docs/deployment.md:1": "run by test_the_paths_of_a_founded_federation_are_those_of_the_page",
     "docs/deployment.md:2": "the same; serving ends on Ctrl-C alone",
     "docs/deployment.md:3": "the same; needs hosts that serve",
-    "docs/how-to/add-a-method.md:0": RUN,
+    "docs/how-to/add-a-method.md:0": PLUGIN,
+    "docs/how-to/add-a-method.md:1": PLUGIN,
+    **{f"docs/how-to/add-a-stage.md:{place}": PLUGIN for place in range(7)},
     "docs/how-to/choose-noise-and-rounds.md:0": "run by test_plans_are_made",
     "docs/how-to/choose-noise-and-rounds.md:1": "run by test_plans_are_made",
     "docs/how-to/choose-noise-and-rounds.md:2": "run by test_plans_are_made",
@@ -83,6 +88,7 @@ TRIED = {
     "docs/how-to/compose-a-method.md:0": RUN,
     "docs/how-to/compose-a-method.md:1": RUN,
     "docs/how-to/compose-a-method.md:2": RUN,
+    "docs/how-to/count-people.md:0": "read and planned by test_the_example_of_the_page_is_planned",
     "docs/how-to/hide-record-counts.md:0": PARSED + "needs the data set heart_disease",
     "docs/how-to/hide-record-counts.md:1": "read as a policy by test_fragments_of_documents_are_valid",
     "docs/how-to/hide-record-counts.md:2": "run by test_what_is_said_of_the_first_run_is_true",
@@ -100,6 +106,7 @@ TRIED = {
     "docs/how-to/train-from-python.md:0": RUN,
     "docs/how-to/train-from-python.md:1": RUN,
     "docs/how-to/train-from-python.md:2": RUN,
+    "docs/how-to/use-a-model.md:0": RUN,
     "docs/how-to/your-own-tables.md:0": "read as a schema by test_fragments_of_documents_are_valid",
     "docs/how-to/your-own-tables.md:1": "read as a schema by test_fragments_of_documents_are_valid",
     "docs/how-to/your-own-tables.md:2": "read as a schema by test_fragments_of_documents_are_valid",

@@ -14,6 +14,7 @@ import inspect
 import threading
 import types
 from collections.abc import Callable, Collection, Hashable, Sequence
+from enum import Enum
 from typing import Any, Final
 
 import jaxtyping
@@ -42,9 +43,7 @@ def _kind(value: Any) -> Hashable:
         _UnknownError: more of it would be looked at.
     """
     of = type(value)
-    how = _HOW.get(of)
-    if how is None:
-        how = _HOW[of] = _how(of)
+    how = _how(of)
     if how == "plain":
         return of
     if how == "array":
@@ -58,15 +57,23 @@ def _kind(value: Any) -> Hashable:
     return of, frozenset(map(_kind, value.items() if how == "mapping" else value))
 
 
+def _kind_and_value(value: Any) -> Hashable:
+    """Return all that a check looks at of a value where the annotation names values."""
+    if _how(type(value)) in ("tuple", "elements", "mapping"):
+        raise _UnknownError
+    return (type(value), value) if isinstance(value, str | int | float | Enum) else _kind(value)
+
+
+@functools.cache
 def _how(of: type) -> str:
     """Return how values of a type are looked at."""
     for how, types_ in (
         ("array", (torch.Tensor, np.ndarray)),
         ("tuple", (tuple,)),
         ("elements", (list, set, frozenset)),
-        ("mapping", (dict,)),
+        ("mapping", (dict, types.MappingProxyType)),
         ("class", (type,)),
-        ("plain", (str, bytes, range)),
+        ("plain", (str, bytes, range, Enum)),
         ("unknown", (Collection,)),
     ):
         if issubclass(of, types_):
@@ -74,13 +81,11 @@ def _how(of: type) -> str:
     return "plain"
 
 
-_HOW: Final[dict[type, str]] = {}
-
-
 class _Checks:
     """The checks of one function, whichever closure it has, and the kinds that passed them."""
 
     def __init__(self, function: Callable[..., Any], typechecker: Any) -> None:
+        self._code = function.__code__  # stays, so that no other code gets its identity
         self._running = running = threading.local()
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -93,9 +98,18 @@ class _Checks:
         stub.__module__, stub.__qualname__ = function.__module__, function.__qualname__
         self._strict = _STRICT(stub, typechecker=typechecker)
         asked = [one.annotation for one in signature.parameters.values()] + [signature.return_annotation]
-        self.by_value = any(_by_value(one, names) for one in asked)
+        self.kind = _kind_and_value if any(_by_value(one, names) for one in asked) else _kind
         self.arguments: set[Hashable] = set()
         self.results: set[Hashable] = set()
+
+    def passing(self, function: Callable[..., Any], given: Hashable) -> Callable[..., Any]:
+        """Return the function, which when it is called remembers that such arguments passed."""
+
+        def passed(*args: Any, **kwargs: Any) -> Any:
+            self.arguments.add(given)
+            return function(*args, **kwargs)
+
+        return passed
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call, and check arguments before and the result after."""
@@ -104,16 +118,17 @@ class _Checks:
 
 
 def _by_value(annotation: Any, names: dict[str, Any]) -> bool:
-    """Return whether a check against an annotation looks at values: as ``Literal`` does, and sizes in braces."""
+    """Return whether a check against an annotation looks at values, as ``Literal`` does."""
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, dict(names))
         except Exception:  # nothing is checked against a name that is not to be had
             return False
-    return any(word in repr(annotation) for word in ("Literal", "{", "Annotated"))
+    return "Literal" in repr(annotation)
 
 
-_OF: Final[dict[Any, _Checks]] = {}
+_OF: Final[dict[int, _Checks]] = {}
+"""By the identity of the code, which closures share; two dataclasses may have equal code, and other annotations."""
 
 
 def remembering(fn: Any = None, *, typechecker: Any = None) -> Any:
@@ -132,28 +147,23 @@ def remembering(fn: Any = None, *, typechecker: Any = None) -> Any:
     if not isinstance(fn, types.FunctionType):
         return _STRICT(fn, typechecker=typechecker)
 
-    # dataclasses of the same fields have generated code that is equal, and annotations that are not
-    which = fn.__module__, fn.__qualname__, fn.__code__
-
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        checks = _OF.get(which)
+        checks = _OF.get(id(fn.__code__))
         if checks is None:
-            checks = _OF[which] = _Checks(fn, typechecker)
+            checks = _OF[id(fn.__code__)] = _Checks(fn, typechecker)
         try:
-            if checks.by_value:
-                raise _UnknownError
-            given: Hashable = tuple(map(_kind, args))
+            given: Hashable = tuple(map(checks.kind, args))
             if kwargs:
-                given = given, *((name, _kind(value)) for name, value in kwargs.items())
+                given = given, *((name, checks.kind(value)) for name, value in kwargs.items())
         except _UnknownError:
             return checks(fn, args, kwargs)
+
         known = given in checks.arguments
-        result = fn(*args, **kwargs) if known else checks(fn, args, kwargs)
-        checks.arguments.add(given)
+        result = fn(*args, **kwargs) if known else checks(checks.passing(fn, given), args, kwargs)
         try:
-            both = given, _kind(result)
+            both = given, checks.kind(result)
         except _UnknownError:
             both = None
         if both not in checks.results:

@@ -11,11 +11,11 @@ from scipy.stats import chi2
 from fedveil.errors import ConfigError, DataError
 from fedveil.population.allocation import (
     Allocation,
+    FixedZipf,
     Law,
     deal,
     draw_zipf,
     fixed_uniform,
-    fixed_zipf,
     limit_labels,
     pair_up,
     share_classes,
@@ -146,10 +146,8 @@ def test_fixed_uniform_hands_records_out_in_pairs() -> None:
 
 def test_fixed_zipf_counts_fit_their_exponent_and_no_other() -> None:
     silo = np.repeat(np.arange(4, dtype=np.int32), 5000)
-    counts = sum(
-        np.bincount(fixed_zipf(silo, 20, 4, 0.5, 0.8, 1, generator(seed)), minlength=20) - 1
-        for seed in range(5)
-    )
+    law = FixedZipf(exponent=0.5, main_share=0.8, least=1)
+    counts = sum(np.bincount(law.users(silo, 20, 4, generator(seed)), minlength=20) - 1 for seed in range(5))
     assert chi_square_fits(np.asarray(counts), zipf_law(20, 0.5))
     assert not chi_square_fits(np.asarray(counts), zipf_law(20, 0.47))
 
@@ -157,7 +155,7 @@ def test_fixed_zipf_counts_fit_their_exponent_and_no_other() -> None:
 @pytest.mark.parametrize(("share", "fits"), [(0.8, True), (0.77, False), (0.83, False)])
 def test_the_main_silo_of_a_user_has_its_share_while_no_silo_is_full(share: float, fits: bool) -> None:
     silo = np.repeat(np.arange(4, dtype=np.int32), 10_000)
-    user = fixed_zipf(silo, 2000, 4, 0.0, share, 1, generator())
+    user = FixedZipf(exponent=0.0, main_share=share, least=1).users(silo, 2000, 4, generator())
     early = user < 1000  # silos fill up only towards the last users
     main = int(max_per_user(user[early], silo[early], 2000, 4).sum())
     counts = np.array([main, int(early.sum()) - main])
@@ -166,18 +164,20 @@ def test_the_main_silo_of_a_user_has_its_share_while_no_silo_is_full(share: floa
 
 def test_too_few_records_for_everyone_is_refused() -> None:
     with pytest.raises(DataError, match="at most 433 users fit"):
-        fixed_zipf(TCGA[:866], 434, 6, 0.5, 0.8, 2, generator())
+        FixedZipf(exponent=0.5, main_share=0.8, least=2).users(TCGA[:866], 434, 6, generator())
 
 
 def test_a_full_silo_passes_records_on() -> None:
     silo = np.repeat(np.arange(3, dtype=np.int32), [1, 1, 98])
-    user = fixed_zipf(silo, 5, 3, 0.5, 0.8, 1, generator())
+    user = FixedZipf(exponent=0.5, main_share=0.8, least=1).users(silo, 5, 3, generator())
     assert np.bincount(user, minlength=5).sum() == 100
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_one_silo_holds_everything_whatever_the_main_share(share: float) -> None:
-    user = fixed_zipf(np.zeros(30, dtype=np.int32), 3, 1, 0.5, share, 1, generator())
+    user = FixedZipf(exponent=0.5, main_share=share, least=1).users(
+        np.zeros(30, dtype=np.int32), 3, 1, generator()
+    )
     assert np.bincount(user, minlength=3).sum() == 30
 
 
@@ -227,7 +227,7 @@ def test_the_measured_allocation_of_fixed_silos_lies_in_our_range(
 def test_few_contributions_of_one_record_remain_with_tcga_zipf() -> None:
     alone = []
     for seed in range(12):
-        user = fixed_zipf(TCGA, 200, 6, 0.5, 0.8, 2, generator(seed))
+        user = FixedZipf(exponent=0.5, main_share=0.8, least=2).users(TCGA, 200, 6, generator(seed))
         alone.append((np.unique(TCGA.astype(np.int64) * 200 + user, return_counts=True)[1] == 1).sum())
     assert abs(32 - np.mean(alone)) <= 3.5 * np.std(alone)  # 32 is what the authors' program leaves
 

@@ -6,6 +6,7 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -122,21 +123,24 @@ def test_a_private_run_stands_and_the_attack_is_near_chance(tmp_path: Path) -> N
     assert written["bound"]["canaries"] == 60
 
 
-def test_training_without_noise_is_found_out(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def noiseless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without noise, with large steps."""
+    changes = {"noise_multiplier": 0.0, "client_sampling_rate": 1.0, "clip": 5.0}
+    return finished(tmp_path_factory.mktemp("noiseless"), method=changes, rounds=10)
+
+
+def test_training_without_noise_is_found_out(noiseless: Path, tmp_path: Path) -> None:
     """No noise, large steps: canaries that trained are recognised, and no finite claim would stand."""
-    folder = finished(
-        tmp_path, method={"noise_multiplier": 0.0, "client_sampling_rate": 1.0, "clip": 5.0}, rounds=10
-    )
+    folder = copytree(noiseless, tmp_path / noiseless.name)
     found = audit(folder, canaries=120)
     assert found.claimed is None
     assert found.bound is not None
     assert found.bound.epsilon > 0.3
 
 
-def test_a_claim_below_the_bound_is_refuted(tmp_path: Path) -> None:
-    folder = finished(
-        tmp_path, method={"noise_multiplier": 0.0, "client_sampling_rate": 1.0, "clip": 5.0}, rounds=10
-    )
+def test_a_claim_below_the_bound_is_refuted(noiseless: Path, tmp_path: Path) -> None:
+    folder = copytree(noiseless, tmp_path / noiseless.name)
     forged = finished(tmp_path / "other", rounds=1, method={"noise_multiplier": 40.0}) / "privacy.json"
     (folder / "privacy.json").write_text(forged.read_text())
     found = audit(folder, canaries=120)

@@ -5,14 +5,8 @@ import math
 import pytest
 
 from fedveil.errors import BudgetError, PrivacyError
-from fedveil.privacy.accounting import (
-    ACCOUNTANTS,
-    PldAccountant,
-    RdpAccountant,
-    epsilon_on_grid,
-    gaussian_delta,
-    make_accountant,
-)
+from fedveil.privacy.accountant import epsilon_on_grid, gaussian_delta
+from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gaussian_rounds
 from fedveil.privacy.events import (
     Event,
@@ -24,6 +18,8 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
 )
 from fedveil.privacy.ledger import Budget
+from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.privacy.renyi import RdpAccountant
 
 DELTA = 1e-5
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import BudgetError, PrivacyError
-from fedveil.privacy.accounting import RdpAccountant, make_accountant, sampled_gaussian_rdp
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.closed_form import round_rdp, theorem_epsilon, theorem_noise
 from fedveil.privacy.events import (
     Adjacency,
@@ -19,6 +19,7 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
 )
 from fedveil.privacy.fixed_size import fixed_size_rdp
+from fedveil.privacy.renyi import RdpAccountant, sampled_gaussian_rdp
 
 CLIENTS = {"uniform": 1000, "poisson": 500}
 ADJACENCY = {"uniform": Adjacency.REPLACE_ONE, "poisson": Adjacency.ADD_OR_REMOVE_ONE}

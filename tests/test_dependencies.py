@@ -35,6 +35,9 @@ def declared(requirements: Iterable[str]) -> set[str]:
     return names - {"fedveil"}
 
 
+OPTIONAL = declared(EXTRAS["federation"]) | declared(EXTRAS["rlwe"]) | declared(EXTRAS["onnx"])
+
+
 def modules(tree: ast.AST) -> set[str]:
     """Return the top-level modules that code imports, by name or through `importlib` with a literal."""
     found = set()
@@ -67,27 +70,26 @@ def imported(*folders: str) -> dict[str, set[str]]:
 
 def test_the_package_imports_what_it_declares_and_nothing_else() -> None:
     used = imported("src/fedveil")
-    known = declared(PROJECT["dependencies"]) | declared(EXTRAS["federation"]) | declared(EXTRAS["rlwe"])
+    known = declared(PROJECT["dependencies"]) | OPTIONAL
     undeclared = {name: sorted(files) for name, files in used.items() if name not in known}
     assert undeclared == {}
     assert known - set(used) == set()
 
 
 def test_what_an_extra_brings_is_imported_at_the_top_of_its_own_modules_alone() -> None:
-    optional = declared(EXTRAS["federation"]) | declared(EXTRAS["rlwe"])
     eager: dict[str, set[str]] = {}
     for path in sorted((ROOT / "src/fedveil").rglob("*.py")):
         top = ast.Module(body=ast.parse(path.read_text(encoding="utf-8")).body, type_ignores=[])
         statements = [node for node in top.body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {normal(name) for one in statements for name in modules(one)}
-        if names & optional and "flower" not in path.parts:
-            eager[str(path.relative_to(ROOT / "src/fedveil"))] = names & optional
+        if names & OPTIONAL and "flower" not in path.parts:
+            eager[str(path.relative_to(ROOT / "src/fedveil"))] = names & OPTIONAL
     assert eager == {}
 
 
 def test_tests_and_benchmarks_import_what_the_extra_dev_brings() -> None:
     used = imported("tests", "benchmarks")
-    runtime = declared(PROJECT["dependencies"]) | declared(EXTRAS["federation"]) | declared(EXTRAS["rlwe"])
+    runtime = declared(PROJECT["dependencies"]) | OPTIONAL
     dev = declared(EXTRAS["dev"])
     undeclared = {name: sorted(files) for name, files in used.items() if name not in runtime | dev}
     assert undeclared == {}

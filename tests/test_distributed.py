@@ -7,7 +7,10 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +20,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+from fedveil.engine import workers
 from fedveil.engine.distributed import run_together
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.folder import Row
-from fedveil.engine.run import resume, run
+from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError
 from fedveil.local import distributed
@@ -33,6 +37,7 @@ from fedveil.local.trainer import Cohort
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from tests.children import forking
 from tests.test_dp_fed_ls import Silent, experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
@@ -47,11 +52,34 @@ def seeded(trainer: str, processes: int = 1) -> Experiment:
     return experiment(trainer=options, privacy={"insecure_seed": 5})
 
 
-@pytest.mark.parametrize(("trainer", "processes", "tolerance"), [("loop", 2, 0.0), ("span", 3, 1e-6)])
-def test_several_processes_give_the_model_of_one(
-    trainer: str, processes: int, tolerance: float, tmp_path: Path
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run fork its processes from one that has all imported, where it starts interpreters otherwise."""
+    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
+    """The run of one process, by trainer."""
+    return cache(lambda trainer: run(prepare(seeded(trainer)), tmp_path_factory.mktemp("alone"), Silent()))
+
+
+def test_processes_that_are_started_give_the_model_of_one(
+    alone: Callable[[str], Outcome], tmp_path: Path
 ) -> None:
-    alone = run(prepare(seeded(trainer)), tmp_path, Silent())
+    several_give_the_model_of_one("loop", 2, 0.0, alone("loop"), tmp_path)
+
+
+@pytest.mark.usefixtures("_forked")
+def test_processes_that_are_forked_give_the_model_of_one(
+    alone: Callable[[str], Outcome], tmp_path: Path
+) -> None:
+    several_give_the_model_of_one("span", 3, 1e-6, alone("span"), tmp_path)
+
+
+def several_give_the_model_of_one(
+    trainer: str, processes: int, tolerance: float, alone: Outcome, tmp_path: Path
+) -> None:
     together = run(prepare(seeded(trainer, processes=processes)), tmp_path, Silent())
     torch.testing.assert_close(model(together.folder), model(alone.folder), rtol=0, atol=tolerance)
     assert together.row["norms"] == pytest.approx(alone.row["norms"], rel=1e-4)
@@ -59,6 +87,7 @@ def test_several_processes_give_the_model_of_one(
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.usefixtures("_forked")
 def test_messages_of_clients_come_from_several_processes_too(tmp_path: Path) -> None:
     """Every client's update goes through the channel by itself, so it is a row of the sums of its own."""
     models = []
@@ -82,13 +111,15 @@ class Interrupted(Silent):
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_leaves_no_process_behind_and_goes_on_over_several(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_forked")
+def test_an_interrupted_run_leaves_no_process_behind_and_goes_on_over_several(
+    alone: Callable[[str], Outcome], tmp_path: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(prepare(seeded("loop", processes=2)), tmp_path, Interrupted())
     assert multiprocessing.active_children() == []
     resumed = resume(tmp_path / "clients", Silent())
-    alone = run(prepare(seeded("loop")), tmp_path / "alone", Silent())
-    assert torch.equal(model(resumed.folder), model(alone.folder))
+    assert torch.equal(model(resumed.folder), model(alone("loop").folder))
 
 
 @pytest.mark.slow

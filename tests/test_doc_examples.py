@@ -10,7 +10,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pyarrow.csv
@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 from fedveil import cli
 from fedveil.engine.experiment import merge, parse, parse_assignment
 from fedveil.engine.run import over_budget
-from fedveil.engine.sections import MethodSection
 from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
-from fedveil.methods import METHODS, Method, Recipe
+from fedveil.keys import Filled, keys_of
+from fedveil.methods import Method, keys
 from fedveil.population.schema import Schema
+from fedveil.registry import find, names
 from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
 
 BASE: dict[str, Any] = {
@@ -120,12 +121,7 @@ def test_every_command_is_one_that_the_program_reads(place: str, line: str, here
 def test_python_examples_run(
     name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    methods = dict(METHODS)
-    try:
-        exec(compile(BLOCKS[name].text, name, "exec"), {"__name__": "example"})
-    finally:
-        METHODS.clear()
-        METHODS.update(methods)
+    exec(compile(BLOCKS[name].text, name, "exec"), {"__name__": "example"})
     printed = capsys.readouterr().out
     expected = re.findall(r"^print\(.*\)  # (.*)$", BLOCKS[name].text, re.MULTILINE)
     assert [text for text in expected if text not in printed] == []
@@ -280,23 +276,29 @@ def test_the_table_of_stages_has_every_field_and_every_value() -> None:
     hints = {name: kind for name, kind in get_type_hints(Method).items() if name != "name"}
     assert set(rows) == set(hints)
     for name, kind in hints.items():
-        values = get_args(kind)
+        values = tuple(None if value is NoneType else value for value in get_args(kind))
         if name == "weights":
             values = tuple(kind)
         for value in values:
-            shown = value.__name__ if isinstance(value, type) else getattr(value, "name", f'"{value}"')
+            plain = "`None`" if value is None else f'"{value}"'
+            shown = value.__name__ if isinstance(value, type) else getattr(value, "name", plain)
             assert shown in rows[name], f"{name}: {shown}"
 
 
 def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
     text = (ROOT / "docs/how-to/add-a-method.md").read_text(encoding="utf-8")
-    compose = set(inspect.signature(Recipe.compose).parameters) - {"self", "given"}
-    sentence = words(text[text.index("arguments come from") : text.index("A function that takes")])
-    assert set(re.findall(r"`(\w+)`", sentence)) == compose
-    counts = {5: "Five", 6: "Six", 7: "Seven"}
-    assert f"{counts[len(compose)]} arguments come from" in text
-    (file,) = re.findall(r"A new key goes into `(\S+)`", text)
-    assert (ROOT / "src/fedveil" / file) == Path(inspect.getfile(MethodSection))
+    sentence = words(
+        text[text.index("is marked by its type and is no key") : text.index("A builder that takes")]
+    )
+    told = dict(re.findall(r"`([A-Z]\w+)` \(`(\w+)`", sentence))
+    marked = {
+        name: kind for name, kind in vars(keys).items() if Filled() in getattr(kind, "__metadata__", ())
+    }
+    assert set(told) == set(marked)
+    filled = {
+        key.name for name in names("methods") for key in keys_of(find("methods", name).load()) if key.filled
+    }
+    assert set(told.values()) == filled
 
 
 def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:

@@ -6,24 +6,24 @@ import re
 import tomllib
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
 
-from fedveil import cli
+from fedveil import cli, reference
+from fedveil.engine.choice import Choice
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.study import presets
 from fedveil.local.losses import LOSSES
 from fedveil.local.metrics import METRICS
 from fedveil.local.models import MODELS
-from fedveil.methods import METHODS
+from fedveil.registry import names
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")))
 TOP: dict[str, Any] = {name: one.load(name) for name, one in cli.COMMANDS.items()}
 GROUPS = {name: dict(one.commands) for name, one in TOP.items() if hasattr(one, "commands")}
 COMMANDS = {name: one for name, one in TOP.items() if name not in GROUPS} | {
@@ -35,19 +35,10 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the path of every key below a model that is no table of keys itself."""
     for name, field in model.model_fields.items():
         inner = section(field.annotation)
-        if stages := arms(field.annotation):
-            yield from {f"{prefix}{name}.{one.name}": None for stage in stages for one in fields(stage)}
-        elif inner is None:
+        if inner is None:
             yield f"{prefix}{name}"
         else:
             yield from keys(inner, f"{prefix}{name}.")
-
-
-def arms(annotation: object) -> list[Any]:
-    """Return the stages that a table may be, if it is one of several, told apart by their name."""
-    if isinstance(annotation, type):
-        return [annotation] if is_dataclass(annotation) else []
-    return [arm for inner in get_args(annotation) for arm in arms(inner)]
 
 
 def section(annotation: object) -> type[BaseModel] | None:
@@ -80,11 +71,6 @@ def test_defaults_in_the_reference_are_those_of_the_program(key: str) -> None:
     model: type[BaseModel] = Experiment
     *path, name = key.split(".")
     for part in path:
-        if stages := arms(model.model_fields[part].annotation):
-            defaults = {one.default for stage in stages for one in fields(stage) if one.name == name}
-            wanted = "required" if name == "name" or MISSING in defaults else defaults.pop()
-            assert written == (wanted if isinstance(wanted, str) else str(wanted).lower())
-            return
         found = section(model.model_fields[part].annotation)
         assert found is not None
         model = found
@@ -94,7 +80,8 @@ def test_defaults_in_the_reference_are_those_of_the_program(key: str) -> None:
     elif field.default is None:
         assert written == "none"
     else:
-        assert tomllib.loads(f"value = {written}")["value"] == field.default
+        default = field.default.document() if isinstance(field.default, Choice) else field.default
+        assert tomllib.loads(f"value = {written}")["value"] == default
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -115,13 +102,14 @@ def test_every_shipped_model_loss_and_metric_is_in_the_reference(key: str, known
     assert [name for name in known if f"`{name}`" not in row] == []
 
 
-def test_every_method_is_in_the_reference_with_its_keys() -> None:
-    text = page("reference/methods.md")
-    for name in METHODS:
-        assert f"| `{name}` |" in text
-    for recipe in METHODS.values():
-        for key in recipe.keys:
-            assert f"`{key}`" in text
+def test_every_method_is_in_the_reference_and_every_data_set() -> None:
+    for kind, name in (("methods", "reference/methods.md"), ("data_sets", "reference/data-sets.md")):
+        text = page(name)
+        assert [one for one in names(kind) if f"| `{one}` |" not in text] == []
+
+
+def test_the_reference_of_stages_is_what_the_stages_declare() -> None:
+    assert page("reference/stages.md") == reference.page()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -147,3 +135,11 @@ def test_every_page_is_in_the_navigation() -> None:
         re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     )
     assert navigation == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+
+def test_a_citation_names_this_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {project['version']}\n" in cited
+    assert f"\nlicense: {project['license']}\n" in cited
+    assert all(f"name: {author['name']}\n" in cited for author in project["authors"])

@@ -5,8 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from scipy import stats
 
 from fedveil.errors import CompositionError
@@ -38,6 +36,9 @@ def trainer_of(task, noise_multiplier=0.0, noise=no_noise, batch_size=4, epochs=
 @pytest.mark.parametrize(("model", "shape"), [("linear", (6,)), ("mlp", (6,))])
 @pytest.mark.parametrize("norm", [0.05, 100.0])
 def test_one_step_is_opacuss(model, shape, norm):
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
     task, cohort = task_of(model, shape), cohort_of([9], shape, n_silos=1)
     trainer = trainer_of(task, batch_size=9)  # one batch of everybody
     members, weights = everyone(cohort)

@@ -15,7 +15,7 @@ from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, FedveilError
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.share import FixedPopulation
-from fedveil.methods import METHODS
+from fedveil.registry import HOUSE
 from tests.federation_world import asked, clients, population, public_share_of, share_of
 
 PROTECTIONS: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "partial": {"name": "partial-encryption", "ratio": 0.5},
 }
 NEEDED: dict[str, dict[str, float]] = {"dp-fed-ls": {"smoothing": 1.0}} | {
-    name: {"step": 1.0, "clip": 0.5} for name in METHODS if name.endswith("-sdq")
+    name: {"step": 1.0, "clip": 0.5} for name in HOUSE["methods"] if name.endswith("-sdq")
 }
 IN_ONE_PROCESS_ALONE = {"uldp-group"}
 """Methods that institutions cannot play under any protection."""
@@ -60,7 +60,7 @@ def published(prepared: Prepared) -> list[tuple[str, str, float]]:
     return [(claim.name, claim.gap, claim.epsilon(1, delta)) for claim in prepared.guarantee.published]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", HOUSE["methods"])
 def test_every_party_states_what_the_simulation_states(name: str) -> None:
     """All that a statement is made of: guarantee and lines, what they leave uncovered, and how it is counted."""
     compared = 0

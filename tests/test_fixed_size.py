@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accounting import (
-    PldAccountant,
-    RdpAccountant,
-    gaussian_delta,
-    make_accountant,
-)
+from fedveil.privacy.accountant import gaussian_delta
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Claim, Tells, against, covering
 from fedveil.privacy.events import (
     Adjacency,
@@ -35,6 +31,8 @@ from fedveil.privacy.fixed_size import (
     fixed_size_rdp,
     published_epsilon,
 )
+from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.privacy.renyi import RdpAccountant
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.randomness import PrivacyRandomness
 

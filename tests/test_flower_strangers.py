@@ -593,7 +593,9 @@ def test_nobody_speaks_without_tls(served: Served) -> None:
 
 
 def test_a_node_whose_key_is_not_registered_is_refused(served: Served, unknown: Path) -> None:
-    said = connect(served, authority=served.made.provisioned.silos[0] / "ca.crt", private=unknown, public=unknown)
+    said = connect(
+        served, authority=served.made.provisioned.silos[0] / "ca.crt", private=unknown, public=unknown
+    )
     assert "Failed to activate SuperNode" in said
 
 

@@ -3,9 +3,6 @@
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
-from fedveil.privacy.accounting import RdpAccountant, epsilon
+from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -22,6 +19,8 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
 )
 from fedveil.privacy.ledger import Budget, Head, Ledger, read_entries
+from fedveil.privacy.renyi import RdpAccountant
+from tests.children import forking
 
 EVENT = PoissonSampledEvent(rate=0.25, event=GaussianEvent(noise_multiplier=5.0))
 
@@ -138,31 +137,29 @@ def test_lines_missing_at_the_end_are_found_against_a_checkpoint(three: Path) ->
         ledger.require_extends(head)
 
 
-CHILD = """
-import sys
-from pathlib import Path
-from fedveil.privacy.events import GaussianEvent
-from fedveil.privacy.ledger import Ledger
-ledger = Ledger(Path(sys.argv[1]), unit="user")
-for round in range(len(ledger.entries), 10**9):
-    ledger.charge(run="run", round=round, attempt=0, event=GaussianEvent(noise_multiplier=5.0))
-    print(round, flush=True)  # the release
-"""
+def release_until_killed(path: Path, fifo: Path) -> None:
+    """Charge and release, round after round; a line says that a release left."""
+    ledger = Ledger(path, unit="user")
+    with fifo.open("w") as released:
+        for round_number in range(len(ledger.entries), 10**9):
+            charge(ledger, round_number)
+            print(round_number, file=released, flush=True)
 
 
 def test_killed_processes_never_release_what_is_not_charged(path: Path) -> None:
-    released = -1
+    released, fifo = -1, path.with_name("releases")
+    os.mkfifo(fifo)
     for kill in range(2):
-        child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        for line in child.stdout:
-            released = int(line)
-            if released >= 7 * (kill + 1):
-                break
-        child.send_signal(signal.SIGKILL)
-        rest = child.stdout.read().split()
-        child.stdout.close()
-        child.wait()
+        child = forking().Process(target=release_until_killed, args=(path, fifo))
+        child.start()
+        with fifo.open() as lines:
+            for line in lines:
+                released = int(line)
+                if released >= 7 * (kill + 1):
+                    break
+            child.kill()
+            rest = lines.read().split()
+        child.join()
         released = int(rest[-1]) if rest else released
         entries = read_entries(path)
         assert [entry.round for entry in entries] == list(range(len(entries)))
@@ -174,16 +171,25 @@ def test_killed_processes_never_release_what_is_not_charged(path: Path) -> None:
 # --- rivals, full disks, other versions -------------------------------------------------------------------
 
 
+def write_beside(path: Path, said: Path) -> None:
+    """Open a ledger, and leave what was said to that."""
+    try:
+        Ledger(path, unit="user").close()
+    except RunFolderError as error:
+        said.write_text(str(error))
+    else:
+        said.write_text("")
+
+
 def test_two_writers_are_refused(path: Path) -> None:
     with Ledger(path, unit="user"):
         with pytest.raises(RunFolderError, match="another process"):
             Ledger(path, unit="user")
-        code = "import sys; from pathlib import Path; from fedveil.privacy.ledger import Ledger\n"
-        code += "Ledger(Path(sys.argv[1]), unit='user')"
-        other = subprocess.run(
-            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
-        )
-        assert "another process is writing" in other.stderr
+        said = path.with_name("said")
+        other = forking().Process(target=write_beside, args=(path, said))
+        other.start()
+        other.join()
+        assert "another process is writing" in said.read_text()
     Ledger(path, unit="user").close()
 
 

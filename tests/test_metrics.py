@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lifelines.utils import concordance_index
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from torch import Tensor
 
@@ -69,6 +68,8 @@ def survival(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @given(seed=st.integers(0, 100_000), count=st.integers(1, 60))
 def test_c_index_is_lifelines(seed: int, count: int) -> None:
+    from lifelines.utils import concordance_index
+
     event, time, score = survival(seed, count)
     outputs = torch.from_numpy(score).float()[:, None]
     got = c_index(outputs, torch.from_numpy(np.stack([event, time], 1)).float(), None)

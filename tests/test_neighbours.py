@@ -148,11 +148,25 @@ PRIVATE_FIELDS = {
 }
 
 
+def agreed_numbers(prepared: Prepared) -> Any:
+    """What the parties agree on before any round, but for what each of them alone knows."""
+    if prepared.agreed is None:
+        return None
+    protocol = prepared.agreed.protocol()
+    named = getattr(protocol, "__dict__", {})
+    return {
+        key: repr(value)
+        for key, value in named.items()
+        if key not in ("counts", "run") and not callable(value)
+    }
+
+
 def seen(held: Population, asked: dict[str, Any], folder: Path, noise: Noise) -> dict[str, Any]:
-    """What everybody may see of a run but the models: refusals, charges, the statement, noise, messages, folder."""
+    """What everybody may see of a run but the models: choices, refusals, charges, the statement, noise, messages."""
     noise.drawn.clear()
     try:
-        outcome = run(prepare(parse(asked, "test"), FixedPopulation(held)), folder, Silent(), transcript=True)
+        prepared = prepare(parse(asked, "test"), FixedPopulation(held))
+        outcome = run(prepared, folder, Silent(), transcript=True)
     except FedveilError as error:
         return {"refused": str(error)}
     path = outcome.folder / "transcript.jsonl"
@@ -164,6 +178,9 @@ def seen(held: Population, asked: dict[str, Any], folder: Path, noise: Noise) ->
         "statement": json.loads((outcome.folder / "privacy.json").read_text()),
         "noise": sorted(noise.drawn, key=repr),
         "messages": lines,
+        "resolved": (outcome.folder / "experiment.toml").read_text(),  # names the trainer and every choice
+        "environment": json.loads((outcome.folder / "environment.json").read_text()),
+        "agreed": agreed_numbers(prepared),
         "files": sorted(path.name for path in outcome.folder.iterdir()),
         "rows": [{key: row[key] for key in row if key not in PRIVATE_FIELDS} for row in rows],
     }
@@ -177,7 +194,8 @@ def without_what_is_said_to_be_open(shown: dict[str, Any], method: str, setting:
     if method == "uldp-group":
         assert RATES in said
         senders = {path[3] for path in shown["noise"] if path[0] == "dp-sgd noise"}
-        shown = {"refused": None, "files": shown["files"], "noise": senders}
+        kept = ("refused", "resolved", "environment", "agreed", "files")
+        shown = {key: shown[key] for key in kept} | {"noise": senders}
     elif setting in ("paillier", "oblivious"):
         assert "which users have a record in any silo" in said
         lines = [{key: line[key] for key in line if key != "bytes"} for line in shown["messages"]]

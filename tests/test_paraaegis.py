@@ -25,7 +25,7 @@ from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis
 from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.privacy.accounting import PldAccountant, RdpAccountant, make_accountant
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import (
     Adjacency,
@@ -35,6 +35,8 @@ from fedveil.privacy.events import (
     NoGuarantee,
     SelfComposedEvent,
 )
+from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness

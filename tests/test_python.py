@@ -20,10 +20,10 @@ from torch.utils.data import Dataset
 
 import fedveil as fv
 from fedveil.api.methods import method
+from fedveil.engine.choice import own_keys
 from fedveil.engine.experiment import parse
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.keys import keys_of
 from fedveil.population import arrays
 from fedveil.registry import find, names
 
@@ -98,12 +98,13 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 
 def test_a_chooser_takes_what_its_method_and_local_training_take() -> None:
-    for name in fv.__all__:
-        if name.replace("_", "-") in names("methods"):
-            shown = fv.__getattr__(name).__signature__.parameters
-            keys = keys_of(find("methods", name.replace("_", "-")).load())
-            assert {key.name for key in keys if not key.filled} - {"learning_rate"} <= set(shown)
-            assert ("epochs" in shown) == any(key.name == "local" for key in keys)
+    listed = [name for name in fv.__all__ if name.replace("_", "-") in names("methods")]
+    assert len(listed) == 11
+    for name in listed:
+        shown = set(fv.__getattr__(name).__signature__.parameters)
+        own = {key.name for key in own_keys(find("methods", name.replace("_", "-")).load())}
+        assert own - {"learning_rate"} <= shown
+        assert (name == "uldp_sgd") == ("epochs" not in shown)
     chosen = fv.uldp_avg_w(clip=0.5, learning_rate=0.3, epochs=2)
     assert (chosen.parameters, chosen.local) == ({"clip": 0.5}, {"learning_rate": 0.3, "epochs": 2})
     assert method("uldp-sgd", clip=1.0).local is None
@@ -201,6 +202,18 @@ def test_a_run_states_its_privacy_and_gives_a_model(trained: fv.Result, tmp_path
     assert (
         trained.report(tmp_path / "report.html").read_text() == (trained.folder / "report.html").read_text()
     )
+
+
+def test_a_server_optimiser_with_a_state_is_used_and_recorded(tmp_path: Path) -> None:
+    plain, adam = train(tmp_path, server=None), train(tmp_path, server=fv.Adam(0.05))
+    assert plain.folder != adam.folder
+    text = (adam.folder / "experiment.toml").read_text()
+    assert 'name = "fedadam"' in text
+    assert "learning_rate = 0.05" in text
+    moved = [(result.model[0].weight - network()[0].weight).abs().max().item() for result in (plain, adam)]
+    assert 0 < moved[1] < 3 * 0.05 * 2
+    ended = fv.resume(adam.folder, network(), people())
+    assert (ended.rounds, ended.statement) == (2, adam.statement)
 
 
 def test_noise_is_found_for_a_target(tmp_path: Path) -> None:
@@ -517,7 +530,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda folder: fv.uldp_sgd(learning_rate=1.0),
         r"server=fedveil.Sgd",
     ),
-    "a method that is none": (lambda folder: method("uldp"), "there is no 'uldp'; there are: fedavg"),
+    "a method that is none": (lambda folder: method("uldp"), "no method 'uldp'; there are: fedavg"),
     "a clip of zero": (
         bad_train(method=fv.uldp_avg(clip=0.0, noise_multiplier=1.0)),
         "method.clip: must be > 0",
@@ -555,7 +568,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a server that is none": (bad_train(server="adam"), "server: a server optimiser is needed"),
     "settings of no table": (bad_train(settings={"chanel": {}}), "no table or key 'chanel'.*channel"),
-    "settings of no key": (bad_train(settings={"channel": {"nam": "x"}}), "channel.nam: no such key"),
+    "settings of no key": (bad_train(settings={"trainer": {"nam": "x"}}), "trainer.nam: no such key"),
     "several processes": (
         bad_train(settings={"trainer": {"processes": 2}}),
         "trainer.processes: .*leave processes at 1",

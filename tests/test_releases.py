@@ -23,6 +23,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local import silo_sums
 from fedveil.statistics.released import read_released
+from tests.doc_examples import BLOCKS
 
 SCHEMA = """
 n_users = {users}
@@ -184,6 +185,17 @@ def test_the_plan_and_the_refusals_read_no_table(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_example_of_the_page_is_planned(tmp_path: Path) -> None:
+    """What the page shows can be asked for, with a schema that has its columns."""
+    (tmp_path / "cohort.toml").write_text(BLOCKS["docs/how-to/count-people.md:0"].text)
+    schema = SCHEMA.format(users=20000, silos='silos = ["north", "south", "west"]')
+    schema += 'pressure = { kind = "number", lower = 40, upper = 240 }\n'
+    (tmp_path / "schema.toml").write_text(schema)
+    prepared = prepare_release(read_release_document(tmp_path / "cohort.toml"))
+    assert prepared.step.layout.norm == pytest.approx(1.0)
+    assert {one.release for one in prepared.plan} == {"age", "follow_up", "table", "moments"}
+
+
 def main_with(*arguments: str) -> None:
     """Run the command line."""
     with mock.patch.object(sys, "argv", ["fedveil", *arguments]), pytest.raises(SystemExit) as ended:
@@ -253,6 +265,25 @@ def table_of(document: ReleaseDocument) -> Any:
     prepared = prepare_release(document)
     assert document.data.table is not None
     return read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
+
+
+def test_groups_by_silo_and_category_add_up_to_all(tmp_path: Path) -> None:
+    """Every group has its row, groups of one block sum to its total, and no group costs noise of its own."""
+    tables(tmp_path)
+    release = 'age = { show = ["count", "mean"] }'
+    statistics = 'silos = "uniform"\nby = ["silo", "ward"]\nfloor = 0\nlargest_error = 1e6'
+    document = read_release_document(written(tmp_path, release=release, statistics=statistics))
+    prepared = prepare_release(document)
+    ungrouped = prepare_release(read_release_document(written(tmp_path, release=release)))
+    assert prepared.method.channel.nominal() == pytest.approx(ungrouped.method.channel.nominal(), rel=1e-3)
+    cells = make_release(prepared, tmp_path / "runs").released
+    counted = {row.group: row.interval for row in rows(cells) if row.figure == cells.counted}
+    assert len(counted) == 1 + 3 * 3
+    total = counted.pop("all")
+    assert total is not None
+    values = cells.cells["age", "cells"].values
+    assert total.estimate == pytest.approx(float(values.sum()))
+    assert all(one is None or one.estimate < total.estimate for one in counted.values())
 
 
 @pytest.mark.parametrize("protection", ["none", "secure-aggregation"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.privacy.ledger import read_entries
+from tests.children import forking
 
 
 class Silent:
@@ -159,8 +159,7 @@ def play_on(folder: Path) -> None:
 def test_a_process_killed_at_any_moment_resumes_to_the_same_run(tmp_path: Path) -> None:
     """Three processes, forked from one that has all imported, are killed at three moments after the fourth round."""
     whole = files(run(prepare(experiment(rounds=40)), tmp_path / "whole", Silent()).folder)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.test_run"])
+    context = forking()
     for delay in (0.0, 0.05, 0.21):
         process = context.Process(target=play_on, args=(tmp_path / str(delay),))
         process.start()

@@ -42,7 +42,14 @@ class Pair:
     other: Float32[np.ndarray, " d"]
 
 
+@dataclass
+class Words:
+    one: str
+    other: str
+
+
 Pair = checked(Pair)  # type: ignore[misc]
+Words = checked(Words)  # type: ignore[misc]
 
 
 def refused(function: Any, *arguments: Any) -> bool:
@@ -65,8 +72,9 @@ def test_what_passed_passes_again_and_what_differs_is_refused(times: int) -> Non
 
 
 def test_values_are_looked_at_where_an_annotation_names_them() -> None:
-    assert named("one") == "one"
-    assert refused(named, "three")
+    for _ in range(2):
+        assert named("one") == "one"
+        assert refused(named, "three")
 
 
 def test_elements_are_part_of_what_passed() -> None:
@@ -96,6 +104,8 @@ def test_a_result_is_looked_at_although_its_arguments_passed() -> None:
 def test_dataclasses_and_functions_within_functions_are_checked() -> None:
     assert not refused(Pair, np.ones(2, dtype=np.float32), np.ones(2, dtype=np.float32))
     assert refused(Pair, np.ones(2, dtype=np.float32), np.ones(3, dtype=np.float32))
+    assert not refused(Words, "a", "b")  # whose code is equal to that of pairs
+    assert refused(Pair, "a", "b")
 
     def made(factor: int) -> Any:
         @checked

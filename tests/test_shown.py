@@ -15,7 +15,7 @@ from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.shown import FIELDS, FILES, METRICS, Kind, uncovered
 from fedveil.engine.statement import state
 from fedveil.federation.share import FixedPopulation
-from fedveil.privacy.accounting import epsilon_on_grid
+from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.page import write_report

@@ -32,9 +32,14 @@ if TYPE_CHECKING:
     )
     from fedveil.api.result import Result
     from fedveil.api.training import resume, train
+    from fedveil.bundle.bundle import Bundle
+    from fedveil.bundle.bundle import load_bundle as load
+    from fedveil.bundle.verification import verify_bundle as verify
     from fedveil.errors import FedveilError
-    from fedveil.population.arrays import People, population
+    from fedveil.population.arrays import People, population, tables
     from fedveil.privacy.statement import Statement
+    from fedveil.server.optimizers import FedAdam as Adam
+    from fedveil.server.optimizers import FedYogi as Yogi
     from fedveil.server.optimizers import ServerSgd as Sgd
 
 __version__ = "0.1.0"
@@ -50,13 +55,20 @@ _PLACES: Final = {
     ),
     **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
     "Result": "fedveil.api.result",
-    "People": "fedveil.population.arrays",
+    **dict.fromkeys(("People", "tables"), "fedveil.population.arrays"),
+    "Bundle": "fedveil.bundle.bundle",
+    "load": "fedveil.bundle.bundle:load_bundle",
+    "verify": "fedveil.bundle.verification:verify_bundle",
     "Statement": "fedveil.privacy.statement",
+    "Adam": "fedveil.server.optimizers:FedAdam",
     "Sgd": "fedveil.server.optimizers:ServerSgd",
+    "Yogi": "fedveil.server.optimizers:FedYogi",
     "FedveilError": "fedveil.errors",
 }
 
 __all__ = [
+    "Adam",
+    "Bundle",
     "Callback",
     "Checkpoints",
     "EarlyStop",
@@ -68,21 +80,25 @@ __all__ = [
     "RoundSummary",
     "Sgd",
     "Statement",
+    "Yogi",
     "cepam_gaussian",
     "cepam_laplace",
     "dp_fed",
     "dp_fed_ls",
     "fedavg",
+    "load",
     "method",
     "paraaegis",
     "population",
     "resume",
+    "tables",
     "train",
     "uldp_avg",
     "uldp_avg_w",
     "uldp_group",
     "uldp_naive",
     "uldp_sgd",
+    "verify",
 ]
 
 

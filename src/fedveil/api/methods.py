@@ -8,14 +8,17 @@ is the server optimiser's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from fedveil.engine.choice import Choice, own_keys
 from fedveil.engine.sections import LocalSection
 from fedveil.errors import ConfigError
-from fedveil.keys import Key, keys_of
+from fedveil.keys import Key
 from fedveil.registry import find
+
+_SERVER: Final = "learning_rate"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class MethodChoice:
     @property
     def takes_noise(self) -> bool:
         """Whether the method has a noise multiplier."""
-        return "noise_multiplier" in _own(find("methods", self.name).load())
+        return any(key.name == "noise_multiplier" for key in _keys(self.name))
 
 
 class Chooser(Protocol):
@@ -60,9 +63,9 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     >>> method("uldp-avg-w", clip=0.5, epochs=5).local
     {'epochs': 5}
     """
-    builder = find("methods", name).load()
-    trains = _trains(builder)
-    own, local = set(_own(builder)), set(LocalSection.model_fields) if trains else set()
+    own = {key.name for key in _keys(name)}
+    trains = _trains(name)
+    local = set(LocalSection.model_fields) if trains else set()
     unknown = [key for key in parameters if key not in own | local]
     if unknown:
         hint = (
@@ -80,49 +83,46 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     )
 
 
-def _own(builder: Callable[..., Any]) -> dict[str, Key]:
-    """Return a method's own keys; the server's learning rate is the server optimiser's."""
-    return {key.name: key for key in keys_of(builder) if not key.filled and key.name != "learning_rate"}
+def _keys(name: str) -> tuple[Key, ...]:
+    """Return a method's own keys, without the server's learning rate: that is ``server=``."""
+    return tuple(key for key in own_keys(find("methods", name).load()) if key.name != _SERVER)
 
 
-def _trains(builder: Callable[..., Any]) -> bool:
-    """Return whether contributions train locally by SGD."""
-    return any(key.name == "local" for key in keys_of(builder))
+def _trains(name: str) -> bool:
+    """Return whether a contribution of the method trains, and so has a table ``[local]``."""
+    return Choice("methods", name).needs("local")
 
 
 def _chooser(name: str) -> Chooser:
-    builder = find("methods", name).load()
-
     def choose(**parameters: Any) -> MethodChoice:
         return method(name, **parameters)
 
     choose.__name__ = choose.__qualname__ = name.replace("-", "_")
-    choose.__doc__ = f"{(builder.__doc__ or '').partition(chr(10))[0]}\n\n{_parameters(builder)}"
-    choose.__signature__ = _signature(builder)  # type: ignore[attr-defined]
+    choose.__doc__ = f"{_summary(name)}\n\n{_parameters(name)}"
+    choose.__signature__ = _signature(name)  # type: ignore[attr-defined]
     return choose
 
 
-def _signature(builder: Callable[..., Any]) -> inspect.Signature:
+def _signature(name: str) -> inspect.Signature:
     """Return a builder's own parameters, with those of local training where it trains."""
-    own = _own(builder)
-    shown = inspect.signature(builder).parameters
-    found = {"noise_multiplier": "calibrated"}
-    parameters = [
-        shown[key].replace(kind=inspect.Parameter.KEYWORD_ONLY, default=found.get(key, shown[key].default))
-        for key in own
-    ]
-    local = [
-        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-        for key, field in LocalSection.model_fields.items()
-        if _trains(builder) and key not in own
-    ]
-    return inspect.Signature([*parameters, *local], return_annotation=MethodChoice)
+    found = {key.name: "calibrated" if key.name == "noise_multiplier" else key.default for key in _keys(name)}
+    if _trains(name):
+        fields = LocalSection.model_fields.items()
+        found |= {key: field.default for key, field in fields if key not in found}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    given = [inspect.Parameter(key, keyword, default=default) for key, default in found.items()]
+    return inspect.Signature(given, return_annotation=MethodChoice)
 
 
-def _parameters(builder: Callable[..., Any]) -> str:
-    trained = " and of local training (``[local]``)" if _trains(builder) else ""
-    own = ", ".join(_own(builder)) or "none"
-    return f"Parameters of its own: {own}{trained}; see docs/reference/stages.md."
+def _summary(name: str) -> str:
+    """Return the first line of a builder's docstring."""
+    return (inspect.getdoc(find("methods", name).load()) or name).splitlines()[0]
+
+
+def _parameters(name: str) -> str:
+    trained = " and of local training (``[local]``)" if _trains(name) else ""
+    own = ", ".join(key.name for key in _keys(name)) or "none"
+    return f"Parameters of its own: {own}{trained}; see docs/reference/methods.md."
 
 
 fedavg = _chooser("fedavg")

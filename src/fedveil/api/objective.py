@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.engine.sections import SESSION
-from fedveil.engine.setup import BY_TASK
+from fedveil.engine.setup import defaults_of
 from fedveil.errors import ConfigError, FedveilError, ModelError
 from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, import_object, load_loss
 from fedveil.local.metrics import load_metric
@@ -162,7 +162,7 @@ def _loss(given: LossLike | None, people: Population, outputs: int) -> Loss:
     if given is None:
         if people.task == "classification":
             return LOSSES["binary_cross_entropy" if outputs == 1 else "cross_entropy"]
-        return load_loss(BY_TASK[people.task].loss)
+        return load_loss(defaults_of(None, people).loss)
     if isinstance(given, str):
         return load_loss(given)
     if isinstance(given, Loss):
@@ -205,8 +205,7 @@ def _check_terms(loss: Loss, people: Population, outputs: int) -> None:
 
 def _metrics(given: Sequence[MetricLike] | None, people: Population, loss: Loss) -> dict[str, Metric]:
     if given is None:
-        kind = "two classes" if people.n_classes == 2 else people.task
-        given = BY_TASK[kind].metrics
+        given = defaults_of(None, people).metrics
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ConfigError("metrics: a list of names or functions is needed")
     found: dict[str, Metric] = {}

@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedveil.api.predictor import Predictor
+from fedveil.bundle.writing import Source, write_bundle
+from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Outcome
 from fedveil.population.records import Population
 from fedveil.privacy.statement import Statement
@@ -83,6 +85,27 @@ class Result:
     def predict_proba(self, features: Any) -> Float32[np.ndarray, "n classes"]:
         """Return the probability of each class for each new record."""
         return self.predictor.probabilities(features)
+
+    def save(self, path: str | Path, *, about: str = "") -> Path:
+        """Write a bundle, a new folder or a new ``.zip``: the model to use elsewhere, with its statement and its card.
+
+        Args:
+            path: where.
+            about: what the model is for, and for whom: for its card.
+
+        Raises:
+            BundleError: the path exists, or cannot be written.
+        """
+        _, experiment = RunFolder.open(self.folder)
+        assert experiment.model.name is not None
+        source = Source(
+            folder=self.folder,
+            predictor=self.predictor,
+            model_name=experiment.model.name,
+            schema=getattr(self._people, "schema", None),
+            about=about,
+        )
+        return write_bundle(Path(path), source)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the self-contained report into the run folder, and a copy of it to ``path`` if that is given."""

@@ -18,7 +18,7 @@ from fedveil.flower.child import ProcessError
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.provisioning import provision
+from fedveil.flower.provisioning import DraftedPolicy, provision
 from fedveil.flower.silo import ServedSilo
 from fedveil.flower.submission import END, Submission, read_experiment, watch
 from fedveil.report.page import write_report
@@ -68,9 +68,7 @@ def init_command(
         schema=schema,
         host=host,
         port=port,
-        epsilon=epsilon,
-        delta=delta,
-        clip=clip,
+        policy=DraftedPolicy(epsilon=epsilon, delta=delta, clip=clip),
     )
     if as_json:
         print_json(

@@ -15,11 +15,19 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    PydanticUserError,
+    ValidationError,
+    create_model,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_jsonable_python
 
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.foreign import foreign
 from fedveil.keys import REQUIRED, Key, keys_of
 from fedveil.registry import KINDS, find, members, names
 
@@ -105,7 +113,7 @@ class Chosen:
         if not isinstance(given, dict):
             example = next((one.name for one in members(self.kind)), "...")
             raise _refused(
-                f"must be a table with a name, for instance {{ name = '{example}' }}, not {given!r}"
+                f"must be a table with a name, for instance {{ name = '{example}' }}, not {foreign(repr(given))}"
             )
         if not isinstance(given.get(_NAME), str):
             raise _refused("is required", (_NAME,))
@@ -150,7 +158,12 @@ def section_of(kind: str, name: str) -> type[BaseModel]:
         wanted = key.type if not key.words else key.type | Literal[key.words]
         fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
     config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-    return create_model(f"{kind}:{name}", __config__=config, **fields)
+    try:
+        return create_model(f"{kind}:{name}", __config__=config, **fields)
+    except (PydanticUserError, NameError) as error:
+        raise ConfigError(
+            f"{KINDS[kind]} '{name}': a key that no document can give: {foreign(str(error))}"
+        ) from error
 
 
 def flat(
@@ -197,7 +210,20 @@ def known_keys(kind: str) -> list[str]:
 
 @cache
 def _loaded(kind: str, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = find(kind, name).load()
+    """Return a member whose keys can be read.
+
+    Raises:
+        ConfigError: there is none, it cannot be loaded, or it is no class or function with readable parameters.
+    """
+    member = find(kind, name)
+    found: Callable[..., Any] = member.load()
+    try:
+        keys_of(found)
+    except (TypeError, NameError, ValueError) as error:
+        raise ConfigError(
+            f"{KINDS[kind]} '{foreign(name)}' of the package {foreign(member.package)} is no class or function whose "
+            f"parameters can be read: {foreign(str(error))}"
+        ) from error
     return found
 
 

@@ -20,12 +20,14 @@ from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.population.records import Population, Records
-from fedveil.privacy.accounting import Accountant, epsilon_on_grid, make_accountant
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.privacy.ledger import Budget
 from fedveil.server.denoise import NO_DENOISER
+from fedveil.stage import answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +51,19 @@ class Composition:
         experiment, population = self.experiment, self.population
         given = self._facts()
         method: Method = experiment.method.build(given, **self._found(noise_multiplier))
+        if not isinstance(method, Method):
+            raise CompositionError(
+                f"method '{experiment.method.name}' builds no method: {type(method).__name__}"
+            )
         around = {"method": method, "shares": method.channel, **given}
         method = replace(method, channel=experiment.channel.build(around))
         method = _served(method, experiment, around)
-        protected: Method = experiment.protection.build(around).over(method, population.n_users)
+        protection = experiment.protection.build(around)
+        if not answers(protection, "over"):
+            raise CompositionError(
+                f"protection '{experiment.protection.name}' is none: {type(protection).__name__}"
+            )
+        protected: Method = protection.over(method, population.n_users)
         return protected
 
     def uncovered(self, method: Method) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
-from fedveil.privacy.accounting import Accountant, make_accountant
+from fedveil.privacy.accountant import Accountant
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
 from fedveil.privacy.closed_form import Sampling
 from fedveil.privacy.events import Event, SelfComposedEvent

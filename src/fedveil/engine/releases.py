@@ -29,7 +29,8 @@ from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.population.schema import Schema, read_schema
-from fedveil.privacy.accounting import Accountant, epsilon_on_grid, make_accountant
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.events import Event, GaussianEvent

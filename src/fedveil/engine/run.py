@@ -10,7 +10,8 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -366,5 +367,10 @@ def _environment(prepared: Prepared) -> Row:
         "device": str(prepared.setting.cohort.device),
         "trainer": type(prepared.setting.trainer).__name__,
         "parameters": prepared.task.dimension,
-        "packages": {name: version(name) for name in packages},
+        "packages": {name: _version(name) for name in packages},
     }
+
+
+@cache
+def _version(package: str) -> str:
+    return metadata.version(package)

@@ -43,7 +43,7 @@ from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
 from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
-from fedveil.privacy.accounting import Accountant, epsilon_on_grid
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.events import Event
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
@@ -128,9 +128,8 @@ def prepare(
     Raises:
         FedveilError: whatever is wrong, named by file, key, silo or row.
     """
-    randomness = ExperimentRandomness(experiment.seed)
     population = (populations or Populations()).of(experiment.data, experiment.seed)
-    task = _task(experiment, population, randomness) if task is None else task
+    task = task_of(experiment, population) if task is None else task
     composition = Composition(experiment=experiment, population=population)
     method = composition.method()
     records = _kept(method, population.train)
@@ -172,39 +171,29 @@ def _agreed(
     experiment: Experiment, method: Method, setting: Setting, population: Population, public: PublicFacts
 ) -> Agreed:
     """Return what the parties agree on before any training."""
-    n_silos, n_users, protection = population.n_silos, population.n_users, method.protection
-    dimension = public.dimension
+    protection, dimension = method.protection, public.dimension
     assert dimension is not None
+    people = {"n_silos": population.n_silos, "n_users": population.n_users}
     brought: Agreed | None = protection.agree(method, public)
     if brought is not None:
         return brought
     if protection.divides:
-        return PartialRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
+        return PartialRange.of(method, **people, length=dimension)
     if protection.weighs:
-        return _weighting(experiment, method, setting.cohort.groups, population, dimension)
+        if experiment.trainer.processes > 1:
+            alone = "private weighting takes contributions one by one and runs in one process"
+            raise ConfigError(f"trainer.processes: {alone}")
+        groups, rounds = setting.cohort.groups, experiment.rounds
+        weighting = WeightingRange.of(method, groups, **people, length=dimension, rounds=rounds)
+        if population.complete:
+            weighting.check_counts()
+        return weighting
     if protection.masks:
-        return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
-    clients = n_silos
+        return MaskedRange.of(method, **people, length=dimension)
+    clients = population.n_silos
     if population.complete:  # clients without messages of their own are added up at once in one process
-        clients = n_users if method.channel.by_clients else setting.cohort.n_silos
+        clients = population.n_users if method.channel.by_clients else setting.cohort.n_silos
     return OpenRange(method=method, clients=clients, length=dimension)
-
-
-def _weighting(
-    experiment: Experiment, method: Method, groups: Groups, population: Population, dimension: int
-) -> WeightingRange:
-    """Return what the parties of private weighting agree on; counts are checked where all are at hand."""
-    if experiment.trainer.processes > 1:
-        raise ConfigError(
-            "trainer.processes: private weighting takes contributions one by one and runs in one process"
-        )
-    n_silos, n_users, rounds = population.n_silos, population.n_users, experiment.rounds
-    weighting = WeightingRange.of(
-        method, groups, n_silos=n_silos, n_users=n_users, length=dimension, rounds=rounds
-    )
-    if population.complete:
-        weighting.check_counts()
-    return weighting
 
 
 def seat_with(prepared: Prepared, records: Records) -> Setting:
@@ -282,32 +271,54 @@ def load_population(data: DataSection, seed: int) -> Population:
     )
 
 
-def _task(experiment: Experiment, population: Population, randomness: ExperimentRandomness) -> Task:
-    asked, source = experiment.model, experiment.data.name
-    named = (("name", asked.name), ("loss", asked.loss), *(("metrics", one) for one in asked.metrics or ()))
-    for key, name in named:
-        refuse_session(f"model.{key}", name or "")
-    chosen = None if source is None else data_set(source)
-    model_name, loss_name, metrics = BY_TASK["two classes" if population.n_classes == 2 else population.task]
-    if chosen is not None:
-        model_name, loss_name = chosen.model or model_name, chosen.loss or loss_name
-        metrics = chosen.metrics or metrics
-    loss = load_loss(asked.loss or loss_name)
+def defaults_of(source: str | None, population: Population) -> Defaults:
+    """Return what is trained where the experiment does not say: what the data set brings, else what fits the task.
+
+    Args:
+        source: name of the data set; None for tables and for what was handed over.
+        population: what is trained on.
+    """
+    default = BY_TASK["two classes" if population.n_classes == 2 else population.task]
+    if source is None:
+        return default
+    chosen = data_set(source)
+    return Defaults(
+        model=chosen.model or default.model,
+        loss=chosen.loss or default.loss,
+        metrics=chosen.metrics or default.metrics,
+    )
+
+
+def task_of(experiment: Experiment, population: Population) -> Task:
+    """Build the model that an experiment names, with its loss and its metrics.
+
+    Raises:
+        FedveilError: a name that does not exist, or something that does not fit the targets.
+    """
+    asked = experiment.model
+    for key, named in (
+        ("name", asked.name),
+        ("loss", asked.loss),
+        *(("metrics", one) for one in asked.metrics or ()),
+    ):
+        refuse_session(f"model.{key}", named or "")
+    default = defaults_of(experiment.data.name, population)
+    loss = load_loss(asked.loss or default.loss)
     loss.check_task(population.task)
     one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
     outputs = 1 if one_output else population.n_classes
     assert outputs is not None
     model = build_model(
-        asked.name or model_name,
+        asked.name or default.model,
         input_shape=population.feature_shape,
         n_outputs=outputs,
-        randomness=randomness,
+        randomness=ExperimentRandomness(experiment.seed),
     )
     if asked.initial is not None:
         take_parameters(model, asked.initial, asked.initial_layers)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
-    found = {name: load_metric(name, loss) for name in asked.metrics or metrics}
+    found = {name: load_metric(name, loss) for name in asked.metrics or default.metrics}
     return Task(model=model, loss=loss, metrics=found)
 
 

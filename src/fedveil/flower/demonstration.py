@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.provisioning import Provisioned, provision
+from fedveil.flower.provisioning import DraftedPolicy, Provisioned, provision
 
 HOSPITALS: Final = {"cleveland": 199, "hungarian": 172, "switzerland": 30, "va": 85}
 _PATIENTS: Final = 50
@@ -111,7 +111,7 @@ def write_demonstration(
         schema=data / "schema.toml",
         host=host,
         port=port,
-        epsilon=20.0,
+        policy=DraftedPolicy(epsilon=20.0),
     )
     for path in provisioned.silos:
         settings = SiloFolder(path).settings

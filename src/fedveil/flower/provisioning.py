@@ -42,6 +42,18 @@ class Provisioned:
     silos: tuple[Path, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftedPolicy:
+    """What a silo's first policy allows: the most that its users spend, at which delta, and the largest bound."""
+
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    clip: float = 1.0
+
+
+DRAFT: Final = DraftedPolicy()
+
+
 def provision(
     folder: Path,
     silos: tuple[str, ...],
@@ -49,9 +61,7 @@ def provision(
     schema: Path,
     host: str = "127.0.0.1",
     port: int = 9443,
-    epsilon: float = 1.0,
-    delta: float = 1e-5,
-    clip: float = 1.0,
+    policy: DraftedPolicy = DRAFT,
 ) -> Provisioned:
     """Write a new federation.
 
@@ -61,9 +71,7 @@ def provision(
         schema: the public schema of all silos' tables.
         host: the coordinator's host name or address, as the silos reach it.
         port: its port.
-        epsilon: of the drafted policies.
-        delta: of the drafted policies.
-        clip: of the drafted policies.
+        policy: what the drafted policies allow.
 
     Raises:
         ConfigError: the folder exists, a name that cannot be, or twice the same.
@@ -102,7 +110,7 @@ def provision(
         (places.coordinator / "nodes" / f"{name}.pub").write_bytes(public + b"\n")
         SiloSettings(name=name, coordinator=f"{host}:{port}").write(path / "silo.toml")
         (path / "policy.toml").write_text(
-            _POLICY.format(epsilon=epsilon, delta=delta, clip=clip), encoding="utf-8"
+            _POLICY.format(epsilon=policy.epsilon, delta=policy.delta, clip=policy.clip), encoding="utf-8"
         )
     Membership.read(places.coordinator / "membership.toml")
     return places

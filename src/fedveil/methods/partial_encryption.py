@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count, Fraction, NonNegative, Positive, Share, filled
 from fedveil.methods.channels import grid_law
 from fedveil.methods.client_messages import Numbers
@@ -223,12 +223,12 @@ class PartialEncryption(ProtectionStage):
             return NoGuarantee(reason="the part in clear carries no noise")
         if self.ratio > 0 and self.he_noise == 0:
             moved = moves.reach * math.sqrt(n)
-            clear = 0.0 if self.whole else (moved / std) ** 2
+            clear = 0.0 if self.whole else _precision(moved, std)
             return _released(clear, self._votes(n, n, n))
         if self.whole:
             return ComposedEvent(events=())
-        summed = moves.total / (std * math.sqrt(n))
-        parts = self._together((moves.messages / std) ** 2, summed**2)
+        summed = _precision(moves.total, std * math.sqrt(n))
+        parts = self._together(_precision(moves.messages, std), summed)
         return _released(parts, self._votes(n, n, moves.ballots))
 
     def _pooled(self, moves: Moves) -> Event:
@@ -254,13 +254,16 @@ class PartialEncryption(ProtectionStage):
             return NoGuarantee(reason=BARE)
         if moves.noise == 0:
             return NoGuarantee(reason="no noise is added")
-        precision = (moved / moves.noise) ** 2
+        precision = _precision(moved, moves.noise)
         parts = self._together(0.0 if self.whole else precision, precision)
         return _released(parts, self._votes(moves.n_senders, unknown, moves.ballots))
 
     def _together(self, clear: float, plain: float) -> float:
         """Return the precision 1/z^2 of both parts, given the clear one's, and the other's with the same noise."""
-        hidden = plain / self.he_noise**2 if self.ratio > 0 else 0.0
+        hidden = 0.0
+        if self.ratio > 0:
+            _check_ratio(math.sqrt(plain), self.he_noise)
+            hidden = plain / self.he_noise**2
         return clear + hidden if self.clip == "parts" else max(clear, hidden)
 
     def _votes(self, count: int, unknown: int, ballots: int) -> float:
@@ -271,7 +274,7 @@ class PartialEncryption(ProtectionStage):
         """
         if self.vote_noise == 0 or not self.asks:
             return 0.0
-        return (math.sqrt(2) * ballots / self.vote_noise) ** 2 * count / unknown
+        return _precision(math.sqrt(2) * ballots, self.vote_noise) * count / unknown
 
     def grid_loss(self, loss: float, moves: Moves) -> float:
         """Return the larger of the two parts' losses: a coordinate is in one part alone."""
@@ -353,6 +356,28 @@ class PartialEncryption(ProtectionStage):
             "move a clipped update by 2 theta; it says nothing of a client, and nothing of the encrypted part"
         )
         return (Published(name="Remark 1 of ParaAegis", gap=gap, epsilon=remark_1),)
+
+
+def _precision(moved: float, noise: float) -> float:
+    """Return (moved / noise)^2, which adds up over releases."""
+    _check_ratio(moved, noise)
+    return (moved / noise) ** 2
+
+
+def _check_ratio(moved: float, noise: float) -> None:
+    """Return if noise hides enough of a move that the square of their ratio is a number.
+
+    Raises:
+        PrivacyError: it does not.
+    """
+    if math.isfinite(moved) and moved / _LARGEST_RATIO > noise:
+        raise PrivacyError(
+            f"noise of standard deviation {noise:g} hides nothing of what moves by {moved:g}: take a noise multiplier "
+            "that guarantees something, or 0 for no noise"
+        )
+
+
+_LARGEST_RATIO: Final = 1e100
 
 
 def _released(parts: float, votes: float) -> Event:

@@ -143,7 +143,8 @@ class Allocation:
         if self.law == "uniform":
             return fixed_uniform(silo, n_users, n_silos, least, generator)
         if self.law == "zipf":
-            return fixed_zipf(silo, n_users, n_silos, self.user_exponent, self.main_share, least, generator)
+            law = FixedZipf(exponent=self.user_exponent, main_share=self.main_share, least=least)
+            return law.users(silo, n_users, n_silos, generator)
         raise ConfigError(
             f"allocation '{self.law}' needs free silos; these data come in silos: use uniform or zipf"
         )
@@ -252,47 +253,49 @@ def fixed_uniform(
     return _within_silos(silo, n_silos, users_of, generator)
 
 
-def fixed_zipf(
-    silo: Column,
-    n_users: int,
-    n_silos: int,
-    exponent: float,
-    main_share: float,
-    least: int,
-    generator: np.random.Generator,
-) -> Column:
-    """Give every user ``least`` records and zipf-many more, most of them in one random main silo.
+@dataclass(frozen=True, kw_only=True)
+class FixedZipf:
+    """Every user has ``least`` records and zipf-many more, most of them in one random main silo.
 
     N_u = least + multinomial in k^-exponent. Each record draws the user's main silo with probability
     ``main_share`` and each other silo with equal shares of the rest; a full silo passes the record on to the
     next one that is not full. With ``least`` = 2, records alone in their silo join another silo of their
     user first (:func:`pair_up`).
-
-    Raises:
-        DataError: fewer than ``least`` records per user.
     """
-    if len(silo) < least * n_users:
-        raise DataError(
-            f"allocation 'zipf' gives each user at least {least} of the {len(silo)} records, but n_users is "
-            f"{n_users}; at most {len(silo) // least} users fit"
-        )
-    extra = generator.multinomial(len(silo) - least * n_users, zipf_law(n_users, exponent))
-    room = np.bincount(silo, minlength=n_silos).tolist()
-    members: list[list[int]] = [[] for _ in range(n_silos)]
-    other_share = (1 - main_share) / max(1, n_silos - 1)
-    for user, count in enumerate((least + extra).tolist()):
-        law = np.full(n_silos, other_share)
-        law[generator.integers(n_silos)] = main_share if n_silos > 1 else 1.0
-        wished = generator.choice(n_silos, size=count, p=law / law.sum())
-        if least > 1:
-            wished = pair_up(wished, generator)
-        for at in wished.tolist():
-            while not room[at]:
-                at = (at + 1) % n_silos
-            room[at] -= 1
-            members[at].append(user)
-    queues = iter(members)
-    return _within_silos(silo, n_silos, lambda _: np.array(next(queues)), generator)
+
+    exponent: float
+    main_share: float
+    least: int
+
+    def users(self, silo: Column, n_users: int, n_silos: int, generator: np.random.Generator) -> Column:
+        """Return the user of every record, which already lies in a silo.
+
+        Raises:
+            DataError: fewer than ``least`` records per user.
+        """
+        least = self.least
+        if len(silo) < least * n_users:
+            raise DataError(
+                f"allocation 'zipf' gives each user at least {least} of the {len(silo)} records, but n_users is "
+                f"{n_users}; at most {len(silo) // least} users fit"
+            )
+        extra = generator.multinomial(len(silo) - least * n_users, zipf_law(n_users, self.exponent))
+        room = np.bincount(silo, minlength=n_silos).tolist()
+        members: list[list[int]] = [[] for _ in range(n_silos)]
+        other_share = (1 - self.main_share) / max(1, n_silos - 1)
+        for user, count in enumerate((least + extra).tolist()):
+            law = np.full(n_silos, other_share)
+            law[generator.integers(n_silos)] = self.main_share if n_silos > 1 else 1.0
+            wished = generator.choice(n_silos, size=count, p=law / law.sum())
+            if least > 1:
+                wished = pair_up(wished, generator)
+            for at in wished.tolist():
+                while not room[at]:
+                    at = (at + 1) % n_silos
+                room[at] -= 1
+                members[at].append(user)
+        queues = iter(members)
+        return _within_silos(silo, n_silos, lambda _: np.array(next(queues)), generator)
 
 
 def pair_up(wished: Int64[np.ndarray, "k"], generator: np.random.Generator) -> Int64[np.ndarray, "k"]:

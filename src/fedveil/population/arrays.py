@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -12,11 +13,14 @@ from jaxtyping import Int32, Int64
 from torch.utils.data import Dataset
 
 from fedveil.errors import ConfigError, DataError
+from fedveil.files import read_content
 from fedveil.population.given import Label, read_features, read_ids, read_labels, read_numbers
 from fedveil.population.identities import keys_of, numbered
 from fedveil.population.records import Features, Population, Records, Targets, Task, check_task
-from fedveil.population.schema import Schema
+from fedveil.population.schema import Label as LabelTarget
+from fedveil.population.schema import read_schema
 from fedveil.population.splits import holdout_by_user
+from fedveil.population.tables import read_tables
 from fedveil.randomness import ExperimentRandomness
 
 Counted = Literal["counted"]
@@ -34,13 +38,13 @@ class People(Population):
         feature_names: of the columns, where features came as a table.
         classes: the labels, in the order of their numbers; empty for other tasks.
         public_test: whether the test table was handed over as public, and not held out of the training records.
-        schema: of the tables that it was read from; None for arrays.
+        schema: the document of the schema that encoded its tables; None for arrays.
     """
 
     feature_names: tuple[str, ...] | None = None
     classes: tuple[Label, ...] = ()
     public_test: bool = False
-    schema: Schema | None = field(default=None)
+    schema: bytes | None = None
 
 
 def population(
@@ -161,6 +165,42 @@ def population(
         feature_names=table.names,
         classes=words,
         public_test=test is not None,
+    )
+
+
+def tables(
+    schema: str | Path,
+    files: Sequence[str | Path],
+    *,
+    test: str | Path | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+) -> People:
+    """Read tables by a public schema, CSV or Parquet: see :func:`fedveil.population.tables.read_tables`.
+
+    Args:
+        schema: the schema's TOML file (``fedveil schema`` drafts one).
+        files: one a silo, named after it, or any with a silo column.
+        test: a PUBLIC table to test on; None holds records out.
+        test_share: probability with which each record is held out.
+        seed: of the hold-out.
+
+    Raises:
+        DataError: a table that does not fit the schema; names file, record and column.
+    """
+    declared = read_schema(Path(schema))
+    read = read_tables(
+        declared,
+        [Path(one) for one in files],
+        test=None if test is None else Path(test),
+        test_share=test_share,
+        seed=seed,
+    )
+    return People(
+        **{one.name: getattr(read, one.name) for one in fields(Population)},
+        classes=declared.target.classes if isinstance(declared.target, LabelTarget) else (),
+        public_test=test is not None,
+        schema=read_content(Path(schema), DataError),
     )
 
 

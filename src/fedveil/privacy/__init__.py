@@ -1,13 +1,7 @@
 """Privacy: bounds, noise, samplers, events, accountants, calibration, group privacy, ledger and statement."""
 
-from fedveil.privacy.accounting import (
-    ACCOUNTANTS,
-    Accountant,
-    PldAccountant,
-    RdpAccountant,
-    epsilon,
-    make_accountant,
-)
+from fedveil.privacy.accountant import Accountant
+from fedveil.privacy.accounting import ACCOUNTANTS, epsilon, make_accountant
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gaussian_rounds
 from fedveil.privacy.events import (
@@ -24,7 +18,9 @@ from fedveil.privacy.events import (
     event_from_json,
 )
 from fedveil.privacy.ledger import Budget, Entry, Head, Ledger, read_entries
+from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, NoiseLaw
+from fedveil.privacy.renyi import RdpAccountant
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedveil.errors import BudgetError, PrivacyError
-from fedveil.privacy.accounting import Accountant, epsilon_on_grid
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.statement import show_epsilon

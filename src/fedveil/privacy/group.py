@@ -29,16 +29,12 @@ hold with the costliest silo's divergence. How the mixture covers several silos 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from jaxtyping import Float64
 from scipy.stats import binom
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accounting import OPACUS_ORDERS, Accountant, Conversion, sampled_gaussian_rdp
 from fedveil.privacy.events import (
     ComposedEvent,
     Event,
@@ -47,6 +43,7 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SelfComposedEvent,
 )
+from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, sampled_gaussian_rdp
 
 _LEAST_PROBABILITY = 1e-20
 
@@ -94,23 +91,6 @@ def group_event(*, group_size: int, rate: float, noise_multiplier: float) -> Eve
     )
 
 
-def split_event(*, split: tuple[int, ...], noise_multiplier: float, silos: Silos) -> Event:
-    """Return what a user pays whose records lie ``split[s]`` in silo s: the silos' own mixtures, composed."""
-    _check(max(1, *split), silos)
-    if len(split) != len(silos):
-        raise PrivacyError(f"a split over {len(split)} silos for {len(silos)} silos")
-    return ComposedEvent(
-        events=tuple(
-            SelfComposedEvent(
-                event=group_event(group_size=records, rate=rate, noise_multiplier=noise_multiplier),
-                count=steps,
-            )
-            for records, (rate, steps) in zip(split, silos, strict=True)
-            if records > 0 and steps > 0
-        )
-    )
-
-
 def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tuple[Event, tuple[int, ...]]:
     """Return an event that covers EVERY split of k records over the silos, and the split nearest to it.
 
@@ -124,7 +104,7 @@ def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tu
 
     bounds every split. If one silo has both the largest rate and the most steps, "all k records there" is
     one of the splits and attains the bound: it is then exactly the worst. Otherwise the bound may be above
-    the worst split, which :func:`search_splits` finds by trying them all.
+    the worst split, which tests find by trying them all.
 
     Args:
         group_size: k, the most records a user keeps over all silos.
@@ -146,59 +126,6 @@ def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tu
         done = until
     nearest = int(np.argmax(rates**2 * steps)) if len(silos) else 0
     return ComposedEvent(events=tuple(events)), tuple(group_size * (s == nearest) for s in range(len(silos)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitCost:
-    """One split of a user's records over the silos, and what it costs her."""
-
-    split: tuple[int, ...]
-    epsilon: float
-
-
-def search_splits(
-    *,
-    group_size: int,
-    noise_multiplier: float,
-    silos: Silos,
-    delta: float,
-    accountant: Accountant,
-    rounds: int = 1,
-    most: int = 500,
-) -> tuple[SplitCost, ...]:
-    """Return every split of k records over the silos with its epsilon, the worst first.
-
-    Silos with equal rate and steps are interchangeable: only splits that differ otherwise are tried.
-
-    Raises:
-        PrivacyError: there are more than ``most`` splits to try (use :func:`worst_split`, which needs no
-        search).
-    """
-    _check(group_size, silos)
-    splits = list(islice(_splits(group_size, silos), most + 1))
-    if len(splits) > most:
-        raise PrivacyError(
-            f"more than {most} splits of {group_size} records over {len(silos)} silos; worst_split bounds them "
-            "all without a search"
-        )
-    costs = []
-    for split in splits:
-        event = split_event(split=split, noise_multiplier=noise_multiplier, silos=silos)
-        spent = SelfComposedEvent(event=event, count=rounds)
-        costs.append(SplitCost(split=split, epsilon=accountant.epsilon(spent, delta)))
-    return tuple(sorted(costs, key=lambda cost: -cost.epsilon))
-
-
-def _splits(left: int, silos: Silos, parts: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to write k as one part per silo, parts falling among equal silos."""
-    index = len(parts)
-    if index == len(silos):
-        if left == 0:
-            yield parts
-        return
-    twins = [parts[i] for i in range(index) if silos[i] == silos[index]]
-    for part in range(min([left, *twins[-1:]]), -1, -1):
-        yield from _splits(left - part, silos, (*parts, part))
 
 
 # --- the published ways -------------------------------------------------------------------------------------

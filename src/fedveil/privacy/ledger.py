@@ -27,8 +27,9 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError, with_config
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content
-from fedveil.privacy.accounting import Accountant, PldAccountant
+from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.events import Adjacency, AnEvent, Event, atoms, compose
+from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.validation import problems
 
 SCHEMA_VERSION = 1
@@ -236,6 +237,16 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
         RunFolderError: the file is missing, damaged or of another version.
     """
     return _parse(path, read_content(path, RunFolderError, largest=LARGEST_FILE))[0]
+
+
+def read_head(path: Path) -> Head:
+    """Return where a ledger ends, verified, without locking or repairing it.
+
+    Raises:
+        RunFolderError: the file is missing, damaged or of another version.
+    """
+    _, digests, _ = _parse(path, read_content(path, RunFolderError, largest=LARGEST_FILE))
+    return Head(count=len(digests), digest=[_GENESIS, *digests][-1])
 
 
 # --- one line -----------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from pydantic import (
 
 from fedveil.errors import PrivacyError, RunFolderError
 from fedveil.files import reading
-from fedveil.privacy.accounting import ACCOUNTANTS, epsilon_on_grid, make_accountant
+from fedveil.privacy.accountant import epsilon_on_grid
+from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, AnEvent, Event, Json
 from fedveil.validation import problems

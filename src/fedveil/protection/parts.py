@@ -214,7 +214,7 @@ class Learned(Part):
         tag: 32 bytes that silos with the same model have in common, and that tell nothing of it.
     """
 
-    tag: bytes = sent_as(fixed(KEY_BYTES), Tells.NOTHING)
+    tag: bytes = sent_as(fixed(KEY_BYTES), Tells.MODEL, Key.SILOS)
 
 
 PARTS: Final = {number: kind for number, kind in KINDS.items() if issubclass(kind, Part)}

@@ -48,7 +48,7 @@ class Participants(Message):
 class EncryptedWeights(Message):
     """A round begins: fresh encrypted weights of all participants, or none if the last ones still hold."""
 
-    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.DRAWN, Key.SERVER)
+    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.DRAWN, Key.SERVER, besides=Tells.PRESENCE)
 
 
 @message(25, "an encrypted masked sum")
@@ -84,11 +84,11 @@ class TransferOffer(Message):
 class TransferRequests(Message):
     """A silo's requests, one per participant: the place asked for is hidden."""
 
-    points: tuple[mpz, ...] = sent_as(integers(POINT_BYTES), Tells.DRAWN, Key.NOBODY)
+    points: tuple[mpz, ...] = sent_as(integers(POINT_BYTES), Tells.DRAWN, Key.NOBODY, besides=Tells.PRESENCE)
 
 
 @message(28, "sealed places of oblivious transfers")
 class TransferAnswers(Message):
     """All places of every transfer, sealed so that one of each opens."""
 
-    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.DRAWN, Key.NOBODY)
+    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.DRAWN, Key.NOBODY, besides=Tells.PRESENCE)

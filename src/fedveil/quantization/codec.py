@@ -21,6 +21,7 @@ from fedveil.quantization.orbits import (
     MAX_ORDER,
     MAX_SEARCH,
     MIN_ORDER,
+    Block,
     choose_order,
     read_selection,
     select,
@@ -114,9 +115,8 @@ class Codec:
         for block, (start, end) in enumerate(_blocks(len(update), self.quantizer.lattice.dimension)):
             x = update[start:end].astype(np.float64)
             plan = _plan(x, self.quantizer) if self.adaptive else _LATTICE
-            checksum, rejected, kept = _encode_block(
-                writer, x, self.quantizer, plan, self.search, streams, block, checksum
-            )
+            place = Block(number=block, quantizer=self.quantizer, streams=streams)
+            checksum, rejected, kept = _encode_block(writer, x, place, plan, self.search, checksum)
             drawn, accepted = drawn + rejected + kept, accepted + kept
         header = Header(quantizer=self.quantizer, length=len(update), secure=streams.secure)
         message = seal(header, writer.finish(), checksum, streams)
@@ -152,7 +152,8 @@ class Codec:
         reader = SymbolReader(envelope.payload)
         checksum = 0
         for block, (start, end) in enumerate(_blocks(length, self.quantizer.lattice.dimension)):
-            values, checksum = _decode_block(reader, end - start, self.quantizer, streams, block, checksum)
+            place = Block(number=block, quantizer=self.quantizer, streams=streams)
+            values, checksum = _decode_block(reader, end - start, place, checksum)
             yield values
         if checksum != envelope.checksum:
             raise MessageError(
@@ -246,31 +247,25 @@ def _plan(x: Float64[np.ndarray, " m"], quantizer: LayeredQuantizer) -> int:
 
 
 def _encode_block(
-    writer: SymbolWriter,
-    x: Float64[np.ndarray, " m"],
-    quantizer: LayeredQuantizer,
-    plan: int,
-    search: int,
-    streams: SharedStreams,
-    block: int,
-    checksum: int,
+    writer: SymbolWriter, x: Float64[np.ndarray, " m"], place: Block, plan: int, search: int, checksum: int
 ) -> tuple[int, int, int]:
     """Write a block; return the checksum so far, and how many draws were rejected and accepted."""
+    quantizer, scalar = place.quantizer, _scalar(place.quantizer)
     code = _spread_code(x, quantizer.law.scale)
     if plan >= MIN_ORDER:
-        selection = select(x, _scalar(quantizer), streams, block, plan, search)
+        selection = select(x, place.over(scalar), plan, search)
         if selection.worthwhile:
             writer.field(plan, _PLAN_BITS)
             writer.field(code, 16)
-            checksum = write_selection(writer, selection, _scalar(quantizer), _spread(code), checksum)
+            checksum = write_selection(writer, selection, scalar, _spread(code), checksum)
             return checksum, int(selection.draws.sum()), len(selection.draws)
         plan = _SCALAR
     writer.field(plan, _PLAN_BITS)
     writer.field(code, 16)
     if plan == _SCALAR:
-        quantizer = _scalar(quantizer)
+        quantizer = scalar
     grid = quantizer.lattice
-    quantized = quantizer.quantize(_rows(x, grid.dimension), streams, block)
+    quantized = quantizer.quantize(_rows(x, grid.dimension), place.streams, place.number)
     if quantizer.rejects:
         writer.attempts(quantized.attempts, grid.acceptance)
     ratio = _spread(code) * quantizer.law.scale / quantized.scales
@@ -280,13 +275,9 @@ def _encode_block(
 
 
 def _decode_block(
-    reader: SymbolReader,
-    length: int,
-    quantizer: LayeredQuantizer,
-    streams: SharedStreams,
-    block: int,
-    checksum: int,
+    reader: SymbolReader, length: int, place: Block, checksum: int
 ) -> tuple[Float64[np.ndarray, " m"], int]:
+    quantizer, streams, block = place.quantizer, place.streams, place.number
     plan = reader.field(_PLAN_BITS)
     spread = _spread(reader.field(16))
     if plan > _LATTICE and not isinstance(quantizer.law, GaussianLaw):
@@ -294,7 +285,7 @@ def _decode_block(
     if plan >= MIN_ORDER:
         if plan > MAX_ORDER or 1 << (plan - 1) >= max(length, 2):
             raise MessageError(f"the message sends {length} parameters in rows of 2^{plan}")
-        return read_selection(reader, length, _scalar(quantizer), streams, block, plan, spread, checksum)
+        return read_selection(reader, length, place.over(_scalar(quantizer)), plan, spread, checksum)
     if plan > _SCALAR:
         raise MessageError(f"the message sends a block in an unknown way ({plan})")
     if plan == _SCALAR:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import constriction
@@ -151,24 +151,29 @@ def _padded(x: Float64[np.ndarray, " m"], order: int) -> Float64[np.ndarray, "ro
     return np.append(x, np.zeros(-len(x) % (1 << order))).reshape(-1, 1 << order)
 
 
-def select(
-    x: Float64[np.ndarray, " m"],
-    scalar: LayeredQuantizer,
-    streams: SharedStreams,
-    block: int,
-    order: int,
-    search: int,
-) -> Selection:
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One block of an update: what quantises it, and the streams of which it has its own by its number."""
+
+    number: int
+    quantizer: LayeredQuantizer
+    streams: SharedStreams
+
+    def over(self, quantizer: LayeredQuantizer) -> Block:
+        """Return the block under another quantiser."""
+        return replace(self, quantizer=quantizer)
+
+
+def select(x: Float64[np.ndarray, " m"], place: Block, order: int, search: int) -> Selection:
     """Choose draws and shifts for a block.
 
     Args:
         x: (m,) the block's parameters.
-        scalar: the Gaussian law on Z1.
-        streams: this update's streams.
-        block: number of the block.
+        place: the block under the Gaussian law on Z1.
         order: log2 D.
         search: log2 M, 0 to 7: one more doubles the draws and saves about a fourteenth of the bits.
     """
+    scalar, streams, block = place.quantizer, place.streams, place.number
     padded = _padded(x, order)
     signs = _signs(streams, block, padded.shape)
     z = padded * signs / scalar.law.scale
@@ -213,20 +218,14 @@ def write_selection(
 
 
 def read_selection(
-    reader: SymbolReader,
-    length: int,
-    scalar: LayeredQuantizer,
-    streams: SharedStreams,
-    block: int,
-    order: int,
-    spread: float,
-    checksum: int,
+    reader: SymbolReader, length: int, place: Block, order: int, spread: float, checksum: int
 ) -> tuple[Float64[np.ndarray, " m"], int]:
     """Read what :func:`write_selection` wrote; return the block's values and the checksum of its symbols.
 
     Raises:
         MessageError: a number that no sender writes.
     """
+    scalar, streams, block = place.quantizer, place.streams, place.number
     rows, size = -(-length >> order), 1 << order
     search, code = reader.field(_SEARCH_BITS), reader.field(_FRACTION_BITS)
     if code > _MOST_TRIALS_SENT:

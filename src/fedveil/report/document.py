@@ -107,10 +107,15 @@ def figures(plots: Sequence[Plot], *, wide: bool = False) -> str:
 
 
 def document(*, title: str, kicker: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole page; plotly's program is in it once."""
+    """The whole page; plotly's program is in it once, where there is a plot."""
     resources = files("fedveil.report")
     style = resources.joinpath("style.css").read_text(encoding="utf-8")
-    scripts = [plotly.offline.get_plotlyjs(), resources.joinpath("page.js").read_text(encoding="utf-8")]
+    drawn = any('<div class="plot"' in section.body for section in sections)
+    programs = [
+        plotly.offline.get_plotlyjs,
+        lambda: resources.joinpath("page.js").read_text(encoding="utf-8"),
+    ]
+    scripts = [program() for program in programs] if drawn else []
     links = "".join(f'<li><a href="#{s.identifier}">{escape(s.title)}</a></li>' for s in sections)
     body = "".join(_section(section) for section in sections)
     return f"""<!doctype html>
@@ -158,7 +163,7 @@ def write_document(path: Path, text: str) -> Path:
 def _policy(scripts: Sequence[str]) -> str:
     """Nothing is loaded; these scripts run and no other; plotly styles elements and draws images to save."""
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
-    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests) or "'none'"
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
 
 

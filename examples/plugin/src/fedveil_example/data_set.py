@@ -3,11 +3,10 @@
 import numpy as np
 
 from fedveil.population.catalogue.data_set import DataSet, Request
-from fedveil.population.catalogue.files import DataFile, Store
 from fedveil.population.records import Affine, Population, Records
 
 
-def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
+def _build(request: Request, source: object, files: object) -> Population:
     random = request.randomness.numpy("two-blobs")
     labels = random.integers(0, 2, 600)
     features = (random.normal(size=(600, 2)) + 2.0 * labels[:, None]).astype(np.float32)

@@ -24,25 +24,24 @@ class Witnessed(ProtectionStage):
         return (*plain_round(method), Sent(OpenVector, Role.SERVER))
 
     def agree(self, method: Any, public: Any) -> "Agreed":
-        """Return the numbers of the protocol."""
-        return Agreed(silos=public.n_silos, length=public.dimension)
+        """Return the protocol that the parties agree on."""
+        return Agreed(OpenSums(clients=public.n_silos, length=public.dimension))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Agreed:
-    """What the parties agree on: how many silos there are, and how long a message is."""
+    """The protocol, what the silos put into a round of it, and what comes of that."""
 
-    silos: int
-    length: int
+    sums: OpenSums
 
     def protocol(self, privacy: Any) -> OpenSums:
         """Return the protocol: its two ends give and take bytes."""
-        return OpenSums(clients=self.silos, length=self.length)
+        return self.sums
 
     def workload(self, turn: Any, initial: Any) -> SiloSums:
-        """Return what the silos put into a round: their sums after the channel."""
+        """Return the silos' sums after the channel."""
         return SiloSums(turn)
 
     def vector(self, result: Any) -> Any:
-        """Return the sum as it is."""
+        """Return the sum itself."""
         return result

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedveil.privacy.accounting import make_accountant, sampled_gaussian_rdp
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.closed_form import round_rdp, theorem_noise
 from fedveil.privacy.closed_form_cepam import gaussian_profile, laplace_profile
 from fedveil.privacy.events import (
@@ -20,6 +20,7 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.group import lemma5, lemma6, published, worst_split
+from fedveil.privacy.renyi import sampled_gaussian_rdp
 from fedveil.reproduction.results import Values
 
 _SILOS = ((0.01, 100_000),)

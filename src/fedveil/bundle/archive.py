@@ -1,0 +1,165 @@
+"""The files of a bundle, in a folder or a zip archive, with the digest of every byte.
+
+Claim: :func:`read_files` returns files whose bytes are those that were written, or raises an error that names what
+differs. ``SHA256SUMS`` lists the digest of every other file but the signatures (``sha256sum --check`` reads it too);
+a zip archive must be, byte for byte, the one that :func:`write_files` makes of its files, so its headers hide
+nothing. Whoever can write the bundle can write another list as well: that is what signatures are for.
+``tests/test_bundle.py`` flips bits of every file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from fedveil.errors import FedveilError
+from fedveil.files import LARGEST_FILE, read_content, reading, replace_file
+from fedveil.foreign import foreign
+
+
+class BundleError(FedveilError):
+    """A bundle that is missing, damaged, changed, or of another version; names the file."""
+
+
+SUMS: Final = "SHA256SUMS"
+_NAME: Final = re.compile(r"(signatures/)?[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LINE: Final = re.compile(r"([0-9a-f]{64})  (\S+)")
+_MOST_FILES: Final = 1100  # a thousand silos may sign
+
+
+def sums(files: Mapping[str, bytes]) -> bytes:
+    """Return ``SHA256SUMS`` of some files: a line each, sorted by name; signatures are not among them."""
+    lines = [
+        f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n"
+        for name in sorted(files)
+        if name != SUMS and not name.startswith("signatures/")
+    ]
+    return "".join(lines).encode()
+
+
+def write_files(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a bundle: a zip archive where the path ends in ``.zip``, else a folder.
+
+    Raises:
+        BundleError: the path exists, or cannot be written.
+    """
+    if path.exists():
+        raise BundleError(f"{path} exists already; choose another name")
+    try:
+        if path.suffix == ".zip":
+            replace_file(path, _zipped(files))
+            return
+        for name, content in files.items():
+            place = path / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(place, content)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def add_file(path: Path, name: str, content: bytes) -> None:
+    """Add a file to a bundle.
+
+    Raises:
+        BundleError: the bundle is damaged, has such a file, or cannot be written.
+    """
+    files = read_files(path)
+    if name in files:
+        raise BundleError(f"{path}: has {name} already")
+    try:
+        if path.is_dir():
+            (path / name).parent.mkdir(exist_ok=True)
+            replace_file(path / name, content)
+        else:
+            replace_file(path, _zipped({**files, name: content}))
+    except OSError as error:
+        raise BundleError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def read_files(path: Path) -> dict[str, bytes]:
+    """Return the files of a bundle by name, every one checked against its digest.
+
+    Raises:
+        BundleError: no bundle; a file that is missing, changed, or not listed; names it.
+    """
+    files = _from_folder(path) if path.is_dir() else _from_zip(path)
+    if SUMS not in files:
+        raise BundleError(f"{path}: no bundle: it has no {SUMS}")
+    listed: dict[str, str] = {}
+    with reading(f"{path}: {SUMS}", BundleError):
+        lines = files[SUMS].decode("ascii").splitlines()
+    for number, line in enumerate(lines, start=1):
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise BundleError(f"{path}: {SUMS}, line {number}: not a digest and a name")
+        listed[found[2]] = found[1]
+    for name in listed:
+        if name not in files:
+            raise BundleError(f"{path}: {foreign(name)} is listed in {SUMS}, but missing")
+    for name, content in files.items():
+        if name == SUMS or name.startswith("signatures/"):
+            continue
+        if name not in listed:
+            raise BundleError(f"{path}: {foreign(name)} is not listed in {SUMS}: it was added or renamed")
+        if hashlib.sha256(content).hexdigest() != listed[name]:
+            raise BundleError(
+                f"{path}: {name} has changed since the bundle was written: its digest is another"
+            )
+    if files[SUMS] != sums(files):
+        raise BundleError(f"{path}: {SUMS} is not as it was written")
+    return files
+
+
+def _from_folder(path: Path) -> dict[str, bytes]:
+    names: list[str] = []
+    with reading(path, BundleError):
+        for root, _, inside in os.walk(path):
+            names += [(Path(root) / name).relative_to(path).as_posix() for name in inside]
+            if len(names) > _MOST_FILES:
+                raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
+    for name in names:
+        _check_name(path, name)
+    return {name: read_content(path / name, BundleError, largest=LARGEST_FILE) for name in sorted(names)}
+
+
+def _from_zip(path: Path) -> dict[str, bytes]:
+    content = read_content(path, BundleError, largest=LARGEST_FILE)
+    try:
+        with reading(path, BundleError), zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            if len(entries) > _MOST_FILES:
+                raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
+            for entry in entries:
+                _check_name(path, entry.filename)
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise BundleError(f"{path}: {entry.filename} is compressed; a bundle's files are not")
+            files = {entry.filename: archive.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: said to be encrypted
+        raise BundleError(f"{path} is damaged, or no zip archive ({foreign(str(error))})") from None
+    if _zipped(files) != content:
+        raise BundleError(
+            f"{path} has changed since the bundle was written: the archive is not that of its files"
+        )
+    return files
+
+
+def _check_name(path: Path, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise BundleError(f"{path}: '{foreign(name)}' is no file of a bundle")
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    """Return the one archive of these files: stored, sorted, with nothing that differs from machine to machine."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            archive.writestr(entry, files[name])
+    return stream.getvalue()

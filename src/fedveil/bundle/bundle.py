@@ -1,0 +1,223 @@
+"""A bundle read back: its model, ready to predict from arrays or tables, with the statement beside it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+from jaxtyping import Float32, Shaped
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from fedveil.api.predictor import Predictor
+from fedveil.bundle import manifest
+from fedveil.bundle.archive import BundleError, read_files
+from fedveil.bundle.manifest import Manifest
+from fedveil.engine.sections import SESSION
+from fedveil.errors import DataError
+from fedveil.files import as_text, parse_json, parse_toml
+from fedveil.foreign import foreign
+from fedveil.local.models import MODELS, build_model
+from fedveil.population.records import Affine
+from fedveil.population.schema import Schema
+from fedveil.population.table_reader import open_table
+from fedveil.population.tables import read_features_by_schema, read_number_columns
+from fedveil.privacy.statement import Statement
+from fedveil.randomness import ExperimentRandomness
+
+_WEIGHTS: Final = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bundle:
+    """A bundle whose every byte is as it was written; who signed it is another question (``fedveil verify``).
+
+    Attributes:
+        path: the folder or archive.
+        manifest: what the model reads and gives.
+        statement: what privacy its training gave.
+    """
+
+    path: Path
+    manifest: Manifest
+    statement: Statement
+    _files: Mapping[str, bytes]
+    _given: nn.Module | str | None
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model with the bundle's weights, in evaluation mode.
+
+        Raises:
+            BundleError: it was handed over in Python, or lies in a module that this bundle names and nobody else has:
+                names what to hand over; or the weights are not those of such a model.
+        """
+        module = self._module()
+        stored = self.tensors()
+        wanted = module.state_dict()
+        for name in (*wanted, *stored):
+            if name not in stored or name not in wanted or stored[name].shape != wanted[name].shape:
+                shapes = [tuple(one[name].shape) if name in one else "missing" for one in (stored, wanted)]
+                raise BundleError(
+                    f"{self.path}: tensor '{foreign(name)}' is {shapes[0]} in the bundle and {shapes[1]} in the "
+                    "model; hand over a model that was built as the trained one was"
+                )
+        module.load_state_dict(stored)
+        return module.eval()
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model with what is needed to read records."""
+        said = self.manifest.input
+        return Predictor(
+            model=self.model,
+            task=self.manifest.task,
+            classes=self.manifest.classes,
+            shape=said.shape,
+            feature_names=said.columns,
+            scale=Affine(factor=said.factor, shift=said.shift),
+        )
+
+    @cached_property
+    def schema(self) -> Schema | None:
+        """The schema that encodes a table's columns, where the run was on tables."""
+        if self.manifest.input.schema_file is None:
+            return None
+        text = as_text(self._files["schema.toml"], "schema.toml", BundleError)
+        try:
+            return Schema.model_validate(parse_toml(text, "schema.toml", BundleError))
+        except (ValidationError, tomllib.TOMLDecodeError):
+            raise BundleError(f"{self.path}: schema.toml is no schema") from None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights by name, buffers and what was frozen included."""
+        try:
+            return dict(load(self._files[_WEIGHTS]))
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise BundleError(
+                f"{self.path}: {_WEIGHTS} is no safetensors file ({foreign(str(error))})"
+            ) from None
+
+    def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
+        """Return a label (classification), a number (regression) or a log hazard (survival) for each record."""
+        return self.predictor.predict(features)
+
+    def predict_proba(self, features: Any) -> Float32[np.ndarray, "n classes"]:
+        """Return the probability of each class for each record."""
+        return self.predictor.probabilities(features)
+
+    def predict_table(self, path: Path, keep: tuple[str, ...] = ()) -> pa.Table:
+        """Return the predictions for a CSV or Parquet table, record by record in its order.
+
+        Args:
+            path: a table with the columns that the model was trained on; of others, those to keep are read alone.
+            keep: columns to carry over, an id for instance.
+
+        Returns:
+            The kept columns, ``prediction``, and for classification ``probability_LABEL`` for each class.
+
+        Raises:
+            DataError: a column that is missing, or a value that does not fit the schema; names file, column, record.
+        """
+        features = self._features(path)
+        kept = open_table(path, keep) if keep else pa.table({})
+        columns = {name: kept.column(name) for name in keep}
+        columns["prediction"] = pa.array(self.predict(features))
+        if self.manifest.task == "classification":
+            chances = self.predict_proba(features)
+            columns |= {
+                f"probability_{one}": pa.array(chances[:, at]) for at, one in enumerate(self.manifest.classes)
+            }
+        return pa.table(columns)
+
+    def _features(self, path: Path) -> np.ndarray:
+        schema, said = self.schema, self.manifest.input
+        if schema is not None:
+            return read_features_by_schema(schema, path)
+        if len(said.shape) != 1:
+            raise DataError(
+                f"{path}: a record of this model has shape {said.shape}, which no table has; predict from arrays in "
+                "Python: fedveil.load(bundle).predict(features)"
+            )
+        values = read_number_columns(path, said.columns)
+        if values.shape[1] != said.shape[0]:
+            raise DataError(
+                f"{path}: {values.shape[1]} columns, but the model was trained on {said.shape[0]} without names; "
+                "leave out the others"
+            )
+        return values
+
+    def _module(self) -> nn.Module:
+        said, given = self.manifest.model, self._given
+        if isinstance(given, nn.Module):
+            return given
+        if given is not None and given != said.name:
+            raise BundleError(
+                f"{self.path}: was trained as model '{foreign(said.name)}', not '{foreign(given)}'"
+            )
+        if said.name.startswith(SESSION):
+            raise BundleError(
+                f"{self.path}: the model was handed over in a Python session ('{foreign(said.name)}'); build it as it "
+                "was, and load the bundle with it: fedveil.load(bundle, model)"
+            )
+        if said.name not in MODELS and given is None:
+            raise BundleError(
+                f"{self.path}: its model is built by '{foreign(said.name)}', which is code of your installation; if "
+                f"you trust it, say so: --model {foreign(said.name)}, or fedveil.load(bundle, "
+                f"model='{foreign(said.name)}')"
+            )
+        return build_model(
+            said.name,
+            input_shape=self.manifest.input.shape,
+            n_outputs=said.outputs,
+            randomness=ExperimentRandomness(said.seed),
+        )
+
+
+def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundle:
+    """Read a bundle, and check every byte of it against its digests.
+
+    Args:
+        path: the folder, or the ``.zip``.
+        model: for a model that was handed over in Python: one built as it was. For one that an import path builds: that
+            path, which says that the code may run. None for shipped models.
+
+    Raises:
+        BundleError: missing, damaged or changed; names the file.
+    """
+    path = Path(path)
+    files = read_files(path)
+    for name in (manifest.NAME, _WEIGHTS, "privacy.json"):
+        if name not in files:
+            raise BundleError(f"{path}: no bundle: it has no {name}")
+    return Bundle(
+        path=path,
+        manifest=Manifest.from_bytes(files[manifest.NAME]),
+        statement=Statement.from_json(parse_json(files["privacy.json"], "privacy.json", BundleError)),
+        _files=files,
+        _given=model,
+    )
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table as ``.parquet`` or ``.csv``.
+
+    Raises:
+        DataError: another suffix, or it cannot be written.
+    """
+    if path.suffix not in (".parquet", ".csv"):
+        raise DataError(f"{path}: a table is written as .parquet or .csv")
+    try:
+        (pa_parquet.write_table if path.suffix == ".parquet" else pa_csv.write_csv)(table, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or 'no such place'}") from None

@@ -1,0 +1,111 @@
+"""The card of a model: what it reads and gives, what it reached, and what privacy its training gave."""
+
+from __future__ import annotations
+
+import json
+
+from fedveil.bundle.manifest import Manifest
+from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.report.document import (
+    Section,
+    bullets,
+    document,
+    fields,
+    folded,
+    notice,
+    paragraphs,
+    source,
+    table,
+)
+
+_TEST = (
+    "Computed on test records, outside every guarantee. A metric over all of them says nothing of any group among "
+    "them: test the model on those whom it shall serve before it serves them."
+)
+
+
+def model_card(said: Manifest, statement: Statement) -> str:
+    """Return the card as one HTML page that loads nothing and runs no script."""
+    return document(
+        title=said.run,
+        kicker="fedveil · model card",
+        lead=f"A model for {said.task}, trained in {said.rounds} rounds over records that stayed where they were.",
+        sections=[
+            _privacy(statement),
+            _use(said),
+            _data(said),
+            _results(said),
+            _limits(statement),
+            _training(said),
+        ],
+    )
+
+
+def _privacy(statement: Statement) -> Section:
+    sentences = statement.sentences()
+    rows = [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust]
+    parties = (
+        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else ""
+    )
+    return Section(
+        identifier="privacy",
+        title="Privacy statement",
+        body=paragraphs(sentences[:1]) + parties + folded("The whole statement", bullets(sentences[1:])),
+    )
+
+
+def _use(said: Manifest) -> Section:
+    columns = "without names" if said.input.columns is None else ", ".join(said.input.columns)
+    if said.input.schema_file is not None:
+        columns = "as schema.toml declares them"
+    about = (
+        paragraphs([said.about])
+        if said.about
+        else notice("Nobody has written what this model is for.", kind="warning")
+    )
+    body = about + fields(
+        [
+            ("Predicts", said.task),
+            ("Classes", [str(one) for one in said.classes] or "none: a number"),
+            ("Reads records of shape", " x ".join(str(one) for one in said.input.shape)),
+            ("Columns", columns),
+            ("Network", said.model.name),
+            ("Parameters", said.model.parameters),
+        ]
+    )
+    return Section(identifier="use", title="What it is for", body=body)
+
+
+def _data(said: Manifest) -> Section:
+    data = said.experiment.get("data", {})
+    shown = [(key.replace("_", " "), value) for key, value in data.items() if value is not None]
+    lead = "What is public of the data it was trained on."
+    return Section(
+        identifier="data", title="Data", lead=lead, body=fields(shown or [("Data", "tables of silos")])
+    )
+
+
+def _results(said: Manifest) -> Section:
+    rows = [
+        [f"Test {name}", "not defined" if value is None else f"{value:.4g}"]
+        for name, value in said.metrics.items()
+    ]
+    body = table(["", f"round {said.rounds}"], rows, caption="After the last round") if rows else ""
+    return Section(identifier="results", title="What it reached", body=body + notice(_TEST, kind="note"))
+
+
+def _limits(statement: Statement) -> Section:
+    return Section(
+        identifier="limits",
+        title="What no guarantee covers",
+        body=bullets(statement.uncovered)
+        + notice("`fedveil verify` checks this bundle, and lists what no file can show.", kind="note"),
+    )
+
+
+def _training(said: Manifest) -> Section:
+    return Section(
+        identifier="training",
+        title="How it was trained",
+        body=source(json.dumps(said.experiment, indent=2)) + fields([("fedveil", said.fedveil)]),
+    )

@@ -1,0 +1,59 @@
+"""A bundle's model for other programs: ONNX, or a PyTorch state."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedveil.bundle.archive import BundleError
+from fedveil.bundle.bundle import Bundle
+from fedveil.errors import ConfigError
+from fedveil.foreign import foreign
+
+
+def export_onnx(bundle: Bundle, path: Path) -> Path:
+    """Write the model as ONNX: input ``features`` (records, ...) float32, output ``outputs`` (records, k).
+
+    Features come as the model sees them: encoded by the schema, scaled by the manifest's factor and shift.
+
+    Raises:
+        ConfigError: the extra ``onnx`` is not installed.
+        BundleError: the model has a part that ONNX has no word for.
+    """
+    try:
+        import_module("onnx")
+        import_module("onnxscript")
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'fedveil[onnx]'") from None
+    made_up = torch.zeros(2, *bundle.manifest.input.shape)
+    given: dict[str, Any] = {
+        "input_names": ["features"],
+        "output_names": ["outputs"],
+        "dynamic_shapes": ({0: torch.export.Dim("records")},),
+        "verbose": False,
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's exporter uses what PyTorch deprecates
+            torch.onnx.export(bundle.model, (made_up,), str(path), dynamo=True, external_data=False, **given)
+    except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
+        why = foreign(str(error.__cause__ or error).splitlines()[0])
+        raise BundleError(f"{bundle.path}: the model cannot be written as ONNX: {why}") from error
+    return path
+
+
+def export_torch(bundle: Bundle, path: Path) -> Path:
+    """Write the model's tensors as ``torch.load(path, weights_only=True)`` reads them.
+
+    Raises:
+        BundleError: the file cannot be written.
+    """
+    try:
+        torch.save(bundle.tensors(), path)
+    except (OSError, RuntimeError) as error:
+        raise BundleError(f"{path} cannot be written: {foreign(str(error))}") from None
+    return path

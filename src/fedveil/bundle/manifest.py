@@ -1,0 +1,101 @@
+"""``bundle.json``: what a bundle's model reads and gives, and how it came to be."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedveil.bundle.archive import BundleError
+from fedveil.files import parse_json
+from fedveil.population.given import Label
+from fedveil.population.records import Task
+from fedveil.validation import plain
+
+NAME: Final = "bundle.json"
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelPart(_Part):
+    """The network: a shipped name, an import path, or ``session:NAME`` for one that was handed over."""
+
+    name: str
+    seed: int
+    outputs: Annotated[int, Field(ge=1)]
+    parameters: Annotated[int, Field(ge=1)]
+
+
+class InputPart(_Part):
+    """What a record is: a shape, names of columns where they had any, and the map to the model's float32.
+
+    With ``schema_file`` the columns are encoded as that schema says.
+    """
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    columns: tuple[str, ...] | None
+    factor: _Finite
+    shift: _Finite
+    schema_file: Literal["schema.toml"] | None
+
+
+class LedgerPart(_Part):
+    """Where the run's ledger ended."""
+
+    count: Annotated[int, Field(ge=0)]
+    digest: _Digest
+
+
+class Manifest(_Part):
+    """The whole document.
+
+    Attributes:
+        run: name of the run.
+        about: what the model is for, and for whom, in its maker's words.
+        task: what is predicted.
+        classes: labels in the order of their numbers.
+        rounds: complete rounds.
+        metrics: on the test records; covered by no guarantee.
+        experiment: the resolved experiment without where its data lay.
+    """
+
+    schema_version: Literal[1] = 1
+    fedveil: str
+    run: str
+    about: Annotated[str, Field(max_length=10_000)]
+    model: ModelPart
+    input: InputPart
+    task: Task
+    classes: tuple[Label, ...]
+    rounds: Annotated[int, Field(ge=0)]
+    metrics: dict[str, _Finite | None]
+    ledger: LedgerPart
+    experiment: dict[str, Any]
+
+    def to_bytes(self) -> bytes:
+        """Return the document; there is one way to write it."""
+        return (json.dumps(self.model_dump(mode="json"), indent=2, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Manifest:
+        """Read the document.
+
+        Raises:
+            BundleError: another version, or no manifest; names the key.
+        """
+        document = parse_json(content, NAME, BundleError)
+        if isinstance(document, dict) and document.get("schema_version") != 1:
+            raise BundleError(
+                f"{NAME}: schema version {document.get('schema_version')!r}; this fedveil reads version 1"
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            key = ".".join(str(part) for part in problem["loc"])
+            raise BundleError(f"{NAME}: {key}: {plain(problem, list(cls.model_fields))}") from None

@@ -1,0 +1,77 @@
+"""Signatures of a bundle: Ed25519 over the digests of all its files, one for each key that vouches for it.
+
+Whoever signs says "this is the bundle that I made, or checked": the silos and the coordinator of a federation each
+with the identity key that they have. What a signature proves depends on whose key it is;
+:mod:`fedveil.bundle.verification` asks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedveil.bundle.archive import SUMS, BundleError, add_file, read_files
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey, PublicIdentity
+from fedveil.files import parse_json, reading
+
+_PURPOSE: Final = b"fedveil bundle, version 1\n"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Who signed, and what they wrote."""
+
+    public: PublicIdentity
+    raw: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return the signature's file; there is one way to write it."""
+        document = {"schema_version": 1, "public": self.public.raw.hex(), "signature": self.raw.hex()}
+        return (json.dumps(document, indent=2) + "\n").encode()
+
+
+def sign(path: Path, key: IdentityKey) -> Path:
+    """Sign a bundle whose files are as they were written; return the name of the signature's file.
+
+    Raises:
+        BundleError: the bundle is damaged, or this key has signed it.
+    """
+    files = read_files(path)
+    made = Signature(key.public, key.sign(_PURPOSE + files[SUMS]))
+    name = _name(key.public)
+    add_file(path, name, made.to_bytes())
+    return Path(name)
+
+
+def signatures(files: Mapping[str, bytes]) -> tuple[PublicIdentity, ...]:
+    """Return the identities that signed a bundle; every signature is checked.
+
+    Raises:
+        BundleError: a signature that is damaged, or not over these files; names it.
+    """
+    found = []
+    for name in sorted(files):
+        if not name.startswith("signatures/"):
+            continue
+        with reading(name, BundleError):
+            document = parse_json(files[name], name, BundleError)
+            try:
+                public = PublicIdentity(bytes.fromhex(document["public"]))
+                made = Signature(public, bytes.fromhex(document["signature"]))
+                public.verify(_PURPOSE + files[SUMS], made.raw)
+            except CryptoError as error:
+                raise BundleError(
+                    f"{name}: {error}: the bundle was changed after it was signed, or the signature was"
+                ) from None
+            if made.to_bytes() != files[name] or name != _name(public):
+                raise BundleError(f"{name} is not as it was written")
+        found.append(public)
+    return tuple(found)
+
+
+def _name(public: PublicIdentity) -> str:
+    return f"signatures/{public.fingerprint}.json"

@@ -1,0 +1,189 @@
+"""Check a bundle: bytes, signatures, ledger, epsilon recomputed from the recorded events; say what cannot be checked.
+
+Claim: a bundle that passes states no smaller epsilon than its ledger's events cost, by every accountant that the
+statement names; its ledger is one unbroken chain whose end the manifest holds; and its bytes are those that each
+listed key signed. What no file can show is listed as such: :data:`BEYOND`.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+from fedveil.bundle.archive import BundleError, read_files
+from fedveil.bundle.bundle import Bundle, load_bundle
+from fedveil.bundle.signing import signatures
+from fedveil.errors import FedveilError
+from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
+from fedveil.privacy.events import Event, atoms
+from fedveil.privacy.ledger import Entry, Head, read_entries, read_head
+from fedveil.privacy.statement import show_epsilon
+
+Outcome = Literal["holds", "fails", "unchecked"]
+
+BEYOND: Final = (
+    "that the noise was drawn as the statement says, by a program that was not changed, on a machine nobody else read",
+    "that the model came of these events, and the metrics of these test records",
+    "that each event is what its round really released",
+    "the lines against server and silos: the ledger records what readers of the models see",
+    "what else was, or will be, released from the same records: other runs add to epsilon",
+    "whatever the statement lists as not covered",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was looked at, what came of it, and why."""
+
+    name: str
+    outcome: Outcome
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """Everything that was checked of a bundle, and what was not."""
+
+    path: Path
+    checks: tuple[Check, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing that could be checked fails."""
+        return all(one.outcome != "fails" for one in self.checks)
+
+
+def verify_bundle(path: str | Path, trusted: Sequence[str] = ()) -> Verification:
+    """Check a bundle; a failure is a check that fails, never an error.
+
+    Args:
+        path: the folder, or the ``.zip``.
+        trusted: public keys, 64 hexadecimal digits each, one of which must have signed, and each of which is named.
+    """
+    path = Path(path)
+    found: list[Check] = []
+    try:
+        files = read_files(path)
+        bundle = load_bundle(path)
+    except FedveilError as error:
+        return Verification(
+            path=path, checks=(Check(name="files", outcome="fails", detail=str(error)), *_beyond())
+        )
+    found.append(Check(name="files", outcome="holds", detail=f"{len(files)} files, each with its digest"))
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Path(folder) / "ledger.jsonl"
+        ledger.write_bytes(files.get("ledger.jsonl", b""))
+        found.append(_tried("model", lambda: _model(bundle)))
+        found.append(_tried("ledger", lambda: _chain(bundle, ledger)))
+        found.append(_tried("statement", lambda: _events(bundle, read_entries(ledger))))
+    found.extend(_epsilons(bundle))
+    found.append(_tried("signatures", lambda: _signed(files, trusted)))
+    return Verification(path=path, checks=(*found, *_beyond()))
+
+
+class _Unchecked(Exception):
+    """There is nothing to check; says why."""
+
+
+def _tried(name: str, check: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, outcome="holds", detail=check())
+    except _Unchecked as why:
+        return Check(name=name, outcome="unchecked", detail=str(why))
+    except FedveilError as error:
+        return Check(name=name, outcome="fails", detail=str(error))
+
+
+def _model(bundle: Bundle) -> str:
+    tensors = bundle.tensors()
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise BundleError(f"tensor '{name}' has a NaN or an infinity")
+    return f"{len(tensors)} tensors, all finite"
+
+
+def _chain(bundle: Bundle, ledger: Path) -> str:
+    said, found = bundle.manifest.ledger, read_head(ledger)
+    if found != Head(count=said.count, digest=said.digest):
+        raise BundleError(
+            f"the ledger has {found.count} charges, and is not the one that ended after {said.count}"
+        )
+    return f"{found.count} charges, one chain, ending where the manifest says"
+
+
+def _events(bundle: Bundle, entries: Sequence[Entry]) -> str:
+    statement = bundle.statement
+    for entry in entries:
+        if (entry.unit, entry.adjacency) != (statement.unit, statement.adjacency):
+            raise BundleError(
+                f"charge {entry.index + 1} is for one {entry.unit} under {entry.adjacency.value}, the statement for "
+                f"one {statement.unit} under {statement.adjacency.value}"
+            )
+    charged: Counter[Event] = sum((atoms(entry.event) for entry in entries), Counter())
+    if charged != atoms(statement.event):
+        raise BundleError("the statement's event is not the composition of what the ledger charged")
+    return "its event is the composition of all charges"
+
+
+def _epsilons(bundle: Bundle) -> Iterator[Check]:
+    """Recompute epsilon by every accountant: what is stated must not be smaller."""
+    statement = bundle.statement
+    if statement.epsilon is None:
+        yield Check(
+            name="epsilon",
+            outcome="unchecked",
+            detail=f"nothing is guaranteed: {'; '.join(statement.reasons)}",
+        )
+        return
+    stated = dict(statement.epsilons)
+    if stated.get(statement.accountant) is None:
+        yield Check(
+            name="epsilon",
+            outcome="fails",
+            detail=f"no figure of {statement.accountant}, which is said to bound it",
+        )
+        return
+    for name, value in {**stated, statement.accountant: statement.epsilon}.items():
+        yield _tried(f"epsilon by {name}", partial(_epsilon, bundle, name, value))
+
+
+def _epsilon(bundle: Bundle, name: str, stated: float | None) -> str:
+    statement = bundle.statement
+    if name not in ACCOUNTANTS:
+        raise BundleError(f"there is no accountant '{name}'")
+    found = make_accountant(name, statement.adjacency).epsilon(statement.event, statement.delta)
+    claimed = math.inf if stated is None else stated
+    if found > claimed * (1 + 1e-9):
+        raise BundleError(
+            f"the recorded events cost {show_epsilon(found)} at delta {statement.delta:g}, more than the "
+            f"{show_epsilon(stated)} that is stated"
+        )
+    return f"recomputed {show_epsilon(found)}, stated {show_epsilon(stated)}"
+
+
+def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:
+    for one in trusted:
+        if len(one) != 64 or set(one) - set("0123456789abcdef"):
+            raise BundleError("a trusted key is 64 hexadecimal digits, as `fedveil sign` prints it")
+    signers = [public.raw.hex() for public in signatures(files)]
+    missing = [one for one in trusted if one not in signers]
+    if missing:
+        raise BundleError(f"not signed by the trusted key {missing[0][:16]}...")
+    if not signers:
+        raise _Unchecked("nobody has signed: whoever could write the bundle could write another")
+    unknown = [one for one in signers if one not in trusted]
+    said = f"{len(signers)} valid"
+    if unknown:
+        said += f"; whose the key {unknown[0][:16]}... is was not asked: --trust names the keys that you know"
+    return said
+
+
+def _beyond() -> Iterator[Check]:
+    for number, detail in enumerate(BEYOND, start=1):
+        yield Check(name=f"beyond {number}", outcome="unchecked", detail=detail)

@@ -1,0 +1,152 @@
+"""Write a bundle from a run: what is public of its folder, with the model whole and the card beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from safetensors.torch import save
+
+import fedveil
+from fedveil.api.predictor import Predictor
+from fedveil.bundle import manifest
+from fedveil.bundle.archive import SUMS, sums, write_files
+from fedveil.bundle.card import model_card
+from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.folder import Row, RunFolder, stored_tensors
+from fedveil.engine.setup import defaults_of, load_population, task_of
+from fedveil.errors import RunFolderError
+from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
+from fedveil.population.schema import Label, read_schema
+from fedveil.privacy.ledger import read_head
+from fedveil.privacy.statement import Statement
+
+_LEDGER: Final = "ledger.jsonl"
+_STATEMENT: Final = "privacy.json"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Source:
+    """What a bundle is written of.
+
+    Attributes:
+        folder: the run folder, whose run has ended.
+        predictor: the trained model, and how it reads records.
+        model_name: what builds such a model: a shipped name, an import path, or ``session:NAME``.
+        schema: the schema's document, where the run was on tables.
+        about: what the model is for, and for whom: for its card.
+    """
+
+    folder: Path
+    predictor: Predictor
+    model_name: str
+    schema: bytes | None = None
+    about: str = ""
+
+
+def write_bundle(path: Path, source: Source) -> Path:
+    """Write a bundle into a new folder, or a new ``.zip``.
+
+    What goes in is public: released model, statement, ledger, settings without the places of data, test metrics
+    (which the statement names as uncovered). Diagnostics, transcripts and checkpoints stay where they are.
+
+    Raises:
+        RunFolderError: the run has not ended, or its folder is damaged.
+        BundleError: the path exists.
+    """
+    folder, experiment = RunFolder.open(source.folder)
+    checkpoint = folder.read_checkpoint()
+    if checkpoint is None or not (folder / _STATEMENT).exists():
+        raise RunFolderError(f"{folder.path}: the run has not ended; `fedveil resume {folder.path}` ends it")
+    copied = {
+        name: read_content(folder / name, RunFolderError, largest=LARGEST_FILE)
+        for name in (_STATEMENT, _LEDGER)
+    }
+    described = _manifest(folder, experiment, source, checkpoint.row)
+    state = {name: value.contiguous() for name, value in source.predictor.model.state_dict().items()}
+    files = {
+        manifest.NAME: described.to_bytes(),
+        "model.safetensors": save(state),
+        **copied,
+        **({} if source.schema is None else {"schema.toml": source.schema}),
+    }
+    statement = Statement.from_json(parse_json(files[_STATEMENT], folder / _STATEMENT, RunFolderError))
+    files["card.html"] = model_card(described, statement).encode()
+    files[SUMS] = sums(files)
+    write_files(path, files)
+    return path
+
+
+def bundle_run(run: Path, path: Path, *, about: str = "") -> Path:
+    """Write a bundle of a run folder whose data and model are named in its experiment.
+
+    Raises:
+        ConfigError: they were handed over in Python: ``Result.save`` writes that bundle.
+        RunFolderError: the run has not ended, or its folder is damaged.
+        DataError: the data are not where the experiment says: their public facts (shape, classes) are read with them.
+    """
+    folder, experiment = RunFolder.open(run)
+    population = load_population(experiment.data, experiment.seed)
+    task = task_of(experiment, population)
+    with reading(run, RunFolderError), stored_tensors(folder / "model.safetensors") as stored:
+        trained = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        task.model.load_state_dict(trained, strict=False)
+    table = experiment.data.table
+    target = None if table is None else read_schema(table.schema_file).target
+    predictor = Predictor(
+        model=task.model.eval(),
+        task=population.task,
+        classes=target.classes if isinstance(target, Label) else tuple(range(population.n_classes or 0)),
+        shape=population.feature_shape,
+        scale=population.scale,
+    )
+    source = Source(
+        folder=run,
+        predictor=predictor,
+        model_name=experiment.model.name or defaults_of(experiment.data.name, population).model,
+        schema=None if table is None else read_content(table.schema_file, RunFolderError),
+        about=about,
+    )
+    return write_bundle(path, source)
+
+
+def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Row) -> Manifest:
+    predictor = source.predictor
+    head = read_head(folder / _LEDGER)
+    return Manifest(
+        fedveil=fedveil.__version__,
+        run=experiment.name,
+        about=source.about,
+        model=ModelPart(
+            name=source.model_name,
+            seed=experiment.seed,
+            outputs=predictor.outputs(np.zeros((1, *predictor.shape), dtype=np.float32)).shape[1],
+            parameters=sum(value.numel() for value in predictor.model.parameters()),
+        ),
+        input=InputPart(
+            shape=predictor.shape,
+            columns=predictor.feature_names,
+            factor=predictor.scale.factor,
+            shift=predictor.scale.shift,
+            schema_file=None if source.schema is None else "schema.toml",
+        ),
+        task=predictor.task,
+        classes=predictor.classes,
+        rounds=row["round"],
+        metrics=row["test"] or {},
+        ledger=LedgerPart(count=head.count, digest=head.digest),
+        experiment=_public(experiment),
+    )
+
+
+def _public(experiment: Experiment) -> dict[str, Any]:
+    """Return the experiment without the places of its data: paths of a silo's machine are nobody's business."""
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    document["data"] = {
+        key: value for key, value in document["data"].items() if key not in ("table", "folder")
+    }
+    document["model"].pop("initial", None)
+    return document

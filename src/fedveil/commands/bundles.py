@@ -1,0 +1,108 @@
+"""Commands for a trained model in use: bundle, predict, export, sign, verify."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.bundle.bundle import load_bundle, write_table
+from fedveil.bundle.export import export_onnx, export_torch
+from fedveil.bundle.signing import sign
+from fedveil.bundle.verification import Verification, verify_bundle
+from fedveil.bundle.writing import bundle_run
+from fedveil.commands.options import OUT, Json
+from fedveil.console import print_json, rows_table
+from fedveil.crypto.keys import IdentityKey
+from fedveil.errors import ConfigError, RunFolderError
+
+BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="a bundle: a folder or a .zip")]
+Network = Annotated[
+    str | None,
+    typer.Option("--model", help="package.module:factory that the bundle names: says that its code may run"),
+]
+
+
+def bundle_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="a new folder, or a new .zip")],
+    about: Annotated[str, typer.Option(help="what the model is for, and for whom: for its card")] = "",
+    as_json: Json = False,
+) -> None:
+    """Put a run's model, schema, statement and ledger into one folder or zip, to be used elsewhere."""
+    made = bundle_run(run, output, about=about)
+    print_json({"bundle": made}) if as_json else OUT.print(f"bundle: {made}")
+
+
+def predict_command(
+    bundle: BundlePath,
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="a .csv or .parquet of new records")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="a .parquet or .csv to write")],
+    keep: Annotated[list[str] | None, typer.Option(help="column to carry over (may be repeated)")] = None,
+    network: Network = None,
+    as_json: Json = False,
+) -> None:
+    """Predict for every record of a table."""
+    made = load_bundle(bundle, network).predict_table(table, tuple(keep or ()))
+    write_table(made, output)
+    if as_json:
+        print_json({"output": output, "records": made.num_rows, "columns": made.column_names})
+    else:
+        OUT.print(f"{made.num_rows} records: {output}")
+
+
+def export_command(
+    bundle: BundlePath,
+    onnx: Annotated[Path | None, typer.Option(help="write the model as ONNX (extra: onnx)")] = None,
+    torch: Annotated[Path | None, typer.Option(help="write the tensors as torch.load reads them")] = None,
+    network: Network = None,
+    as_json: Json = False,
+) -> None:
+    """Write a bundle's model for other programs."""
+    if onnx is None and torch is None:
+        raise ConfigError("export: give --onnx FILE or --torch FILE")
+    read = load_bundle(bundle, network)
+    made = [*([export_onnx(read, onnx)] if onnx else []), *([export_torch(read, torch)] if torch else [])]
+    print_json({"written": made}) if as_json else OUT.print(*made, sep="\n")
+
+
+def sign_command(
+    bundle: BundlePath,
+    key: Annotated[Path, typer.Option(help="an Ed25519 key (PEM, mode 0600), such as a silo's identity")],
+    new: Annotated[bool, typer.Option("--new-key", help="make the key first")] = False,
+    as_json: Json = False,
+) -> None:
+    """Sign a bundle that you made, or have checked."""
+    if new:
+        IdentityKey.generate().save(key)
+    identity = IdentityKey.load(key)
+    sign(bundle, identity)
+    public = identity.public.raw.hex()
+    print_json({"signed": bundle, "key": public}) if as_json else OUT.print(f"signed by {public}")
+
+
+def verify_command(
+    bundle: BundlePath,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="public key that must have signed, as sign prints it (may be repeated)"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a bundle's bytes, signatures and ledger, recompute its epsilon, and list what cannot be checked."""
+    found = verify_bundle(bundle, trust or ())
+    if as_json:
+        print_json({"bundle": bundle, "holds": found.holds, "checks": [asdict(one) for one in found.checks]})
+    else:
+        OUT.print(
+            rows_table([{"check": one.name, "outcome": one.outcome, "": one.detail} for one in found.checks])
+        )
+    _end(found)
+
+
+def _end(found: Verification) -> None:
+    failed = [one for one in found.checks if one.outcome == "fails"]
+    if failed:
+        raise RunFolderError(f"{found.path}: {failed[0].name}: {failed[0].detail}")

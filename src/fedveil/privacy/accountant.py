@@ -1,0 +1,108 @@
+"""What every accountant offers, what it refuses, and the closed form of Gaussian releases without sampling."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Protocol, runtime_checkable
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fedveil.errors import PrivacyError
+from fedveil.privacy.events import Adjacency, Event, atoms
+
+
+@runtime_checkable
+class Accountant(Protocol):
+    """What every accountant offers: upper bounds, for ``delta`` in (0, 1) and ``epsilon`` >= 0."""
+
+    @property
+    def name(self) -> str:
+        """Name under which reports show the figure."""
+        ...
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbours that the bound compares."""
+        ...
+
+    def supports(self, event: Event) -> bool:
+        """Whether the accountant has a valid bound for the event under its adjacency."""
+        ...
+
+    def epsilon(self, event: Event, delta: float) -> float:
+        """Smallest epsilon this accountant can show for ``delta`` (infinite without a guarantee)."""
+        ...
+
+    def delta(self, event: Event, epsilon: float) -> float:
+        """Smallest delta this accountant can show for ``epsilon`` (1 without a guarantee)."""
+        ...
+
+
+def check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise PrivacyError(f"delta = {delta}: must be above 0 and below 1 (well below 1 / number of users)")
+
+
+def check_epsilon(epsilon: float) -> None:
+    if not epsilon >= 0:
+        raise PrivacyError(f"epsilon = {epsilon}: must not be negative")
+
+
+def released(accountant: Accountant, event: Event) -> Counter[Event]:
+    """Return the releases of a supported event; refuse an unsupported one, naming the release."""
+    counts = atoms(event)
+    for release in counts:
+        if not accountant.supports(release):
+            raise PrivacyError(
+                f"accountant {accountant.name!r} has no bound for {type(release).__name__} under "
+                f"{accountant.adjacency.value} ({release}); choose an accountant that supports it"
+            )
+    return counts
+
+
+def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: float) -> float:
+    """Return the epsilon of an event whose noise lies on a grid.
+
+    Args:
+        accountant: what counts the event as if its noise were continuous.
+        event: everything that was released.
+        delta: of the statement.
+        loss: the most by which the grid changes a log-likelihood ratio, of all releases together: what is
+            (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid.
+    """
+    return accountant.epsilon(event, delta * math.exp(-loss)) + loss
+
+
+def full_sensitivity(adjacency: Adjacency) -> float:
+    """Sensitivity of a full sum in clip units: 1, or 2 when a contribution is replaced by another one."""
+    return 1.0 if adjacency is Adjacency.ADD_OR_REMOVE_ONE else 2.0
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return the exact delta of Gaussian releases of total strength ``mu``.
+
+    mu^2 = sum_t (sensitivity_t / std_t)^2, and
+    delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)   (Balle and Wang 2018, Theorem 8; the
+    composition is Dong, Roth and Su 2022, Corollary 3.3). ``mu`` = 0 means nothing was released.
+    """
+    if mu == 0:
+        return 0.0
+    upper = float(log_ndtr(mu / 2 - epsilon / mu))
+    lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    return max(0.0, -math.exp(upper) * math.expm1(min(0.0, lower - upper)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the smallest epsilon with :func:`gaussian_delta` at most ``delta``, rounded up by 1e-12 of it.
+
+    >>> round(gaussian_epsilon(200**0.5 / 5, 1e-5), 4)
+    15.4562
+    """
+    check_delta(delta)
+    if gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    highest = mu * mu / 2 + mu * (math.sqrt(2 * math.log(1 / delta)) + 1)
+    root = float(brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-14, rtol=1e-14))
+    return root * (1 + 1e-12) + 1e-13

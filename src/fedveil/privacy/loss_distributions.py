@@ -1,0 +1,193 @@
+"""Privacy loss distributions of releases, rounded up, and the accountant that composes them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dp_accounting import privacy_accountant
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+from fedveil.errors import PrivacyError
+from fedveil.privacy.accountant import (
+    check_delta,
+    check_epsilon,
+    full_sensitivity,
+    gaussian_delta,
+    gaussian_epsilon,
+    released,
+)
+from fedveil.privacy.events import (
+    Adjacency,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    MixtureOfGaussiansEvent,
+    NoGuarantee,
+    PoissonSampledEvent,
+    SampledWithoutReplacementEvent,
+    atoms,
+)
+from fedveil.privacy.fixed_size import fixed_size_distribution, widest_loss
+from fedveil.privacy.mixture import mixture_distribution
+
+_FFT_ERROR = 1e-12
+_FFT_ERROR_PER_RELEASE = 1e-15
+
+
+@dataclass(frozen=True, kw_only=True)
+class PldAccountant:
+    """Numerical composition of privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022).
+
+    Each kind of release gets one discretised distribution, dominating the true one ("connect the dots"),
+    which is cached and composed with itself by one FFT, so T equal rounds cost the same as one. Full
+    Gaussian releases are merged into one exactly, and need no discretisation when nothing else was
+    released.
+
+    ``interval`` is the spacing of the loss grid. By default it is a tenth of the standard deviation of the
+    narrowest loss, at most 1e-3, unless the widest loss would then need more than 2e5 points. A coarser grid
+    gives a larger epsilon, never an invalid one. Rounding errors of the FFT are covered by asking for
+    delta - 1e-12 - 1e-15 per release; a smaller delta is refused.
+
+    Under replace-one, full releases have twice the sensitivity, Poisson-sampled Gaussian ones their own
+    distribution and fixed-size samples of Gaussian ones that of :mod:`fedveil.privacy.fixed_size`;
+    Poisson-sampled Laplace and mixtures are refused. Under add-or-remove, fixed-size samples are.
+    """
+
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    interval: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Always ``pld``."""
+        return "pld"
+
+    def supports(self, event: Event) -> bool:
+        """Whether all releases are Gaussian or Laplace, full or Poisson-sampled, or mixtures of Gaussians."""
+        return all(self._supported(release) for release in atoms(event))
+
+    def _supported(self, release: Event) -> bool:
+        match release:
+            case (
+                GaussianEvent() | LaplaceEvent() | NoGuarantee() | PoissonSampledEvent(event=GaussianEvent())
+            ):
+                return True
+            case MixtureOfGaussiansEvent() | PoissonSampledEvent(event=LaplaceEvent()):
+                return self.adjacency is Adjacency.ADD_OR_REMOVE_ONE
+            case SampledWithoutReplacementEvent(event=GaussianEvent()):
+                return self.adjacency is Adjacency.REPLACE_ONE
+        return False
+
+    def epsilon(self, event: Event, delta: float) -> float:
+        """Return the smallest epsilon for ``delta``, which must exceed the numerical error."""
+        check_delta(delta)
+        counts = released(self, event)
+        if any(isinstance(release, NoGuarantee) for release in counts):
+            return math.inf
+        mu, others = self._split(counts)
+        if not others:
+            return gaussian_epsilon(mu, delta)
+        slack = self._slack(counts)
+        if delta <= slack:
+            raise PrivacyError(
+                f"delta = {delta}: the numerical error of {sum(counts.values())} composed releases is up to "
+                f"{slack:.1e}; ask for a larger delta, or use accountant 'rdp'"
+            )
+        return float(self._compose(mu, others).get_epsilon_for_delta(delta - slack))
+
+    def delta(self, event: Event, epsilon: float) -> float:
+        """Return the smallest delta for ``epsilon``."""
+        check_epsilon(epsilon)
+        counts = released(self, event)
+        if any(isinstance(release, NoGuarantee) for release in counts):
+            return 1.0
+        mu, others = self._split(counts)
+        if not others:
+            return gaussian_delta(mu, epsilon)
+        composed = float(self._compose(mu, others).get_delta_for_epsilon(epsilon))
+        return min(1.0, composed + self._slack(counts))
+
+    def _split(self, counts: Counter[Event]) -> tuple[float, Counter[Event]]:
+        """Return the strength mu of all full Gaussian releases together, and the other releases."""
+        square = sum(
+            count / event.noise_multiplier**2
+            for event, count in counts.items()
+            if isinstance(event, GaussianEvent)
+        )
+        others = Counter({event: n for event, n in counts.items() if not isinstance(event, GaussianEvent)})
+        return full_sensitivity(self.adjacency) * math.sqrt(square), others
+
+    @staticmethod
+    def _slack(counts: Counter[Event]) -> float:
+        return _FFT_ERROR + _FFT_ERROR_PER_RELEASE * sum(counts.values())
+
+    def _compose(self, mu: float, others: Counter[Event]) -> pld.PrivacyLossDistribution:
+        interval = self.interval or _interval(tuple(others))
+        parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
+        if mu > 0:
+            parts.append(
+                pld.from_gaussian_mechanism(
+                    1 / mu, value_discretization_interval=interval
+                )  # mu has the adjacency
+            )
+        composed = parts[0]
+        for part in parts[1:]:
+            composed = composed.compose(part)
+        return composed
+
+
+def _shape(release: Event) -> tuple[float, float]:
+    """Return a typical and a largest privacy loss of one release, for the choice of the grid only."""
+    match release:
+        case MixtureOfGaussiansEvent(noise_multiplier=sigma):
+            mean = sum(p * c for p, c in zip(release.probabilities, release.sensitivities, strict=True))
+            most = max(release.sensitivities)
+            return mean / sigma, most**2 / (2 * sigma**2) + 10 * most / sigma
+        case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
+            return release.rate / sigma, 1 / (2 * sigma**2) + 10 / sigma
+        case PoissonSampledEvent(event=LaplaceEvent(noise_multiplier=scale)):
+            return release.rate / scale, 1 / scale
+        case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
+            return 2 * release.rate / sigma, widest_loss(release.rate, 2 / sigma)
+        case LaplaceEvent(noise_multiplier=scale):
+            return 1 / scale, 1 / scale
+    raise AssertionError(f"{release} has no discretised distribution")
+
+
+def _interval(releases: tuple[Event, ...]) -> float:
+    """Return the default grid spacing for these releases (all must share one)."""
+    shapes = [_shape(release) for release in releases]
+    fine = min(1e-3, *(typical / 10 for typical, _ in shapes))
+    return max(fine, *(largest / 1e5 for _, largest in shapes))
+
+
+@lru_cache(maxsize=64)
+def _distribution(release: Event, adjacency: Adjacency, interval: float) -> pld.PrivacyLossDistribution:
+    """Return the dominating, discretised privacy loss distribution of one release."""
+    relation = {
+        Adjacency.ADD_OR_REMOVE_ONE: privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        Adjacency.REPLACE_ONE: privacy_accountant.NeighboringRelation.REPLACE_ONE,
+    }[adjacency]
+    match release:
+        case LaplaceEvent(noise_multiplier=scale):
+            return pld.from_laplace_mechanism(
+                scale / full_sensitivity(adjacency), value_discretization_interval=interval
+            )
+        case PoissonSampledEvent(event=LaplaceEvent(noise_multiplier=scale)):
+            return pld.from_laplace_mechanism(
+                scale, value_discretization_interval=interval, sampling_prob=release.rate
+            )
+        case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
+            return pld.from_gaussian_mechanism(
+                sigma,
+                value_discretization_interval=interval,
+                sampling_prob=release.rate,
+                neighboring_relation=relation,
+            )
+        case MixtureOfGaussiansEvent():
+            return mixture_distribution(release, interval)
+        case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
+            return fixed_size_distribution(release.rate, full_sensitivity(adjacency) / sigma, interval)
+    raise AssertionError(f"{release} has no discretised distribution")

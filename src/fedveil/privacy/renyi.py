@@ -1,0 +1,176 @@
+"""Renyi divergences of releases, their conversions to epsilon, and the accountant that adds them up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.special import gammaln, logsumexp
+
+from fedveil.privacy.accountant import check_delta, check_epsilon, full_sensitivity, released
+from fedveil.privacy.events import (
+    Adjacency,
+    ConcentratedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    NoGuarantee,
+    PoissonSampledEvent,
+    SampledWithoutReplacementEvent,
+    atoms,
+)
+from fedveil.privacy.fixed_size import fixed_size_rdp
+
+OPACUS_ORDERS: tuple[float, ...] = (*(1 + step / 10 for step in range(1, 100)), *map(float, range(12, 64)))
+"""Renyi orders of Opacus' default grid: 1.1 to 10.9 in steps of 0.1, then 12 to 63."""
+
+
+@lru_cache(maxsize=256)
+def sampled_gaussian_rdp(
+    rate: float, noise_multiplier: float, orders: tuple[float, ...]
+) -> Float64[np.ndarray, " orders"]:
+    """Return the Renyi divergences of one Poisson-sampled Gaussian release, adding or removing one unit.
+
+    rho(alpha) = ln A_alpha / (alpha - 1) with, for sigma = ``noise_multiplier`` and q = ``rate``, A_alpha =
+    E_{z ~ N(0, sigma^2)} [((1-q) + q exp((2z-1) / (2 sigma^2)))^alpha] (Mironov, Talwar and Zhang 2019,
+    section 3.3: this direction is the larger one). Integer orders use the finite binomial sum. The others
+    are integrated by the trapezoidal rule, which converges exponentially for this analytic integrand: steps
+    of min(sigma/16, sigma^2/2) leave a relative error below 1e-12. Below sigma = 0.01 fractional orders are
+    left out (infinite), which keeps the bound valid.
+
+    Args:
+        rate: sampling probability q in (0, 1].
+        noise_multiplier: sigma > 0.
+        orders: alpha > 1.
+
+    Returns:
+        One divergence per order, read-only (cached).
+    """
+    values = np.array([_one_order(rate, noise_multiplier, order) for order in orders])
+    values.flags.writeable = False
+    return values
+
+
+def _one_order(rate: float, sigma: float, order: float) -> float:
+    if rate == 1:
+        return order / (2 * sigma**2)
+    if order.is_integer():
+        i = np.arange(order + 1)
+        log_binomial = gammaln(order + 1) - gammaln(i + 1) - gammaln(order - i + 1)
+        terms = log_binomial + i * math.log(rate) + (order - i) * math.log1p(-rate)
+        return max(0.0, float(logsumexp(terms + (i * i - i) / (2 * sigma**2))) / (order - 1))
+    if sigma < 0.01:
+        return math.inf
+    step = min(sigma / 16, sigma**2 / 2)
+    z = np.arange(-12 * sigma, order + 12 * sigma, step)
+    likelihood_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * z - 1) / (2 * sigma**2))
+    log_density = -(z**2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
+    log_moment = float(logsumexp(log_density + order * likelihood_ratio)) + math.log(step)
+    return max(0.0, log_moment / (order - 1))
+
+
+def laplace_rdp(noise_multiplier: float, orders: tuple[float, ...]) -> Float64[np.ndarray, " orders"]:
+    """Return the Renyi divergences of a Laplace release of scale b (Mironov 2017, Proposition 6).
+
+    (alpha-1) rho(alpha) = ln(alpha/(2 alpha-1) e^{(alpha-1)/b} + (alpha-1)/(2 alpha-1) e^{-alpha/b}), with
+    b = ``noise_multiplier``.
+    """
+    a = np.array(orders)
+    first = np.log(a / (2 * a - 1)) + (a - 1) / noise_multiplier
+    second = np.log((a - 1) / (2 * a - 1)) - a / noise_multiplier
+    return cast("Float64[np.ndarray, ' orders']", np.maximum(np.logaddexp(first, second) / (a - 1), 0.0))
+
+
+class Conversion(Enum):
+    """How a Renyi bound becomes epsilon and delta."""
+
+    BALLE_2020 = "rdp"
+    MIRONOV_2017 = "rdp-2017"
+
+    def epsilon(self, orders: tuple[float, ...], rdp: Float64[np.ndarray, " orders"], delta: float) -> float:
+        """Return the smallest epsilon over the orders.
+
+        BALLE_2020: rho + ln((alpha-1)/alpha) - (ln delta + ln alpha)/(alpha-1)   (Balle et al. 2020, Theorem
+        21; Lemma 2 of ULDP-FL). MIRONOV_2017: rho + ln(1/delta)/(alpha-1)   (Mironov 2017, Proposition 3).
+        """
+        a = np.array(orders)
+        bounds = rdp - math.log(delta) / (a - 1)
+        if self is Conversion.BALLE_2020:
+            bounds = bounds + np.log1p(-1 / a) - np.log(a) / (a - 1)
+        return max(0.0, float(np.min(bounds)))
+
+    def delta(self, orders: tuple[float, ...], rdp: Float64[np.ndarray, " orders"], epsilon: float) -> float:
+        """Return the smallest delta over the orders: the same formulas solved for delta."""
+        a = np.array(orders)
+        bounds = (a - 1) * (rdp - epsilon)
+        if self is Conversion.BALLE_2020:
+            bounds = bounds + (a - 1) * np.log1p(-1 / a) - np.log(a)
+        return math.exp(min(0.0, float(np.min(bounds))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdpAccountant:
+    """Renyi accountant: full and sampled Gaussian releases, concentrated and Laplace ones.
+
+    Under replace-one a full release has twice the sensitivity, samples of a fixed size are accounted with that
+    sensitivity, and Poisson-sampled releases are refused; under add-or-remove it is the other way round.
+    """
+
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    orders: tuple[float, ...] = OPACUS_ORDERS
+    conversion: Conversion = Conversion.BALLE_2020
+
+    @property
+    def name(self) -> str:
+        """``rdp`` or ``rdp-2017``, by the conversion."""
+        return self.conversion.value
+
+    def supports(self, event: Event) -> bool:
+        """Whether all releases are Gaussian, concentrated, Laplace, sampled Gaussian, or without a guarantee."""
+        return all(self._supported(release) for release in atoms(event))
+
+    def _supported(self, release: Event) -> bool:
+        match release:
+            case GaussianEvent() | ConcentratedEvent() | LaplaceEvent() | NoGuarantee():
+                return True
+            case PoissonSampledEvent(event=GaussianEvent()):
+                return self.adjacency is Adjacency.ADD_OR_REMOVE_ONE
+            case SampledWithoutReplacementEvent(event=GaussianEvent()):
+                return self.adjacency is Adjacency.REPLACE_ONE
+        return False
+
+    def rdp(self, event: Event) -> Float64[np.ndarray, " orders"]:
+        """Return the event's Renyi divergence at every order (Renyi bounds add up under composition)."""
+        total = np.zeros(len(self.orders))
+        for release, count in released(self, event).items():
+            total += count * self._release_rdp(release)
+        return total
+
+    def _release_rdp(self, release: Event) -> Float64[np.ndarray, " orders"]:
+        sensitivity = full_sensitivity(self.adjacency)
+        match release:
+            case GaussianEvent() | ConcentratedEvent():
+                return sampled_gaussian_rdp(1.0, release.noise_multiplier / sensitivity, self.orders)
+            case LaplaceEvent():
+                return laplace_rdp(release.noise_multiplier / sensitivity, self.orders)
+            case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
+                return sampled_gaussian_rdp(release.rate, sigma, self.orders)
+            case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
+                return fixed_size_rdp(release.rate, sigma / sensitivity, self.orders)
+            case _:  # NoGuarantee: _require has refused everything else
+                return np.full(len(self.orders), math.inf)
+
+    def epsilon(self, event: Event, delta: float) -> float:
+        """Return the smallest epsilon over the orders."""
+        check_delta(delta)
+        return self.conversion.epsilon(self.orders, self.rdp(event), delta) if atoms(event) else 0.0
+
+    def delta(self, event: Event, epsilon: float) -> float:
+        """Return the smallest delta over the orders."""
+        check_epsilon(epsilon)
+        return self.conversion.delta(self.orders, self.rdp(event), epsilon) if atoms(event) else 0.0

@@ -1,0 +1,393 @@
+"""A bundle predicts like the run it came of, hides no change of a bit, and is believed no further than it can be
+checked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import fedveil as fv
+from fedveil.bundle.archive import SUMS, BundleError, read_files, sums, write_files
+from fedveil.bundle.export import export_onnx, export_torch
+from fedveil.bundle.signing import sign
+from fedveil.bundle.verification import BEYOND, Verification
+from fedveil.cli import app, main
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.shown import FIELDS, FILES, Kind
+from fedveil.privacy.statement import Statement
+from tests.test_python import FRAME, X, Y, network, people, train
+
+SCHEMA = """
+n_users = 12
+user = "patient"
+silo = "hospital"
+silos = ["north", "south"]
+
+[target]
+kind = "label"
+column = "sick"
+classes = ["no", "yes"]
+
+[features.age]
+kind = "number"
+lower = 0
+upper = 100
+
+[features.ward]
+kind = "category"
+categories = ["surgery", "heart"]
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> fv.Result:
+    held = people(features=FRAME, test=(FRAME[:20], Y[:20]))
+    return train(tmp_path_factory.mktemp("runs"), "mlp", held)
+
+
+@pytest.fixture(scope="module")
+def made(trained: fv.Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained.save(tmp_path_factory.mktemp("bundles") / "model", about="Tells who is ill, for nurses.")
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def failures(found: Verification) -> dict[str, str]:
+    return {one.name: one.detail for one in found.checks if one.outcome == "fails"}
+
+
+def rewritten(made: Path, folder: Path, changes: dict[str, bytes]) -> Path:
+    """A bundle whose files were changed by somebody who can compute digests."""
+    files = {**read_files(made), **changes}
+    write_files(folder, {**files, SUMS: sums(files)})
+    return folder
+
+
+# --- use ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model", "model.zip"])
+def test_a_bundle_predicts_what_the_run_did(name: str, trained: fv.Result, tmp_path: Path) -> None:
+    read = fv.load(trained.save(tmp_path / name))
+    assert np.array_equal(read.predict(X), trained.predict(X))
+    assert np.array_equal(read.predict_proba(FRAME), trained.predict_proba(FRAME))
+    assert read.statement == trained.statement
+    assert read.manifest.classes == (0, 1)
+    with pytest.raises(BundleError, match="exists already"):
+        trained.save(tmp_path / name)
+
+
+def test_a_zip_and_a_folder_hold_the_same(trained: fv.Result, made: Path, tmp_path: Path) -> None:
+    packed = trained.save(tmp_path / "model.zip", about="Tells who is ill, for nurses.")
+    assert read_files(packed) == read_files(made)
+    shutil.unpack_archive(packed, tmp_path / "unpacked")
+    assert read_files(tmp_path / "unpacked") == read_files(made)
+    again = trained.save(tmp_path / "again.zip", about="Tells who is ill, for nurses.")
+    assert again.read_bytes() == packed.read_bytes()
+
+
+def test_what_is_private_stays_in_the_run_folder(trained: fv.Result, made: Path) -> None:
+    files = read_files(made)
+    assert set(files) == {
+        SUMS,
+        "bundle.json",
+        "card.html",
+        "ledger.jsonl",
+        "model.safetensors",
+        "privacy.json",
+    }
+    own = {SUMS, "bundle.json", "card.html"}
+    assert all(FILES.get(name, Kind.COVERED) is Kind.COVERED for name in set(files) - own)
+    assert all(
+        kind is Kind.COVERED for name in ("privacy.json", "ledger.jsonl") for kind in FIELDS[name].values()
+    )
+    diagnostics = json.loads((trained.folder / "diagnostics.json").read_text())
+    said = b"".join(files.values()).decode(errors="ignore")
+    assert diagnostics["records_sha256"] not in said
+    assert str(trained.folder) not in said
+    manifest = json.loads(files["bundle.json"])
+    assert set(manifest) - {"schema_version", "fedveil", "run", "about", "model", "input"} == {
+        *("task", "classes", "rounds", "metrics", "ledger", "experiment")
+    }
+
+
+def test_the_card_says_what_the_model_is_for_and_what_is_not_covered(made: Path, trained: fv.Result) -> None:
+    card = (made / "card.html").read_text()
+    assert "Tells who is ill, for nurses." in card
+    assert "<script" not in card
+    assert len(card) < 100_000
+    for sentence in (trained.statement.sentences()[0], *trained.statement.uncovered):
+        assert sentence.rstrip(".").replace("'", "&#x27;").replace('"', "&quot;")[:60] in card
+
+
+def test_a_model_that_was_handed_over_is_asked_for_again(tmp_path: Path) -> None:
+    result = train(tmp_path / "runs", rounds=1)
+    saved = result.save(tmp_path / "model")
+    with pytest.raises(
+        BundleError, match=r"was handed over in a Python session.*fedveil.load\(bundle, model\)"
+    ):
+        fv.load(saved).predict(X)
+    assert np.array_equal(fv.load(saved, network()).predict(X), result.predict(X))
+    with pytest.raises(BundleError, match=r"tensor '0.weight' is \(4, 3\) in the bundle and \(2, 3\)"):
+        fv.load(saved, nn.Sequential(nn.Linear(3, 2))).predict(X)
+
+
+def three_wide(input_shape: tuple[int, ...], n_outputs: int) -> nn.Module:
+    CALLS.append(input_shape)
+    return nn.Linear(3, n_outputs)
+
+
+CALLS: list[tuple[int, ...]] = []
+
+
+def test_code_that_a_bundle_names_runs_only_if_asked(tmp_path: Path) -> None:
+    path = f"{__name__}:three_wide"
+    saved = train(tmp_path / "runs", path, rounds=1).save(tmp_path / "model")
+    CALLS.clear()
+    with pytest.raises(BundleError, match=f"code of your installation.*--model {path}"):
+        fv.load(saved).predict(X)
+    with pytest.raises(BundleError, match="was trained as model"):
+        fv.load(saved, model="os:getcwd").predict(X)
+    assert CALLS == []
+    assert len(fv.load(saved, model=path).predict(X)) == len(X)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hospital")
+    (folder / "schema.toml").write_text(SCHEMA)
+    columns = {
+        "patient": [f"P{row % 9}" for row in range(40)],
+        "hospital": [("north", "south")[row % 2] for row in range(40)],
+        "sick": [("no", "yes")[row % 3 == 0] for row in range(40)],
+        "age": [20 + row for row in range(40)],
+        "ward": [("surgery", "heart")[row % 2] for row in range(40)],
+    }
+    pyarrow.csv.write_csv(pa.table(columns), folder / "table.csv")
+    (folder / "run.toml").write_text(
+        'name = "ward"\nrounds = 1\n[data.table]\nschema_file = "schema.toml"\nfiles = ["table.csv"]\n'
+        '[local]\n[method]\nname = "uldp-avg"\nclip = 0.5\nnoise_multiplier = 2.0\n'
+    )
+    return folder
+
+
+def command(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=code == 0)
+    assert result.exit_code == code, result.output
+    return json.loads(result.output)
+
+
+def test_tables_are_encoded_as_they_were_for_training(hospital: Path, tmp_path: Path) -> None:
+    """By the commands alone: train, bundle, predict; and the same from Python gives the same numbers."""
+    (run,) = command("run", hospital / "run.toml", "--runs", tmp_path / "runs")["runs"]
+    command("bundle", run["folder"], "-o", tmp_path / "ward.zip", "--about", "x")
+    new = pa.table({"ward": ["heart", "surgery"], "id": [7, 8], "age": ["30", "200"], "more": ["?", "?"]})
+    pyarrow.csv.write_csv(new, tmp_path / "new.csv")
+    told = command(
+        "predict", tmp_path / "ward.zip", tmp_path / "new.csv", "-o", tmp_path / "out.parquet", "--keep", "id"
+    )
+    assert (told["records"], told["columns"]) == (
+        2,
+        ["id", "prediction", "probability_no", "probability_yes"],
+    )
+    out = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    encoded = np.array([[2 * 30 / 100 - 1, 0, 1], [1, 1, 0]], dtype=np.float32)  # 200 is clipped to its bound
+    read = fv.load(tmp_path / "ward.zip")
+    assert out.column("prediction").to_pylist() == list(read.predict(encoded))
+    assert set(out.column("prediction").to_pylist()) <= {"no", "yes"}
+    assert np.allclose(out.column("probability_yes"), read.predict_proba(encoded)[:, 1])
+    assert str(hospital) not in b"".join(read_files(tmp_path / "ward.zip").values()).decode(errors="ignore")
+
+    held = fv.tables(hospital / "schema.toml", [hospital / "table.csv"])
+    result = fv.train(
+        "linear", held, method=fv.uldp_avg(clip=0.5, noise_multiplier=2.0), rounds=1, folder=tmp_path
+    )
+    again = fv.load(result.save(tmp_path / "python"))
+    assert again.predict_table(tmp_path / "new.csv").column("prediction").to_pylist() == list(
+        result.predict(encoded)
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"age": [1.0]}, "no column 'pulse'"),
+        ({"age": ["x"], "pulse": [1.0], "dose": [1.0]}, "record 1 .* column 'age': the value is no number"),
+        ({"age": [None], "pulse": [1.0], "dose": [1.0]}, "column 'age': the value is missing"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(
+    columns: dict[str, Any], said: str, made: Path, tmp_path: Path
+) -> None:
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "new.parquet")
+    with pytest.raises(fv.FedveilError, match=said):
+        fv.load(made).predict_table(tmp_path / "new.parquet")
+
+
+def test_exports_give_the_same_outputs(made: Path, tmp_path: Path) -> None:
+    read = fv.load(made)
+    stored = torch.load(export_torch(read, tmp_path / "model.pt"), weights_only=True)
+    assert all(torch.equal(stored[name], value) for name, value in read.model.state_dict().items())
+    told = command("export", made, "--torch", tmp_path / "again.pt")
+    assert told["written"] == [str(tmp_path / "again.pt")]
+
+
+@pytest.mark.slow
+def test_onnx_gives_the_same_outputs(made: Path, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    read = fv.load(made)
+    session = runtime.InferenceSession(str(export_onnx(read, tmp_path / "model.onnx")))
+    for count in (1, 7, len(X)):
+        (outputs,) = session.run(None, {"features": X[:count]})
+        assert np.allclose(outputs, read.predictor.outputs(X[:count]), atol=1e-5)
+
+
+# --- trust ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_bit_of_any_file_is_noticed(copy: Path) -> None:
+    key = IdentityKey.generate()
+    sign(copy, key)
+    assert fv.verify(copy, [key.public.raw.hex()]).holds
+    random = np.random.default_rng(1)
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    assert len(files) == 7
+    for path in files:
+        content = path.read_bytes()
+        places = {0, len(content) // 2, len(content) - 1, *random.integers(0, len(content), 12).tolist()}
+        for place in places:
+            changed = bytearray(content)
+            changed[place] ^= 1 << int(random.integers(8))
+            path.write_bytes(changed)
+            found = fv.verify(copy)
+            assert not found.holds, f"{path.name}, byte {place}"
+        path.write_bytes(content)
+    assert fv.verify(copy).holds
+
+
+def test_one_bit_of_an_archive_is_noticed(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.zip"
+    write_files(path, read_files(made))
+    content = path.read_bytes()
+    random = np.random.default_rng(2)
+    headers = range(len(content) - 700, len(content))  # the archive's directory, every byte of it
+    for place in (*range(60), *headers, *random.integers(0, len(content), 60).tolist()):
+        changed = bytearray(content)
+        changed[place] ^= 1 << int(random.integers(8))
+        path.write_bytes(changed)
+        with pytest.raises(BundleError):
+            read_files(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: (path / "card.html").unlink(), "card.html is listed .* but missing"),
+        (lambda path: (path / "more.txt").write_text("x"), "more.txt is not listed"),
+        (lambda path: (path / ".hidden").write_text("x"), "'.hidden' is no file of a bundle"),
+        (lambda path: (path / SUMS).unlink(), "no bundle: it has no SHA256SUMS"),
+        (lambda path: (path / SUMS).write_text("x"), "SHA256SUMS, line 1"),
+    ],
+)
+def test_files_that_are_not_as_listed_are_named(
+    change: Callable[[Path], object], said: str, copy: Path
+) -> None:
+    change(copy)
+    with pytest.raises(BundleError, match=said):
+        fv.load(copy)
+
+
+def test_a_bundle_made_again_is_not_what_was_signed(copy: Path, made: Path, tmp_path: Path) -> None:
+    """Whoever can write files and digests cannot write the signature; and an unknown key vouches for nothing."""
+    mine, other = IdentityKey.generate(), IdentityKey.generate()
+    sign(copy, mine)
+    sign(copy, other)
+    trusted = [mine.public.raw.hex()]
+    assert fv.verify(copy, trusted).holds
+    changed = read_files(copy)["bundle.json"].replace(b"nurses", b"banker")
+    forged = rewritten(copy, tmp_path / "forged", {"bundle.json": changed})
+    assert "changed after it was signed" in failures(fv.verify(forged))["signatures"]
+    unsigned = rewritten(made, tmp_path / "unsigned", {"bundle.json": changed})
+    assert failures(fv.verify(unsigned)) == {}
+    (said,) = [one for one in fv.verify(unsigned).checks if one.name == "signatures"]
+    assert said.outcome == "unchecked"
+    assert "not signed by the trusted key" in failures(fv.verify(unsigned, trusted))["signatures"]
+    with pytest.raises(BundleError, match="already"):
+        sign(copy, mine)
+
+
+def understated(statement: Statement, share: float) -> bytes:
+    assert statement.epsilon is not None
+    less = tuple((name, None if value is None else value * share) for name, value in statement.epsilons)
+    return json.dumps(replace(statement, epsilon=statement.epsilon * share, epsilons=less).to_json()).encode()
+
+
+@pytest.mark.parametrize(("share", "holds"), [(1.0, True), (1.02, True), (0.98, False)])
+def test_a_statement_below_what_its_events_cost_is_refuted(
+    share: float, holds: bool, made: Path, tmp_path: Path, trained: fv.Result
+) -> None:
+    changed = rewritten(made, tmp_path / "changed", {"privacy.json": understated(trained.statement, share)})
+    found = failures(fv.verify(changed))
+    assert (found == {}) == holds
+    assert holds or "more than the" in found["epsilon by pld"]
+
+
+def test_a_statement_of_one_accountant_alone_is_recomputed_by_it(
+    made: Path, tmp_path: Path, trained: fv.Result
+) -> None:
+    statement = trained.statement
+    assert statement.epsilon is not None
+    lower = replace(statement, epsilon=statement.epsilon * 0.98)  # the table of accountants is left as it is
+    changed = {"privacy.json": json.dumps(lower.to_json()).encode()}
+    assert "epsilon by pld" in failures(fv.verify(rewritten(made, tmp_path / "changed", changed)))
+
+
+def test_a_ledger_that_lost_a_charge_or_is_anothers_is_refused(made: Path, tmp_path: Path) -> None:
+    lines = read_files(made)["ledger.jsonl"].splitlines(keepends=True)
+    assert len(lines) == 2
+    short = failures(fv.verify(rewritten(made, tmp_path / "short", {"ledger.jsonl": lines[0]})))
+    assert set(short) == {"ledger", "statement"}
+    other = train(tmp_path / "runs", "mlp", rounds=3).folder / "ledger.jsonl"
+    strange = failures(fv.verify(rewritten(made, tmp_path / "other", {"ledger.jsonl": other.read_bytes()})))
+    assert set(strange) == {"ledger", "statement"}
+
+
+def test_what_cannot_be_checked_is_said(made: Path, tmp_path: Path) -> None:
+    found = fv.verify(made)
+    assert found.holds
+    assert {one.detail for one in found.checks if one.outcome == "unchecked"} >= set(BEYOND)
+    bare = train(tmp_path / "runs", "linear", method=fv.fedavg(), rounds=1).save(tmp_path / "bare")
+    (epsilon,) = [one for one in fv.verify(bare).checks if one.name == "epsilon"]
+    assert epsilon.outcome == "unchecked"
+    assert "nothing is guaranteed" in epsilon.detail
+
+
+def test_the_commands_sign_and_verify(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = command("sign", copy, "--key", tmp_path / "key.pem", "--new-key")["key"]
+    assert command("verify", copy, "--trust", key)["holds"] is True
+    (copy / "card.html").write_text("x")
+    monkeypatch.setattr(sys, "argv", ["fedveil", "verify", str(copy)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2

@@ -1,0 +1,464 @@
+"""Rules of the house that no type checker sees, held against the source: docs/architecture.md says why.
+
+Where a rule is not kept everywhere yet, what is left stands in a list here, by name. A list may only become shorter.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import pkgutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import fedveil
+from fedveil.errors import FedveilError
+from fedveil.methods.channels import Channel
+from fedveil.methods.contributions import Contribution
+from fedveil.methods.derive import derive
+from fedveil.methods.protection_stage import ProtectionStage
+from fedveil.privacy.events import Event
+from fedveil.privacy.ledger import read_entries
+from fedveil.registry import HOUSE
+from fedveil.stage import Stage
+from tests.pins.compositions import compositions, public
+
+HERE = Path(__file__).parent
+SOURCE = Path(fedveil.__file__).parent
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every file of the package by its path inside."""
+    return {
+        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text())
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
+
+
+@cache
+def stages() -> dict[str, set[str]]:
+    """The names of all stages, their parts, protocols, and unions of them; with the files that define each."""
+    classes = [
+        (file, node)
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    names = {"Stage", "Clip", "ClipL1", "Unbounded"}
+    for duties in ({"draw", "over"}, {"server", "client"}, {"protocol", "workload"}):  # samplers; agreements
+        names |= {node.name for _, node in classes if duties <= _methods(node)}
+    while more := {n.name for _, n in classes if {_last(base) for base in n.bases} & names} - names:
+        names |= more
+    found = {name: {file for file, node in classes if node.name == name} for name in names}
+    for file, tree in trees().items():
+        for node in tree.body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as union) if (
+                    _names(union) & names
+                ):
+                    found.setdefault(name, set()).add(file)
+    return found
+
+
+def _last(base: ast.expr) -> str:
+    return ast.unparse(base).split("[")[0].split(".")[-1]
+
+
+def _methods(node: ast.ClassDef) -> set[str]:
+    return {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
+        one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
+    }
+
+
+def _asked(node: ast.AST) -> set[str]:
+    """The classes that a piece of code asks a value for."""
+    match node:
+        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
+            return _names(kinds)
+        case ast.MatchClass(cls=kind):
+            return _names(kind)
+        case ast.Compare(left=ast.Call(func=ast.Name(id="type")), comparators=[kind]):
+            return _names(kind)
+    return set()
+
+
+def ladders(file: str, tree: ast.Module) -> int:
+    """How often code asks for the type of a stage that is not its own file's."""
+    foreign = {name for name, files in stages().items() if file not in files}
+    return sum(bool(_asked(node) & foreign) for node in ast.walk(tree))
+
+
+LADDERS: dict[str, int] = {
+    "engine/aggregation.py": 3,
+    "engine/audit.py": 1,
+    "engine/coordinator_side.py": 1,
+    "engine/partial.py": 4,
+    "engine/parties.py": 2,
+    "engine/setting.py": 1,
+    "engine/silo_side.py": 3,
+    "engine/turn.py": 1,
+    "engine/weighting.py": 2,
+    "engine/workers.py": 1,
+    "engine/workload.py": 3,
+    "federation/coded_sums.py": 2,
+    "federation/coordinator.py": 1,
+    "federation/deployable.py": 7,
+    "federation/encrypted_sums.py": 1,
+    "federation/own_round.py": 2,
+    "federation/policy.py": 1,
+    "federation/protocols.py": 9,
+    "federation/weighted_sums.py": 1,
+    "local/choice.py": 2,
+    "local/distributed.py": 2,
+    "local/dpsgd.py": 1,
+    "local/span.py": 1,
+    "local/span_plan.py": 1,
+    "local/span_sums.py": 2,
+}
+"""Tests of a foreign stage's type that are left, by file. What a stage is should be asked as a fact of it."""
+
+
+def test_no_code_asks_for_the_type_of_a_foreign_stage() -> None:
+    found = {file: count for file, tree in trees().items() if (count := ladders(file, tree))}
+    assert _more(found, LADDERS) == {}
+
+
+def test_a_ladder_is_noticed() -> None:
+    lines = (
+        "isinstance(method.channel, GaussianShares)",
+        "isinstance(bound, (Clip, ClipL1))",
+        "type(method.protection) is SecureAggregation",
+        "match stage:\n    case protections.PrivateWeighting(): pass",
+    )
+    for line in lines:
+        assert ladders("elsewhere.py", ast.parse(line)) == 1, line
+    assert ladders("methods/channels.py", ast.parse(lines[0])) == 0
+    assert ladders("elsewhere.py", ast.parse("isinstance(value, int)")) == 0
+
+
+def _more(found: dict[str, int], known: dict[str, int]) -> dict[str, str]:
+    return {
+        name: f"{count}, where {known.get(name, 0)} are known"
+        for name, count in found.items()
+        if count > known.get(name, 0)
+    }
+
+
+# --- prose --------------------------------------------------------------------------------------------------------
+
+PROSE = {
+    "party",
+    "sees",
+    "reason",
+    "reasons",
+    "description",
+    "mechanisms",
+    "uncovered",
+    "sentences",
+    "purpose",
+}
+"""Attributes that hold words for people."""
+
+_OF_TEXT = {
+    "startswith",
+    "endswith",
+    "find",
+    "index",
+    "count",
+    "split",
+    "partition",
+    "match",
+    "search",
+    "lower",
+}
+
+
+def prose_read(tree: ast.Module) -> Iterator[str]:
+    """Where code decides by words: compares them, looks into them, or takes them as a key."""
+
+    def words(node: ast.AST) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr in PROSE
+
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                nothing = all(isinstance(other, ast.Constant) and other.value is None for other in others)
+                if not nothing and any(words(one) for one in (left, *others)):
+                    yield ast.unparse(node)
+                del ops
+            case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _OF_TEXT and words(value):
+                yield ast.unparse(node)
+            case ast.Subscript(slice=key) if words(key):
+                yield ast.unparse(node)
+            case ast.Match(subject=subject) if words(subject):
+                yield ast.unparse(node)
+
+
+def test_no_code_reads_words_that_are_for_people() -> None:
+    assert {file: list(prose_read(tree)) for file, tree in trees().items() if any(prose_read(tree))} == {}
+
+
+def test_a_decision_by_words_is_noticed() -> None:
+    lines = (
+        'if view.party == "the server": pass',
+        'event.reason.startswith("no noise")',
+        "table[view.sees]",
+        'any("server" in line.party for line in lines)',
+        "match error.reason:\n    case 'x': pass",
+    )
+    for line in lines:
+        assert list(prose_read(ast.parse(line))), line
+    assert not list(prose_read(ast.parse("print(view.party, error.reason); x.reason is None")))
+
+
+# --- sizes --------------------------------------------------------------------------------------------------------
+
+MOST_PARAMETERS, MOST_LINES = 6, 400
+
+LONG_LISTS: dict[str, int] = {
+    "api/training.py train": 14,
+    "commands/federation.py init_command": 10,
+    "commands/planning.py plan_command": 16,
+    "commands/training.py run_command": 9,
+    "commands/training.py check_command": 7,
+    "commands/training.py sweep_command": 10,
+    "engine/run.py _round": 8,
+    "local/choice.py choose_trainer": 7,
+    "local/distributed.py _share": 9,
+    "local/distributed.py sums": 8,
+    "local/dpsgd.py sums": 8,
+    "local/loop.py sums": 8,
+    "local/span.py sums": 8,
+    "local/span.py _sums": 8,
+    "local/span_packing.py _filled": 7,
+    "local/span_primal.py _train": 7,
+    "local/span_steps.py train_batches": 7,
+    "local/trainer.py sums": 8,
+    "local/vectorized.py sums": 8,
+    "methods/statistic.py statistic": 8,
+    "population/arrays.py population": 12,
+}
+LONG_FILES: dict[str, int] = {
+    "methods/channels.py": 474,
+    "methods/client_messages.py": 432,
+    "privacy/accounting.py": 493,
+    "protection/recoverable_aggregation.py": 435,
+}
+
+
+def test_functions_have_at_most_six_parameters() -> None:
+    keys, found = {place.split(":")[1] for place in HOUSE["methods"].values()}, Counter[str]()
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if file.startswith("methods/") and node.name in keys:
+                    continue  # a method's builder: its parameters are the keys of the method's section
+                a = node.args
+                named = [one.arg for one in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+                count = len(named) - (named[:1] in (["self"], ["cls"]))
+                if count > MOST_PARAMETERS:
+                    found[f"{file} {node.name}"] = count
+    assert _more(found, LONG_LISTS) == {}
+
+
+def test_files_have_at_most_four_hundred_lines() -> None:
+    found = {
+        file: lines for file in trees() if (lines := (SOURCE / file).read_text().count("\n")) > MOST_LINES
+    }
+    assert _more(found, LONG_FILES) == {}
+
+
+# --- who imports whom ---------------------------------------------------------------------------------------------
+
+BASE = {"errors", "files", "foreign", "keys", "randomness", "registry", "validation"}
+"""What every room may import; they import one another alone."""
+
+_STAGES = {"stage", "privacy"}
+_PARTS = {"quantization", "crypto", "population", "local", "server", "protection", "statistics", *_STAGES}
+MAY_IMPORT: dict[str, set[str]] = {
+    **{name: set() for name in BASE},
+    "privacy": set(),
+    "quantization": set(),
+    "crypto": set(),
+    "population": set(),
+    "stage": {"privacy"},
+    "local": {"population", *_STAGES},
+    "server": _STAGES,
+    "statistics": {"population", *_STAGES},
+    "protection": {"crypto", "quantization", *_STAGES},
+    "methods": _PARTS,
+    "engine": _PARTS | {"methods"},
+    "federation": _PARTS | {"methods", "engine"},
+    "report": {"engine", "privacy", "statistics"},
+}
+"""What a room may import besides BASE and itself; rooms that are not named
+(commands, flower, the Python interface) may import all."""
+
+
+def imports(file: str, tree: ast.Module) -> Iterator[str]:
+    """The rooms that a file imports when it runs."""
+    only_typed = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in _names(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in only_typed:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedveil":
+            inside = node.module.split(".")[1:]
+            yield from inside[:1] or [one.name for one in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (one.name.split(".")[1] for one in node.names if one.name.startswith("fedveil."))
+
+
+def test_no_room_imports_upward() -> None:
+    found = []
+    for file, tree in trees().items():
+        room = file.split("/")[0].removesuffix(".py")
+        if room in MAY_IMPORT:
+            allowed = MAY_IMPORT[room] | BASE | {room}
+            found += [f"{file} imports {other}" for other in imports(file, tree) if other not in allowed]
+    assert found == []
+
+
+def test_reports_read_documents_and_prepare_nothing() -> None:
+    """A page can be made where no experiment can be prepared: of the engine, reports import its documents alone."""
+    for file, tree in trees().items():
+        if file.startswith("report/"):
+            modules = {
+                node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+            }
+            assert {name for name in modules if name.startswith("fedveil.engine")} <= {
+                "fedveil.engine.documents"
+            }
+    below = set(imports("", trees()["engine/documents.py"]))
+    assert below <= BASE | {"privacy"}
+
+
+# --- everybody in the suite of its kind -----------------------------------------------------------------------------
+
+
+def _all_below(base: type) -> set[type]:
+    """Concrete classes of the package below one, leaves of the tree."""
+    for module in pkgutil.walk_packages([str(SOURCE)], "fedveil."):
+        if module.name.split(".")[1] in ("methods", "server", "protection", "privacy", "quantization"):
+            importlib.import_module(module.name)
+    found, pending = set[type](), [base]
+    while pending:
+        pending += (below := pending.pop().__subclasses__())
+        found |= {one for one in below if one.__module__.startswith("fedveil.") and not one.__subclasses__()}
+    return found
+
+
+@cache
+def _composed() -> set[type]:
+    """Every type of stage in the compositions that the rules of the statement are tried on (tests/test_claims.py)."""
+    fields = ("contribution", "sampler", "channel", "protection", "denoiser", "server", "local", "bound")
+    return {type(getattr(method, field)) for _, method in compositions() for field in fields}
+
+
+@pytest.mark.parametrize("kind", [Channel, ProtectionStage, Contribution])
+def test_every_stage_is_in_the_compositions_that_rules_of_statements_are_tried_on(kind: type[Stage]) -> None:
+    assert _all_below(kind) - _composed() == set()
+
+
+def _classes(folder: str, *duties: str) -> set[str]:
+    """Names of the public classes under a path that have these methods and are no protocols."""
+    return {
+        node.name
+        for file, tree in trees().items()
+        if file.startswith(folder)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and set(duties) <= _methods(node)
+        if not node.name.startswith("_") and not any("Protocol" in ast.unparse(base) for base in node.bases)
+    }
+
+
+SUITES = {
+    "denoisers": (("server/", ("estimate",)), ("contract/test_denoisers.py",)),
+    "noise laws": (("privacy/noise/", ("sample",)), ("contract/test_noise_laws.py",)),
+    "laws of channels": (("quantization/laws.py", ("latent",)), ("contract/test_channel_laws.py",)),
+    "samplers": (("privacy/sampling.py", ("draw",)), ("contract/test_samplers.py", "test_fixed_size.py")),
+    "server optimisers": (
+        ("server/", ("step",)),
+        ("contract/test_optimizers.py",),
+    ),
+    "protocols": (("protection/", ("server", "client")), ("contract/test_telling_nothing.py",)),
+}
+"""The classes of a kind, by where they are and what they define, and the suites that each of them must be in."""
+
+
+@pytest.mark.parametrize("kind", SUITES)
+def test_every_member_is_in_the_suite_of_its_kind(kind: str) -> None:
+    (folder, duties), suites = SUITES[kind]
+    members = _classes(folder, *duties)
+    there = [HERE / suite for suite in suites if (HERE / suite).exists()]
+    if not there:
+        pytest.skip("no suite of this kind yet")
+    tried = {name for path in there for name in _names(ast.parse(path.read_text()))}
+    assert members
+    assert members - tried - BASES == set()
+
+
+BASES = {"Denoiser", "Optimizer"}
+"""Classes that members of a kind derive from."""
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+def test_ledgers_of_every_release_are_read_back() -> None:
+    """A ledger that a release wrote, with every kind of event it knows: the bytes are never written again here."""
+    for path in sorted((HERE / "pins").glob("ledger-*.jsonl")):
+        entries = read_entries(path)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [entry.event.to_json() for entry in entries] == [line["event"] for line in lines]
+        assert len({type(entry.event) for entry in entries}) >= 9
+
+
+def test_every_event_is_its_fields_in_json_and_is_in_a_ledger_of_some_release() -> None:
+    kinds = set(Event.__subclasses__())
+    for kind in kinds:
+        assert "to_json" not in vars(kind), "an event's JSON comes from its fields"
+    kept = {
+        type(entry.event) for path in (HERE / "pins").glob("ledger-*.jsonl") for entry in read_entries(path)
+    }
+    assert kinds <= kept, "write a ledger with the new kind of event as tests/pins/ledger-VERSION.jsonl"
+    with pytest.raises(TypeError):
+
+        class Silent(Event):  # type: ignore[call-arg]
+            """A kind of event without a name in JSON."""
+
+
+# --- numbers at the edge ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("small", [1e-200, 5e-324])
+def test_noise_too_small_for_its_square_is_refused_in_words_or_accounted(small: float) -> None:
+    """Every composition, with its noise a hair above none: an event, or an error of this project."""
+    refused = 0
+    for name, method in compositions():
+        channel = method.channel
+        if getattr(channel, "noise_multiplier", 0.0) <= 0:
+            continue
+        try:
+            tiny = replace(method, channel=replace(channel, noise_multiplier=small))  # type: ignore[type-var]
+            derive(tiny, public(tiny))
+        except FedveilError as error:
+            refused += "hides nothing" in str(error)
+        except ArithmeticError as error:
+            raise AssertionError(f"{name}: {error!r}") from error
+    assert refused
