@@ -191,6 +191,8 @@ def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
     optimizer: dict[str, Any], expected: Optimizer
 ) -> None:
     read = asked(optimizer)
+    assert read.server.optimizer is not None
+    assert read.server.optimizer.build() == expected
     assert parse(tomllib.loads(read.to_toml()), "again") == read
     assert ready(read).method.server == expected
 

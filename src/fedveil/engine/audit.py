@@ -40,7 +40,6 @@ from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import Optimizer, State
-from fedveil.stage import Stage
 
 _MOST_RECORDS = 20_000
 _MOST_CANARY_FLOATS = 1 << 28
@@ -220,10 +219,10 @@ class _Released(Optimizer):
         return self._inner.step(model, mean, state)
 
 
-def as_trained(local: Stage, number: int) -> LocalSgd | LocalGradient:
+def as_trained(local: Any, number: int) -> LocalSgd | LocalGradient:
     """Return the local step by which a canary's update is told: the method's, or a gradient for DP-SGD's records."""
-    steps: Any = local
-    return LocalGradient() if steps.own_noise else steps.at_round(number)
+    at_round: LocalSgd | LocalGradient = LocalGradient() if local.own_noise else local.at_round(number)
+    return at_round
 
 
 def _attribution(

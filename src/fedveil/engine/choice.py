@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     GetCoreSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
     PydanticUserError,
+    TypeAdapter,
     ValidationError,
     create_model,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_jsonable_python
 
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.foreign import foreign
@@ -33,6 +35,20 @@ from fedveil.registry import KINDS, find, members, names
 
 _NAME: Final = "name"
 _FEW: Final = 4
+_JSON: Final = TypeAdapter(Any)
+
+
+class WrongChoiceError(ValueError):
+    """What is wrong inside of a section that names a member, so that a validation can tell it with the key's path.
+
+    Attributes:
+        problems: as ``ValidationError.errors()`` has them, with paths inside of the section.
+        known: the keys of the section.
+    """
+
+    def __init__(self, problems: list[dict[str, Any]], known: list[str]) -> None:
+        super().__init__("a wrong section")
+        self.problems, self.known = problems, known
 
 
 @dataclass(frozen=True)
@@ -89,7 +105,11 @@ class Choice:
 
     def document(self) -> dict[str, Any]:
         """Return the section as a document has it, defaults included; what has no value is left out."""
-        written = {key: to_jsonable_python(value) for key, value in self.keys.items() if value is not None}
+        written = {
+            key: _JSON.dump_python(value, mode="json")
+            for key, value in self.keys.items()
+            if value is not None
+        }
         return {_NAME: self.name, **written}
 
 
@@ -99,12 +119,10 @@ class Chosen:
 
     kind: str
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return how a document's table becomes a choice, and back."""
-        return core_schema.no_info_plain_validator_function(
-            self.read,
-            serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.document()),
-        )
+        both = Annotated[Any, PlainValidator(self.read), PlainSerializer(Choice.document)]
+        return handler.generate_schema(both)
 
     def read(self, given: Any) -> Choice:
         """Return the choice of a table; each problem is told with its key."""
@@ -125,9 +143,7 @@ class Chosen:
             keys = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
         except ValidationError as error:
             problems = [self._told(one, section) for one in error.errors(include_url=False)]
-            raise PydanticCustomError(
-                "choice", "", {"problems": problems, "known": [_NAME, *section.model_fields]}
-            ) from None
+            raise WrongChoiceError(problems, [_NAME, *section.model_fields]) from None
         choice = Choice(kind=self.kind, name=given[_NAME], keys=keys)
         _try(choice)
         return choice
@@ -174,9 +190,9 @@ def flat(
     With it come the keys that are known where it lies, if that is inside of a choice.
     """
     for problem in found:
-        path, inner = (*above, *problem["loc"]), problem.get("ctx", {})
-        if "problems" in inner:
-            yield from flat(inner["problems"], path, inner["known"])
+        path, inner = (*above, *problem["loc"]), problem.get("ctx", {}).get("error")
+        if isinstance(inner, WrongChoiceError):
+            yield from flat(inner.problems, path, inner.known)
         else:
             yield path, problem, known
 
@@ -240,6 +256,6 @@ def _try(choice: Choice) -> None:
         raise _refused(str(error)) from None
 
 
-def _refused(why: str, path: tuple[str, ...] = ()) -> PydanticCustomError:
+def _refused(why: str, path: tuple[str, ...] = ()) -> WrongChoiceError:
     problem = {"type": "value_error", "loc": path, "msg": why, "input": None}
-    return PydanticCustomError("choice", "", {"problems": [problem], "known": [_NAME]})
+    return WrongChoiceError([problem], [_NAME])

@@ -351,11 +351,9 @@ class ClientMessages(Channel):
         round_number: int,
         source: BitSource,
     ) -> Transmission:
-        """Send one client's update, and decode it from the bytes as the server does.
-
-        Arguments and errors are those of :meth:`encode`.
-        """
+        """Send one client's update, and decode it as the server does; arguments and errors: :meth:`encode`."""
         sending = self.encode(update, grid=grid, client=client, round_number=round_number, source=source)
+        assert sending.cost is not None
         if sending.values is not None:
             return Transmission(received=sending.values, cost=sending.cost)
         assert sending.coded is not None
