@@ -215,11 +215,11 @@ def _over_flower() -> Iterator[Row]:
         folder = Path(name)
         empty = float(np.median(empty_exchanges(folder / "empty", 4)))
         made = write_demonstration(folder / "demo", rounds=4, port=free_port())
-        home = CoordinatorFolder(made.founded.coordinator)
+        home = CoordinatorFolder(made.provisioned.coordinator)
         with served(made) as coordinator:
             silos = [
                 subprocess.Popen(["fedveil", "silo", str(SiloFolder(path).path)])
-                for path in made.founded.silos
+                for path in made.provisioned.silos
             ]
             try:
                 run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))

@@ -52,7 +52,7 @@ class _Found:
 def _measure(folder: Path, silos: int) -> _Found:
     names = {f"silo{number:02}": 40 for number in range(silos)}
     made = write_demonstration(folder / "demo", rounds=_ROUNDS, port=free_port(), hospitals=names)
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     with connected(made, output=subprocess.DEVNULL) as coordinator, Submission(home, run.path):
         return _watch(run, coordinator.pid)

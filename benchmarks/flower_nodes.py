@@ -63,7 +63,7 @@ def connected(made: Demonstration, *, output: int | None = None) -> Iterator[sub
     parties: list[SiloParty] = []
     nodes: list[NodeThread] = []
     try:
-        for folder in map(SiloFolder, made.founded.silos):
+        for folder in map(SiloFolder, made.provisioned.silos):
             parties.append(open_silo(folder))
             nodes.append(NodeThread(folder, parties[-1], ended))
         for node in nodes:
@@ -87,7 +87,7 @@ def served(made: Demonstration, *, output: int | None = None) -> subprocess.Pope
         RuntimeError: it ended instead.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedveil", "coordinator", str(made.founded.coordinator)],
+        [sys.executable, "-m", "fedveil", "coordinator", str(made.provisioned.coordinator)],
         stdout=subprocess.PIPE,
         stderr=output,
         text=True,

@@ -26,8 +26,8 @@ from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.vectorized import VmapTrainer
+from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
-from fedveil.methods.channels import CentralGaussian
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import (
     ClientMessages,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -313,3 +315,35 @@ def test_the_installed_command_answers(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip()
+
+
+def test_words_are_completed() -> None:
+    result = CliRunner().invoke(
+        app,
+        [],
+        env={"_FEDVEIL_COMPLETE": "complete_bash", "COMP_WORDS": "fedveil pre", "COMP_CWORD": "1"},
+        prog_name="fedveil",
+    )
+    assert result.output.split() == ["predict", "presets"]
+
+
+def test_the_log_is_shown_from_the_level_asked_for() -> None:
+    log, shown = logging.getLogger("fedveil"), io.StringIO()
+    kept, level = list(log.handlers), log.level
+    log.handlers.clear()
+    try:
+        output("--log-level", "info", "--version")
+        (handler,) = log.handlers
+        assert isinstance(handler, logging.StreamHandler)
+        handler.setStream(shown)
+        logging.getLogger("fedveil.coordinator").info("two of \x1b[31mthree")
+        logging.getLogger("fedveil.coordinator").debug("unheard")
+        output("--log-level", "error", "--version")
+        assert log.handlers == [handler]
+        logging.getLogger("fedveil.silo").warning("unheard")
+        assert shown.getvalue().endswith(
+            " INFO fedveil.coordinator: two of \N{REPLACEMENT CHARACTER}[31mthree\n"
+        )
+        assert "unheard" not in shown.getvalue()
+    finally:
+        log.handlers[:], log.level = kept, level

@@ -280,11 +280,8 @@ def test_the_table_of_stages_has_every_field_and_every_value() -> None:
         if name == "weights":
             values = tuple(kind)
         for value in values:
-            shown = (
-                value.__name__
-                if isinstance(value, type)
-                else getattr(value, "name", f'"{value}"' if value else "`None`")
-            )
+            plain = "`None`" if value is None else f'"{value}"'
+            shown = value.__name__ if isinstance(value, type) else getattr(value, "name", plain)
             assert shown in rows[name], f"{name}: {shown}"
 
 

@@ -23,7 +23,7 @@ from fedveil.registry import names
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")))
 TOP: dict[str, Any] = {name: one.load(name) for name, one in cli.COMMANDS.items()}
 GROUPS = {name: dict(one.commands) for name, one in TOP.items() if hasattr(one, "commands")}
 COMMANDS = {name: one for name, one in TOP.items() if name not in GROUPS} | {
@@ -135,3 +135,11 @@ def test_every_page_is_in_the_navigation() -> None:
         re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     )
     assert navigation == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+
+def test_a_citation_names_this_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {project['version']}\n" in cited
+    assert f"\nlicense: {project['license']}\n" in cited
+    assert all(f"name: {author['name']}\n" in cited for author in project["authors"])

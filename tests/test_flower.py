@@ -29,7 +29,7 @@ from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonst
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.provisioning import found
+from fedveil.flower.provisioning import provision
 from fedveil.flower.relay import ask
 from fedveil.flower.submission import END, Submission, open_run, read_experiment, watch
 from fedveil.protection.errors import ProtocolError
@@ -53,7 +53,7 @@ def guards(made: Demonstration) -> Iterator[list[Path]]:
 def serving(made: Demonstration) -> Iterator[list[Path]]:
     served, paths = [], []
     folder = Path(tempfile.mkdtemp(prefix="fedveil-"))
-    for number, path in enumerate(made.founded.silos):
+    for number, path in enumerate(made.provisioned.silos):
         paths.append(folder / str(number))
         guard = Guard(open_silo(SiloFolder(path)), paths[-1])
         threading.Thread(target=guard.serve, daemon=True).start()
@@ -65,7 +65,7 @@ def serving(made: Demonstration) -> Iterator[list[Path]]:
 
 
 def test_a_federation_is_founded_with_keys_that_only_their_owner_reads(made: Demonstration) -> None:
-    founded = made.founded
+    founded = made.provisioned
     secrets = [founded.authority / "ca.key", founded.coordinator / "identity.key"]
     secrets += [founded.coordinator / "server.key"]
     for path in founded.silos:
@@ -88,7 +88,7 @@ def test_a_federation_is_founded_with_keys_that_only_their_owner_reads(made: Dem
 
 
 def test_a_membership_survives_its_document(made: Demonstration) -> None:
-    path = made.founded.coordinator / "membership.toml"
+    path = made.provisioned.coordinator / "membership.toml"
     membership = Membership.read(path)
     assert membership.to_toml() == path.read_text()
     path.write_text(path.read_text().replace("switzerland", "va"))
@@ -100,15 +100,15 @@ def test_a_membership_survives_its_document(made: Demonstration) -> None:
 
 
 def test_nothing_is_overwritten(made: Demonstration, tmp_path: Path) -> None:
-    schema = made.founded.coordinator / "schema.toml"
+    schema = made.provisioned.coordinator / "schema.toml"
     with pytest.raises(ConfigError, match="exists already"):
-        found(made.founded.coordinator.parent, ("a", "b"), schema=schema)
+        provision(made.provisioned.coordinator.parent, ("a", "b"), schema=schema)
     with pytest.raises(ConfigError, match="name of its own"):
-        found(tmp_path / "twice", ("a", "a"), schema=schema)
+        provision(tmp_path / "twice", ("a", "a"), schema=schema)
 
 
 def test_a_silo_is_checked_on_its_own_host(made: Demonstration, capsys: pytest.CaptureFixture[str]) -> None:
-    path = made.founded.silos[3]
+    path = made.provisioned.silos[3]
     found_ = inspect_silo(SiloFolder(path))
     assert found_["records (shown here only)"] == HOSPITALS["va"]
     assert found_["spent over all runs"] == "nothing yet"
@@ -119,7 +119,7 @@ def test_a_silo_is_checked_on_its_own_host(made: Demonstration, capsys: pytest.C
 
 
 def test_a_silo_whose_table_is_a_header_alone_is_checked_like_any_other(made: Demonstration) -> None:
-    silo = SiloFolder(made.founded.silos[3])
+    silo = SiloFolder(made.provisioned.silos[3])
     table = silo / str(silo.settings.table)
     table.write_text(table.read_text().splitlines()[0] + "\n")
     checked = inspect_silo(silo)
@@ -148,14 +148,14 @@ def main_ends() -> None:
     ],
 )
 def test_what_is_wrong_with_a_silo_is_said(spoil: Any, expected: str, made: Demonstration) -> None:
-    path = made.founded.silos[0]
+    path = made.provisioned.silos[0]
     spoil(path)
     with pytest.raises((ConfigError, CryptoError), match=expected):
         inspect_silo(SiloFolder(path))
 
 
 def test_a_table_that_does_not_fit_is_named_without_its_values(made: Demonstration) -> None:
-    path = made.founded.silos[2]
+    path = made.provisioned.silos[2]
     table = path / str(SiloFolder(path).settings.table)
     lines = table.read_text().splitlines()
     lines[5] = "61" + lines[5][lines[5].index(",") :]
@@ -165,7 +165,7 @@ def test_a_table_that_does_not_fit_is_named_without_its_values(made: Demonstrati
 
 
 def test_users_may_be_known_by_a_list_that_the_silos_share(made: Demonstration) -> None:
-    path = made.founded.silos[2]
+    path = made.provisioned.silos[2]
     settings = SiloFolder(path).settings
     (path / "users.txt").write_text("\n".join(str(number) for number in reversed(range(50))) + "\n")
     before = open_silo(SiloFolder(path))
@@ -233,7 +233,7 @@ def test_an_experiment_must_fit_a_federation(old: str, new: str, expected: str, 
     path.with_name("other.toml").write_text(schema.read_text() + "\n")
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=expected):
-        read_experiment(path, CoordinatorFolder(made.founded.coordinator))
+        read_experiment(path, CoordinatorFolder(made.provisioned.coordinator))
 
 
 @dataclass
@@ -278,7 +278,7 @@ def test_a_coordinator_is_not_served_under_a_certificate_that_is_not_valid(made:
     pytest.importorskip("flwr")
     from fedveil.flower.party import Party
 
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     Authority.create("other").publish(home.path)
     with pytest.raises(ConfigError, match=r"no certificate of ca.crt"):
         Party(home)
@@ -309,7 +309,7 @@ def test_why_a_letter_was_not_answered_stays_with_the_silo(
 
 
 def test_a_run_is_submitted_where_a_coordinator_is_served(made: Demonstration) -> None:
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     with pytest.raises(ConfigError, match="no coordinator is served"):
         Submission(home, home / "runs")
 
@@ -322,7 +322,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
         monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.transport import carry
 
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     party = open_run(home, folder.path)
@@ -333,7 +333,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert party.outcome.statement.epsilon is not None
-    found_ = inspect_silo(SiloFolder(made.founded.silos[0]))
+    found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
     folder.write_json(END, {"error": None, "stopped": None})
     rows = Silent()
@@ -350,12 +350,12 @@ def test_flowers_messages_carry_private_weighting(
     small_keys(monkeypatch)
     from fedveil.flower.transport import carry
 
-    for path in made.founded.silos:
+    for path in made.provisioned.silos:
         policy = path / "policy.toml"
         policy.write_text(policy.read_text().replace('"secure-aggregation"', '"private-weighting"'))
     text = made.experiment.read_text().replace('name = "uldp-avg"', 'name = "uldp-avg-w"')
     made.experiment.write_text(text.replace('"secure-aggregation"', '"private-weighting"\nn_max = 80'))
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     party = open_run(home, folder.path)
@@ -379,7 +379,7 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     text = made.experiment.read_text()
     recovery = '"secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
     made.experiment.write_text(text.replace('"secure-aggregation"', recovery))
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"go_on_after": 2.0, "resend_after": 0.05}).write(
         home / "coordinator.toml"
     )
@@ -405,7 +405,7 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
         monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.transport import carry
 
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"patience": 0.1}).write(home / "coordinator.toml")
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     party = open_run(home, folder.path)
@@ -425,7 +425,7 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
 
 
 def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     party = open_run(home, folder.path)
     assert len(party.letters()) == 4
@@ -436,7 +436,7 @@ def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:
 def test_a_run_between_institutions_is_not_resumed_in_one_process(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     open_run(home, folder.path).close()
     monkeypatch.setattr("sys.argv", ["fedveil", "resume", str(folder.path)])
@@ -451,7 +451,7 @@ def test_a_refusal_names_the_silo() -> None:
 
 
 def test_identities_are_not_guessed(made: Demonstration) -> None:
-    path = made.founded.silos[0]
+    path = made.provisioned.silos[0]
     (path / "identity.key").unlink()
     IdentityKey.generate().save(path / "identity.key")
     with pytest.raises(ConfigError, match="not the key that membership"):

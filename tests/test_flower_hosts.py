@@ -85,9 +85,9 @@ def recovering(experiment: Path) -> Path:
 def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=PORT)
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 30.0}).write(home / "coordinator.toml")
-    *near, far = made.founded.silos
+    *near, far = made.provisioned.silos
     processes = [subprocess.Popen([*FEDVEIL, "coordinator", str(home.path)])]
 
     def submit(experiment: Path) -> subprocess.Popen[bytes]:
@@ -121,7 +121,7 @@ def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: 
         assert column(run, "round") == [0, 1, 2]
         assert column(run, "summed")[1:] == [3, 3]
         charged = {
-            path.name: len(read_entries(path / "state" / "ledger.jsonl")) for path in made.founded.silos
+            path.name: len(read_entries(path / "state" / "ledger.jsonl")) for path in made.provisioned.silos
         }
         assert charged == {path.name: 5 for path in near} | {far.name: 3}
     finally:

@@ -79,7 +79,7 @@ def seeded(made: Demonstration) -> None:
     """Make the run repeatable, and the silos willing to play it."""
     with made.experiment.open("a", encoding="utf-8") as stream:
         stream.write('\n[privacy]\ninsecure_seed = 7\n\n[trainer]\nname = "loop"\n')
-    for path in made.founded.silos:
+    for path in made.provisioned.silos:
         with (path / "policy.toml").open("a", encoding="utf-8") as stream:
             stream.write("without_guarantee = true\n")
 
@@ -91,13 +91,13 @@ def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(killed: str
     hospitals = {"north": 60, "south": 50}
     made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
     seeded(made)
-    home = CoordinatorFolder(made.founded.coordinator)
+    home = CoordinatorFolder(made.provisioned.coordinator)
     run = home / "runs" / "demonstration"
     serve, submitting = [*FEDVEIL, "coordinator", str(home.path)], [*FEDVEIL, "federation", "run"]
     processes = [subprocess.Popen(serve)]
     try:
         wait_until((home / "run" / SOCKET).exists, processes[0])
-        processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in made.founded.silos]
+        processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in made.provisioned.silos]
         processes.append(subprocess.Popen([*submitting, str(made.experiment), "--home", str(home.path)]))
         wait_until(lambda: 1 in rounds(run), processes[0])
         children = set(tree(processes[0].pid)) - {processes[0].pid}
@@ -130,7 +130,7 @@ def complete(run: RunFolder, made: Demonstration, tmp_path: Path) -> None:
     assert json.loads((run / END).read_bytes())["error"] is None
     assert rounds(run.path) == list(range(ROUNDS + 1))
     assert [entry.round for entry in read_entries(run / "ledger.jsonl")] == list(range(1, ROUNDS + 1))
-    for path in made.founded.silos:
+    for path in made.provisioned.silos:
         charged = [entry.round for entry in read_entries(path / "state" / "ledger.jsonl")]
         assert charged == list(range(1, ROUNDS + 1))
     here = tmp_path / "here"

@@ -99,7 +99,7 @@ class Served:
 
     @property
     def address(self) -> tuple[str, int]:
-        settings = CoordinatorFolder(self.made.founded.coordinator).settings
+        settings = CoordinatorFolder(self.made.provisioned.coordinator).settings
         return settings.host, settings.port
 
     @property
@@ -117,8 +117,8 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     made = write_demonstration(tmp_path_factory.mktemp("strangers") / "demo", port=free_port())
-    party = Party(CoordinatorFolder(made.founded.coordinator))
-    silo = ServedSilo(SiloFolder(made.founded.silos[0]))
+    party = Party(CoordinatorFolder(made.provisioned.coordinator))
+    silo = ServedSilo(SiloFolder(made.provisioned.silos[0]))
     found = Served(made=made, party=party, silo=silo)
     while "online" not in found.state()[1].values():
         assert silo.carrier.ended is None
@@ -132,7 +132,7 @@ def flowers_routes(served: Served) -> set[tuple[str, str]]:
     """Every method and path of Flower's own app, taken from the app."""
     from fastapi.routing import iter_route_contexts
 
-    app: Any = make_app(served.made.founded.coordinator, "127.0.0.1", 1, bytes(32))
+    app: Any = make_app(served.made.provisioned.coordinator, "127.0.0.1", 1, bytes(32))
     found = set()
     for context in iter_route_contexts(app.routes):
         methods = getattr(context, "methods", None) or getattr(context.route, "methods", None) or {"GET"}
@@ -146,7 +146,7 @@ def ask(
     served: Served, path: str, body: bytes = b"", headers: dict[str, str] | None = None, method: str = "POST"
 ) -> int:
     """Send one request as it is written, to the public port under its TLS; return the status."""
-    context = ssl.create_default_context(cafile=str(served.made.founded.silos[0] / "ca.crt"))
+    context = ssl.create_default_context(cafile=str(served.made.provisioned.silos[0] / "ca.crt"))
     host, port = served.address
     connection = http.client.HTTPSConnection(host, port, context=context, timeout=20)
     try:
@@ -214,7 +214,7 @@ def test_the_coordinator_listens_at_one_port_and_a_silo_at_none(served: Served) 
 def test_a_stranger_gets_nothing_at_any_route(served: Served, flowers_routes: set[tuple[str, str]]) -> None:
     before = served.state()
     unknown = ec.generate_private_key(ec.SECP384R1())
-    member, other = (node_key(path) for path in served.made.founded.silos[:2])
+    member, other = (node_key(path) for path in served.made.provisioned.silos[:2])
     others_public = public_key_to_bytes(other.public_key())
     (online,) = (node for node, status in before[1].items() if status == "online")
     body = PullMessagesRequest(node=NodeMessage(node_id=online)).SerializeToString()
@@ -335,11 +335,11 @@ def foreign_app(folder: Path, marker: Path, secret: Path) -> Path:
 def test_a_stranger_starts_no_run_and_runs_no_code(served: Served, tmp_path: Path) -> None:
     """``flwr run``, ``flwr list`` and ``flwr supernode list`` with host, port and the public certificate."""
     before, marker = served.state(), tmp_path / "marker"
-    app = foreign_app(tmp_path, marker, served.made.founded.coordinator / "identity.key")
+    app = foreign_app(tmp_path, marker, served.made.provisioned.coordinator / "identity.key")
     host, port = served.address
     (tmp_path / "config.toml").write_text(
         f'[superlink]\ndefault = "there"\n[superlink.there]\naddress = "{host}:{port}"\n'
-        f'root-certificates = "{served.made.founded.silos[0] / "ca.crt"}"\ninsecure = false\n'
+        f'root-certificates = "{served.made.provisioned.silos[0] / "ca.crt"}"\ninsecure = false\n'
     )
     flwr = Path(sys.executable).with_name("flwr")
     environment = {**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
@@ -422,7 +422,7 @@ def test_the_bundle_holds_no_code_and_is_the_same_wherever_it_is_built() -> None
 def test_what_is_submitted_and_is_no_run_ends_and_harms_nobody(
     served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = CoordinatorFolder(served.made.founded.coordinator)
+    home = CoordinatorFolder(served.made.provisioned.coordinator)
     for _ in range(2):
         with Submission(home, tmp_path / "none") as submission:
             assert not submission.lasts(60.0)
@@ -478,9 +478,9 @@ def test_what_speaks_with_the_network_reads_no_table_and_trains_nothing(served: 
 
 def test_a_party_is_served_once(served: Served) -> None:
     with pytest.raises(ConfigError, match="served already"):
-        Party(CoordinatorFolder(served.made.founded.coordinator))
+        Party(CoordinatorFolder(served.made.provisioned.coordinator))
     with pytest.raises(ConfigError, match="served already"):
-        ServedSilo(SiloFolder(served.made.founded.silos[0]))
+        ServedSilo(SiloFolder(served.made.provisioned.silos[0]))
 
 
 def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Path) -> None:
@@ -491,7 +491,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Pat
         "import sys, json, time\nfrom fedveil.flower.child import Child\n"
         "child = Child(sys.argv[1], json.loads(sys.argv[2]), {})\nprint(child.number, flush=True)\ntime.sleep(600)\n"
     )
-    silo = served.made.founded.silos[1]
+    silo = served.made.provisioned.silos[1]
     settings = json.dumps({"folder": str(silo), "coordinator": "127.0.0.1:9", "guard": str(tmp_path / "no")})
     started_by = [sys.executable, "-c", parent, "fedveil.flower.node", settings]
     with subprocess.Popen(started_by, stdout=subprocess.PIPE, text=True) as process:
@@ -574,35 +574,37 @@ def unknown(tmp_path: Path) -> Path:
 
 
 def test_a_member_connects(served: Served) -> None:
-    silo = served.made.founded.silos[1]
+    silo = served.made.provisioned.silos[1]
     said = connect(served, authority=silo / "ca.crt", private=silo / "node.key", public=silo / "node.key")
     assert "waiting: None" in said
 
 
 def test_a_coordinator_of_another_authority_is_not_believed(served: Served, tmp_path: Path) -> None:
     Authority.create("other").publish(tmp_path)
-    key = served.made.founded.silos[1] / "node.key"
+    key = served.made.provisioned.silos[1] / "node.key"
     said = connect(served, authority=tmp_path / "ca.crt", private=key, public=key)
     assert "certificate verify failed" in said
 
 
 def test_nobody_speaks_without_tls(served: Served) -> None:
-    key = served.made.founded.silos[1] / "node.key"
+    key = served.made.provisioned.silos[1] / "node.key"
     said = connect(served, authority=None, private=key, public=key)
     assert "Failed to initialize the connection" in said
 
 
 def test_a_node_whose_key_is_not_registered_is_refused(served: Served, unknown: Path) -> None:
-    said = connect(served, authority=served.made.founded.silos[0] / "ca.crt", private=unknown, public=unknown)
+    said = connect(
+        served, authority=served.made.provisioned.silos[0] / "ca.crt", private=unknown, public=unknown
+    )
     assert "Failed to activate SuperNode" in said
 
 
 def test_nobody_registers_himself(served: Served) -> None:
-    said = connect(served, authority=served.made.founded.silos[0] / "ca.crt", private=None, public=None)
+    said = connect(served, authority=served.made.provisioned.silos[0] / "ca.crt", private=None, public=None)
     assert "404 Not Found" in said
 
 
 def test_a_members_public_key_is_not_enough(served: Served, unknown: Path) -> None:
-    silo = served.made.founded.silos[1]
+    silo = served.made.provisioned.silos[1]
     said = connect(served, authority=silo / "ca.crt", private=unknown, public=silo / "node.key")
     assert "401 Unauthorized" in said

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedveil.methods.channels import CentralGaussian, GaussianShares
+from fedveil.methods.central_gaussian import CentralGaussian
+from fedveil.methods.channels import GaussianShares
 from fedveil.methods.client_messages import ClientMessages, Numbers
 from fedveil.randomness import BitSource, PrivacyRandomness
 

@@ -82,19 +82,19 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     assert resume(outcome.folder, _Nobody()).rounds == 2
 
 
+def module(name: str) -> Any:
+    return importlib.import_module(f"fedveil_example.{name}")
+
+
 def stages(method: Any) -> tuple[Any, ...]:
     return method.channel, method.protection, method.denoiser, method.server
 
 
 def test_it_runs_from_python(installed: None) -> None:
-    from fedveil_example.channel import Coarse
-    from fedveil_example.method import weighted_sgd
-    from fedveil_example.optimizer import SignMomentum
-
-    method = weighted_sgd(clip=0.5, noise_multiplier=2.0)
-    coarse = Coarse(shares=method.channel, digits=4)
+    method = module("method").weighted_sgd(clip=0.5, noise_multiplier=2.0)
+    coarse = module("channel").Coarse(shares=method.channel, digits=4)
     assert method.channel.content is coarse.content
-    server = SignMomentum(learning_rate=0.5, rate=1.0)
+    server = module("optimizer").SignMomentum(learning_rate=0.5, rate=1.0)
     model, mean = torch.zeros(2), torch.tensor([3.0, -1.0], dtype=torch.float64)
     after, state = server.step(model, mean, server.init(model))
     assert after.tolist() == [0.5, -0.5]
@@ -144,9 +144,7 @@ def test_what_is_wrong_is_refused_with_the_keys_path(
 
 
 def test_a_stage_without_claims_is_refused(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedveil_example.channel import Coarse
-
-    monkeypatch.delattr(Coarse, "claims")
+    monkeypatch.delattr(module("channel").Coarse, "claims")
     with pytest.raises(CompositionError, match=r"Coarse, given as channel, does not define claims\(\)"):
         prepare(parse(DOCUMENT, "t"))
 

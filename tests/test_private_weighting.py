@@ -519,9 +519,9 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     envelope, round_id = Envelope.decode(sent), RoundId(run=session.plan.run, round=2, attempt=0)
     session.server.receive(1, sent)
     for changes, reason in (
-        ({"moment": dataclasses.replace(round_id, run=bytes(16))}, "another run"),
-        ({"moment": dataclasses.replace(round_id, round=1)}, "round 1"),
-        ({"moment": dataclasses.replace(round_id, attempt=1)}, "attempt 1"),
+        ({"round_id": dataclasses.replace(round_id, run=bytes(16))}, "another run"),
+        ({"round_id": dataclasses.replace(round_id, round=1)}, "round 1"),
+        ({"round_id": dataclasses.replace(round_id, attempt=1)}, "attempt 1"),
         ({"sender": 0}, "somebody else"),
         ({"recipient": 2}, "somebody else"),
         ({"message": RevealRequest()}, "did not expect"),

@@ -204,6 +204,18 @@ def test_a_run_states_its_privacy_and_gives_a_model(trained: fv.Result, tmp_path
     )
 
 
+def test_a_server_optimiser_with_a_state_is_used_and_recorded(tmp_path: Path) -> None:
+    plain, adam = train(tmp_path, server=None), train(tmp_path, server=fv.Adam(0.05))
+    assert plain.folder != adam.folder
+    text = (adam.folder / "experiment.toml").read_text()
+    assert 'name = "fedadam"' in text
+    assert "learning_rate = 0.05" in text
+    moved = [(result.model[0].weight - network()[0].weight).abs().max().item() for result in (plain, adam)]
+    assert 0 < moved[1] < 3 * 0.05 * 2
+    ended = fv.resume(adam.folder, network(), people())
+    assert (ended.rounds, ended.statement) == (2, adam.statement)
+
+
 def test_noise_is_found_for_a_target(tmp_path: Path) -> None:
     spent = train(tmp_path, method=fv.uldp_avg(clip=0.5), epsilon=3.0, rounds=1).statement.epsilon
     assert spent is not None

@@ -15,6 +15,7 @@ import pytest
 from fedveil.commands import lists
 from fedveil.engine.choice import Choice, Chosen, known_keys, own_keys
 from fedveil.engine.experiment import asked_for, parse
+from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
@@ -212,6 +213,34 @@ def test_a_silo_loads_a_package_only_if_its_policy_names_it(install: Install) ->
     policy.check_packages(BASE)
     policy.model_copy(update={"packages": ("fv-sharp",)}).check_packages(denoised("sharp"))
     assert "fv_sharp" not in sys.modules
+
+
+def test_a_member_that_makes_no_method_or_protection_is_refused_by_name(install: Install) -> None:
+    """Of the others every method asks for their duties: tests/test_refusals.py."""
+    kinds = {kind: {"odd": "fv_odd:odd"} for kind in ("methods", "protections")}
+    install("fv-odd", kinds, {"fv_odd": "def odd(): return 'a stage'"})
+    odd = {key: value for key, value in BASE.items() if key != "local"} | {"method": {"name": "odd"}}
+    for document, message in (
+        (odd, "method 'odd' builds no method: str"),
+        (BASE | {"protection": {"name": "odd"}}, "protection 'odd' is none: str"),
+    ):
+        with pytest.raises(CompositionError, match=message):
+            prepare(parse(document, "t"))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("odd = 3", "denoiser 'odd' of the package fv-odd is no class or function"),
+        ("def odd(*, name: str): ...", "a key of its own is called 'name', which is taken"),
+        ("def odd(*, x: type(len)): ...", "denoiser 'odd': a key that no document can give"),
+        ("def odd(*, x: 'Nowhere'): ...", "denoiser 'odd' of the package fv-odd is no class or function"),
+    ],
+)
+def test_a_member_whose_keys_cannot_be_read_is_refused(install: Install, code: str, message: str) -> None:
+    install("fv-odd", {"denoisers": {"odd": "fv_odd:odd"}}, {"fv_odd": code})
+    with pytest.raises(ConfigError, match=message):
+        parse(denoised("odd"), "t")
 
 
 def test_what_composition_does_not_have_is_named(install: Install) -> None:

@@ -267,6 +267,25 @@ def table_of(document: ReleaseDocument) -> Any:
     return read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
 
 
+def test_groups_by_silo_and_category_add_up_to_all(tmp_path: Path) -> None:
+    """Every group has its row, groups of one block sum to its total, and no group costs noise of its own."""
+    tables(tmp_path)
+    release = 'age = { show = ["count", "mean"] }'
+    statistics = 'silos = "uniform"\nby = ["silo", "ward"]\nfloor = 0\nlargest_error = 1e6'
+    document = read_release_document(written(tmp_path, release=release, statistics=statistics))
+    prepared = prepare_release(document)
+    ungrouped = prepare_release(read_release_document(written(tmp_path, release=release)))
+    assert prepared.method.channel.nominal() == pytest.approx(ungrouped.method.channel.nominal(), rel=1e-3)
+    cells = make_release(prepared, tmp_path / "runs").released
+    counted = {row.group: row.interval for row in rows(cells) if row.figure == cells.counted}
+    assert len(counted) == 1 + 3 * 3
+    total = counted.pop("all")
+    assert total is not None
+    values = cells.cells["age", "cells"].values
+    assert total.estimate == pytest.approx(float(values.sum()))
+    assert all(one is None or one.estimate < total.estimate for one in counted.values())
+
+
 @pytest.mark.parametrize("protection", ["none", "secure-aggregation"])
 def test_the_noise_is_that_of_one_central_gaussian(tmp_path: Path, protection: str) -> None:
     """Its sum of squares over all numbers and releases: within 4.9 sd of chi-square, and not 10 % less noise."""

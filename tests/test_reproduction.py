@@ -57,6 +57,15 @@ def test_the_page_is_what_the_result_files_say():
     )
 
 
+def test_no_cell_stands_on_the_page_with_fewer_than_three_runs():
+    folder = ResultFolder(ROOT / "results")
+    shown = {
+        name: [line["n"] for line in section_rows(table, folder.read(name))] for name, table in TABLES.items()
+    }
+    assert any(shown.values())
+    assert {n for counts in shown.values() for n in counts} <= {"exact", *map(str, range(3, 100))}
+
+
 def test_a_result_file_belongs_to_a_table():
     assert {path.stem for path in (ROOT / "results").glob("*")} <= set(TABLES)
 
@@ -136,7 +145,8 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     kept = results.read("digits")
     assert [one.seed for one in kept.runs] == [0, 1]
     assert kept.runs[0].curve["accuracy"][0][0] == 1
-    row = section_rows(DIGITS, kept)[0]
+    assert section_rows(DIGITS, kept) == [], "two runs are too few for the page"
+    row = section_rows(DIGITS, kept, least=1)[0]
     assert row["n"] == "2"
     changed = DIGITS.model_copy(
         update={"parts": (DIGITS.parts[0].model_copy(update={"settings": ("rounds=1", "local.epochs=1")}),)}

@@ -121,9 +121,9 @@ def test_a_checkpoint_of_schema_1_goes_on_where_there_is_no_state(tmp_path: Path
 @pytest.mark.parametrize(
     ("version", "changes", "message"),
     [
-        ("1", {"drop": "state."}, r"no state of server\.optimizer\.name = 'fedadam' for this model"),
-        ("2", {"drop": "state.square"}, r"no state of server\.optimizer\.name = 'fedadam' for this model"),
-        ("2", {"times": float("nan")}, r"no state of server\.optimizer\.name = 'fedadam' for this model"),
+        ("1", {"drop": "state."}, r"no state of server\.optimizer \(FedAdam\) for this model"),
+        ("2", {"drop": "state.square"}, r"no state of server\.optimizer \(FedAdam\) for this model"),
+        ("2", {"times": float("nan")}, r"no state of server\.optimizer \(FedAdam\) for this model"),
         ("3", {}, "schema version 3 is not readable here; this program reads 1 and 2"),
     ],
 )
@@ -191,7 +191,8 @@ def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
     optimizer: dict[str, Any], expected: Optimizer
 ) -> None:
     read = asked(optimizer)
-    assert read.server.optimizer == expected
+    assert read.server.optimizer is not None
+    assert read.server.optimizer.build() == expected
     assert parse(tomllib.loads(read.to_toml()), "again") == read
     assert ready(read).method.server == expected
 
@@ -199,10 +200,10 @@ def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ({"learning_rate": 1.0}, r"server\.optimizer: name: is required"),
+        ({"learning_rate": 1.0}, r"server\.optimizer\.name: is required"),
         (
             {"name": "adam", "learning_rate": 1.0},
-            r"server\.optimizer: name: must be one of 'sgd', 'fedadam', 'fedyogi', not 'adam'",
+            r"server\.optimizer\.name: no server optimizer 'adam'; there are: sgd, fedadam, fedyogi",
         ),
         ({"name": "fedadam"}, r"server\.optimizer\.learning_rate: is required"),
         (ADAM | {"beta2": 1.0}, r"server\.optimizer\.beta2: must be < 1, not 1\.0"),

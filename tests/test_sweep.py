@@ -29,7 +29,7 @@ AXES = [Axis.read("method.clip=0.5,1.0"), Axis.read("rounds=1,2")]
 
 def test_a_grid_has_every_combination_under_a_name_of_its_own(source: str) -> None:
     found = points(source, Selection(), AXES)
-    assert [(one.experiment.method.clip, one.experiment.rounds) for one in found] == [
+    assert [(one.experiment.method.get("clip"), one.experiment.rounds) for one in found] == [
         (0.5, 1),
         (0.5, 2),
         (1.0, 1),

@@ -219,9 +219,12 @@ def test_rules_that_cannot_be_kept_are_refused_before_training(
 @pytest.mark.parametrize(
     ("protection", "reason"),
     [
-        ({"name": "none", "dropout_rate": 0.1}, "dropout_rate: belongs to"),
-        ({"name": "private-weighting", "on_missing": "recover"}, "cannot do without a silo"),
-        ({"name": "private-weighting", "on_missing": "retry", "missing_silos": 1}, "cannot do without"),
+        ({"name": "none", "dropout_rate": 0.1}, "protection.dropout_rate: no such key; .* it belongs to"),
+        ({"name": "private-weighting", "on_missing": "recover"}, "protection.on_missing: must be 'end' or"),
+        (
+            {"name": "private-weighting", "on_missing": "retry", "missing_silos": 1},
+            "protection.missing_silos: no such key",
+        ),
         ({"name": "secure-aggregation", "dropout_rate": 1.0}, "dropout_rate"),
     ],
 )

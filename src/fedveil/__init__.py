@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fedveil.errors import FedveilError
     from fedveil.population.arrays import People, population, tables
     from fedveil.privacy.statement import Statement
+    from fedveil.server.optimizers import FedAdam as Adam
+    from fedveil.server.optimizers import FedYogi as Yogi
     from fedveil.server.optimizers import ServerSgd as Sgd
 
 __version__ = "0.1.0"
@@ -58,11 +60,14 @@ _PLACES: Final = {
     "load": "fedveil.bundle.bundle:load_bundle",
     "verify": "fedveil.bundle.verification:verify_bundle",
     "Statement": "fedveil.privacy.statement",
+    "Adam": "fedveil.server.optimizers:FedAdam",
     "Sgd": "fedveil.server.optimizers:ServerSgd",
+    "Yogi": "fedveil.server.optimizers:FedYogi",
     "FedveilError": "fedveil.errors",
 }
 
 __all__ = [
+    "Adam",
     "Bundle",
     "Callback",
     "Checkpoints",
@@ -75,6 +80,7 @@ __all__ = [
     "RoundSummary",
     "Sgd",
     "Statement",
+    "Yogi",
     "cepam_gaussian",
     "cepam_laplace",
     "dp_fed",

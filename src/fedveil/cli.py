@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from fedveil import __version__
 from fedveil.console import Terminal
 from fedveil.errors import FedveilError
+from fedveil.foreign import LogLevel, show_log
 
 
 class Interrupted(FedveilError):
@@ -170,12 +171,18 @@ app = typer.Typer(
     help="Federated learning over data that nobody may pool, with one honest privacy statement per run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
 )
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="how much this process tells on standard error of what goes on")
+    ] = LogLevel.WARNING,
+) -> None:
+    show_log(log_level)
     if version:
         Terminal().print(__version__)
         raise typer.Exit

@@ -10,6 +10,7 @@ through either, so that a place that forgets shows a long text and not a hostile
 from __future__ import annotations
 
 import logging
+from enum import StrEnum
 from typing import Final
 
 LONGEST: Final = 200
@@ -47,6 +48,26 @@ class _Quiet(logging.Filter):
             record.exc_text = inert(self._formatter.formatException(record.exc_info))
             record.exc_info = None
         return True
+
+
+class LogLevel(StrEnum):
+    """From which level on a log is shown."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def show_log(level: LogLevel) -> None:
+    """Show this program's log on standard error, inert, from a level on; asked again, it changes the level."""
+    log = logging.getLogger("fedveil")
+    log.setLevel(level.upper())
+    if not any(isinstance(one, logging.StreamHandler) for one in log.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.addFilter(_Quiet())
+        log.addHandler(handler)
 
 
 def quiet_log(name: str) -> logging.Logger:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedveil.quantization import Lattice, lattice
+from fedveil.quantization import ChannelError, Lattice, lattice
 
 NAMES = ("Z1", "Z2", "Z3", "Z5", "A2", "D3", "D4", "E8")
 # Squared covering radius, volume of the cell and number of shortest vectors (Conway & Sloane, table 1.2 and ch. 4).

@@ -8,7 +8,8 @@ from functools import cache, partial
 
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
-from fedveil.methods.channels import CentralGaussian, GaussianShares
+from fedveil.methods.central_gaussian import CentralGaussian
+from fedveil.methods.channels import GaussianShares
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import Layered
 from fedveil.methods.contributions import ClientContribution

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient
-from fedveil.methods.channels import CentralGaussian, GaussianShares, Identity
+from fedveil.methods.central_gaussian import CentralGaussian
+from fedveil.methods.channels import GaussianShares, Identity
 from fedveil.methods.client_messages import ClientMessages, Dithered, Layered, Numbers
 from fedveil.methods.contributions import (
     ClientContribution,

@@ -15,12 +15,14 @@ from typing import Any, ClassVar, Final
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedveil.console import number
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.run import StopTraining
 from fedveil.engine.setup import Prepared
 from fedveil.engine.shown import METRICS, Kind
 from fedveil.errors import ConfigError
+from fedveil.privacy.statement import show_epsilon
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,11 +147,9 @@ class Progress(Callback):
 
     def round_ended(self, round: RoundSummary) -> str | None:
         """Print the line."""
-        shown = {"epsilon": round.epsilon, **(round.test or {})}
-        figures = "  ".join(
-            f"{name} {'none' if value is None else f'{value:.4g}'}" for name, value in shown.items()
-        )
-        print(f"round {round.number}/{round.rounds}  {figures}")
+        spent = "none" if round.epsilon is None else show_epsilon(round.epsilon)
+        metrics = "".join(f"  {name} {number(value)}" for name, value in (round.test or {}).items())
+        print(f"round {round.number}/{round.rounds}  epsilon {spent}{metrics}")
         return None
 
 

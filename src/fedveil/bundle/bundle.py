@@ -28,9 +28,9 @@ from fedveil.errors import DataError
 from fedveil.files import as_text, parse_json, parse_toml
 from fedveil.foreign import foreign
 from fedveil.local.models import MODELS, build_model
-from fedveil.population.cells import open_table
 from fedveil.population.records import Affine
 from fedveil.population.schema import Schema
+from fedveil.population.table_reader import open_table
 from fedveil.population.tables import read_features_by_schema, read_number_columns
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness

@@ -50,5 +50,5 @@ def reproduce_command(
                 value = run.values.get(table.value)
                 spent = "" if run.cpu_seconds is None else f", {run.cpu_seconds:.1f} CPU seconds"
                 OUT.print(f"{run.cell}, seed {run.seed}: {table.value} {value}{spent}")
-    found = section_rows(table, folder.read(name))
+    found = section_rows(table, folder.read(name), least=1)
     print_json({"table": name, "rows": found}) if as_json else OUT.print(rows_table(found, title=table.title))

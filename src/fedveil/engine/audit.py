@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,6 @@ from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import Optimizer, State
-from fedveil.stage import Stage
 
 _MOST_RECORDS = 20_000
 _MOST_CANARY_FLOATS = 1 << 28
@@ -219,9 +219,10 @@ class _Released(Optimizer):
         return self._inner.step(model, mean, state)
 
 
-def as_trained(local: Stage, number: int) -> LocalSgd | LocalGradient:
+def as_trained(local: Any, number: int) -> LocalSgd | LocalGradient:
     """Return the local step by which a canary's update is told: the method's, or a gradient for DP-SGD's records."""
-    return local.at_round(number) if isinstance(local, LocalSgd) else LocalGradient()
+    at_round: LocalSgd | LocalGradient = LocalGradient() if local.own_noise else local.at_round(number)
+    return at_round
 
 
 def _attribution(

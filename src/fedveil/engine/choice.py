@@ -13,18 +13,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_jsonable_python
 
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.foreign import foreign
 from fedveil.keys import REQUIRED, Key, keys_of
 from fedveil.registry import KINDS, find, members, names
 
 _NAME: Final = "name"
 _FEW: Final = 4
+_JSON: Final = TypeAdapter(Any)
+
+
+class WrongChoiceError(ValueError):
+    """What is wrong inside of a section that names a member, so that a validation can tell it with the key's path.
+
+    Attributes:
+        problems: as ``ValidationError.errors()`` has them, with paths inside of the section.
+        known: the keys of the section.
+    """
+
+    def __init__(self, problems: list[dict[str, Any]], known: list[str]) -> None:
+        super().__init__("a wrong section")
+        self.problems, self.known = problems, known
 
 
 @dataclass(frozen=True)
@@ -81,7 +105,11 @@ class Choice:
 
     def document(self) -> dict[str, Any]:
         """Return the section as a document has it, defaults included; what has no value is left out."""
-        written = {key: to_jsonable_python(value) for key, value in self.keys.items() if value is not None}
+        written = {
+            key: _JSON.dump_python(value, mode="json")
+            for key, value in self.keys.items()
+            if value is not None
+        }
         return {_NAME: self.name, **written}
 
 
@@ -91,12 +119,10 @@ class Chosen:
 
     kind: str
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return how a document's table becomes a choice, and back."""
-        return core_schema.no_info_plain_validator_function(
-            self.read,
-            serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.document()),
-        )
+        both = Annotated[Any, PlainValidator(self.read), PlainSerializer(Choice.document)]
+        return handler.generate_schema(both)
 
     def read(self, given: Any) -> Choice:
         """Return the choice of a table; each problem is told with its key."""
@@ -105,7 +131,7 @@ class Chosen:
         if not isinstance(given, dict):
             example = next((one.name for one in members(self.kind)), "...")
             raise _refused(
-                f"must be a table with a name, for instance {{ name = '{example}' }}, not {given!r}"
+                f"must be a table with a name, for instance {{ name = '{example}' }}, not {foreign(repr(given))}"
             )
         if not isinstance(given.get(_NAME), str):
             raise _refused("is required", (_NAME,))
@@ -117,9 +143,7 @@ class Chosen:
             keys = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
         except ValidationError as error:
             problems = [self._told(one, section) for one in error.errors(include_url=False)]
-            raise PydanticCustomError(
-                "choice", "", {"problems": problems, "known": [_NAME, *section.model_fields]}
-            ) from None
+            raise WrongChoiceError(problems, [_NAME, *section.model_fields]) from None
         choice = Choice(kind=self.kind, name=given[_NAME], keys=keys)
         _try(choice)
         return choice
@@ -150,7 +174,12 @@ def section_of(kind: str, name: str) -> type[BaseModel]:
         wanted = key.type if not key.words else key.type | Literal[key.words]
         fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
     config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-    return create_model(f"{kind}:{name}", __config__=config, **fields)
+    try:
+        return create_model(f"{kind}:{name}", __config__=config, **fields)
+    except (PydanticUserError, NameError) as error:
+        raise ConfigError(
+            f"{KINDS[kind]} '{name}': a key that no document can give: {foreign(str(error))}"
+        ) from error
 
 
 def flat(
@@ -161,9 +190,9 @@ def flat(
     With it come the keys that are known where it lies, if that is inside of a choice.
     """
     for problem in found:
-        path, inner = (*above, *problem["loc"]), problem.get("ctx", {})
-        if "problems" in inner:
-            yield from flat(inner["problems"], path, inner["known"])
+        path, inner = (*above, *problem["loc"]), problem.get("ctx", {}).get("error")
+        if isinstance(inner, WrongChoiceError):
+            yield from flat(inner.problems, path, inner.known)
         else:
             yield path, problem, known
 
@@ -197,7 +226,20 @@ def known_keys(kind: str) -> list[str]:
 
 @cache
 def _loaded(kind: str, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = find(kind, name).load()
+    """Return a member whose keys can be read.
+
+    Raises:
+        ConfigError: there is none, it cannot be loaded, or it is no class or function with readable parameters.
+    """
+    member = find(kind, name)
+    found: Callable[..., Any] = member.load()
+    try:
+        keys_of(found)
+    except (TypeError, NameError, ValueError) as error:
+        raise ConfigError(
+            f"{KINDS[kind]} '{foreign(name)}' of the package {foreign(member.package)} is no class or function whose "
+            f"parameters can be read: {foreign(str(error))}"
+        ) from error
     return found
 
 
@@ -214,6 +256,6 @@ def _try(choice: Choice) -> None:
         raise _refused(str(error)) from None
 
 
-def _refused(why: str, path: tuple[str, ...] = ()) -> PydanticCustomError:
+def _refused(why: str, path: tuple[str, ...] = ()) -> WrongChoiceError:
     problem = {"type": "value_error", "loc": path, "msg": why, "input": None}
-    return PydanticCustomError("choice", "", {"problems": [problem], "known": [_NAME]})
+    return WrongChoiceError([problem], [_NAME])

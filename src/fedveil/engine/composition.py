@@ -27,6 +27,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.privacy.ledger import Budget
 from fedveil.server.denoise import NO_DENOISER
+from fedveil.stage import answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +51,19 @@ class Composition:
         experiment, population = self.experiment, self.population
         given = self._facts()
         method: Method = experiment.method.build(given, **self._found(noise_multiplier))
+        if not isinstance(method, Method):
+            raise CompositionError(
+                f"method '{experiment.method.name}' builds no method: {type(method).__name__}"
+            )
         around = {"method": method, "shares": method.channel, **given}
         method = replace(method, channel=experiment.channel.build(around))
         method = _served(method, experiment, around)
-        protected: Method = experiment.protection.build(around).over(method, population.n_users)
+        protection = experiment.protection.build(around)
+        if not answers(protection, "over"):
+            raise CompositionError(
+                f"protection '{experiment.protection.name}' is none: {type(protection).__name__}"
+            )
+        protected: Method = protection.over(method, population.n_users)
         return protected
 
     def uncovered(self, method: Method) -> tuple[str, ...]:

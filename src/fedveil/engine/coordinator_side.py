@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedveil.engine.turn import Turn
 from fedveil.errors import ModelError
-from fedveil.methods.channels import CentralGaussian
 from fedveil.server.optimizers import State
 
 
@@ -40,7 +39,7 @@ def coordinate(
         ModelError: a sum, a next model or a next state that is not finite; there is nothing to release.
     """
     setting, method = turn.setting, turn.setting.method
-    if isinstance(method.channel, CentralGaussian):
+    if method.channel.by_server:
         source = turn.privacy.stream("noise", turn.round_number)
         aggregate = method.channel.release(aggregate, method.bound.grid, source)
     divisor = method.divisor(summed, setting.n_users)

@@ -185,6 +185,7 @@ class CodedSums(SiloSums):
             measured=turn.measured,
         )
         assert sending.coded is not None
+        assert sending.cost is not None
         self.costs.append(sending.cost)
         return sending.coded.to_bytes()
 
@@ -244,6 +245,7 @@ class OwnMessages(Workload):
             source=turn.privacy.stream("channel", turn.round_number, sender),
             measured=turn.measured,
         )
+        assert sending.cost is not None
         self.costs.append(sending.cost)
         if not channel.coded:
             return sending.values

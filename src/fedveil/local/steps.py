@@ -116,6 +116,10 @@ class LocalGradient(Source):
 
     own_noise: ClassVar[bool] = False
 
+    def at_round(self, number: int) -> LocalGradient:
+        """Return the step itself: its rate does not fall."""
+        return self
+
     def as_sgd(self) -> LocalSgd:
         """Return the full-batch step of rate 1 whose update is this one."""
         return LocalSgd(learning_rate=1.0, epochs=1)

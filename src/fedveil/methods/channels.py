@@ -18,10 +18,9 @@ from fedveil.keys import NonNegative
 from fedveil.methods.sending import Coded, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
-from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
 from fedveil.randomness import BitSource
-from fedveil.stage import Moves, Published, Source
+from fedveil.stage import Moves, Source
 
 
 class Channel(Source):
@@ -360,92 +359,6 @@ class GaussianShares(Channel):
         if self.noise_multiplier == 0:
             return total
         noisy: np.ndarray = total + grid_gaussian(len(total), self.share_std(n_silos), grid, source)
-        return noisy
-
-
-@dataclass(frozen=True, kw_only=True)
-class CentralGaussian(Channel):
-    """A server that is trusted with the sum adds noise to it, once: std = noise_multiplier * scale per coordinate.
-
-    Attributes:
-        noise_multiplier: sigma, in units of scale.
-        scale: what the noise is measured in, same unit as the update: the bound of one contribution.
-    """
-
-    by_server: ClassVar[bool] = True
-
-    @property
-    def content(self) -> Tells:
-        """What a message tells."""
-        return Tells.EXACT
-
-    noise_multiplier: NonNegative
-    scale: float
-
-    def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse noise on unbounded contributions."""
-        yield from refuses_unbounded(method)
-        yield from super().refuses(method)
-
-    @property
-    def noise_known(self) -> bool:
-        """True."""
-        return True
-
-    def noise_std(self, n: int, summed: int) -> float:
-        """Return the noise that the server adds."""
-        return self.std
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the noise on the sum, per coordinate."""
-        return self.noise_multiplier * self.scale
-
-    def claims(self, moves: Moves) -> tuple[Claim, ...]:
-        """Claim the noise for whoever sees the sum after it, and nothing against the server, which adds it."""
-        if self.noise_multiplier == 0:
-            return (unprotected(NO_NOISE),)
-        event = GaussianEvent(noise_multiplier=self.std / moves.total)
-        return (
-            Claim(covering(Tells.SUM, Tells.OWN), event),
-            unprotected("the server adds the noise itself: it is trusted"),
-        )
-
-    def grid_loss(self, moves: Moves) -> float:
-        """Return what the grid of the noise costs a coordinate."""
-        return (
-            2 * grid_law(self.std, moves.bound.grid).log_ratio_to_gaussian if self.noise_multiplier else 0.0
-        )
-
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return the sensitivity and the noise."""
-        if self.noise_multiplier == 0:
-            return ()
-        return (
-            f"every round: one {moves.unit} moves the sum by at most {moves.total:g} (l2) when it comes or goes, by "
-            f"twice that when it is replaced; the server adds discrete Gaussian noise of std {self.std:g}, "
-            f"{self.std / moves.total:g} times the bound of one contribution",
-        )
-
-    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
-        """Return the budget that Tables 3 and 6 of DP-Fed-LS print, if clients are drawn as they were there."""
-        if self.noise_multiplier == 0 or not method.sampler.replaces:
-            return ()
-        rate, multiplier = method.sampler.rate, self.std / method.bound.norm
-
-        def tables(rounds: int, delta: float) -> float:
-            return published_epsilon(rate, multiplier, rounds, delta)
-
-        gap = "replacing a client moves the sum by 2L, as Theorem 1 says, but the tables take L"
-        return (Published(name="Tables 3 and 6 of DP-Fed-LS (sensitivity L)", gap=gap, epsilon=tables),)
-
-    def release(
-        self, total: Float64[np.ndarray, " d"], grid: float, source: BitSource
-    ) -> Float64[np.ndarray, " d"]:
-        """Return the sum with exact discrete Gaussian noise on the grid of the contributions."""
-        if self.noise_multiplier == 0:
-            return total
-        noisy: np.ndarray = total + grid_gaussian(len(total), self.std, grid, source)
         return noisy
 
 

@@ -345,6 +345,7 @@ class ClientMessages(Channel):
         Arguments and errors are those of :meth:`encode`.
         """
         sending = self.encode(update, grid=grid, client=client, round_number=round_number, source=source)
+        assert sending.cost is not None
         if sending.values is not None:
             return Transmission(received=sending.values, cost=sending.cost)
         assert sending.coded is not None

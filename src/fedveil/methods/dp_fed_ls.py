@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedveil.methods.channels import CentralGaussian
+from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.keys import (
     ClientRate,

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int8, Int32, Int64
 
 from fedveil.errors import DataError
-from fedveil.population.cells import TableReader, number_of, open_table
 from fedveil.population.identities import numbered
 from fedveil.population.records import Groups
 from fedveil.population.schema import Amount, Category, Label, Number, Schema, Survival
+from fedveil.population.table_reader import TableReader, number_of, open_table
 from fedveil.population.tables import silo_numbers
 
 

@@ -11,8 +11,8 @@ from tomlkit.items import Table
 
 from fedveil.errors import DataError
 from fedveil.foreign import foreign
-from fedveil.population.cells import open_table, text_cells
 from fedveil.population.schema import MISSING_VALUES
+from fedveil.population.table_reader import open_table, text_cells
 
 USER_NAMES = (
     "user",

@@ -13,11 +13,11 @@ import pyarrow as pa
 from jaxtyping import Float32, Int32
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.cells import TableReader, open_table
 from fedveil.population.identities import keys_of, numbered
 from fedveil.population.records import Population, Records, Targets, Task
 from fedveil.population.schema import MISSING_VALUES, Label, Schema
 from fedveil.population.splits import holdout_by_user
+from fedveil.population.table_reader import TableReader, open_table
 from fedveil.randomness import ExperimentRandomness
 
 TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}

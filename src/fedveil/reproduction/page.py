@@ -11,7 +11,15 @@ from fedveil.errors import ConfigError
 from fedveil.files import read_text
 from fedveil.reproduction.index import IndexItem, index_items, unmeasured
 from fedveil.reproduction.results import ResultFolder, Results
-from fedveil.reproduction.rows import Line, comparison, filled, measured_cells, order_rows, section_rows
+from fedveil.reproduction.rows import (
+    LEAST_RUNS,
+    Line,
+    cells_with_runs,
+    comparison,
+    filled,
+    order_rows,
+    section_rows,
+)
 from fedveil.reproduction.table import Table, load_table, table_names
 
 
@@ -19,10 +27,15 @@ def page(results: ResultFolder) -> str:
     """Return the whole page in Markdown."""
     tables = [load_table(name) for name in table_names()]
     found = {table.name: results.read(table.name) for table in tables}
-    measured = [table for table in tables if found[table.name].runs]
+    measured = [table for table in tables if _shown(table, found)]
     head = read_text(Path(str(resources.files("fedveil") / "reproduction" / "head.md")), ConfigError)
     parts = [head, _index(tables, found), *(_section(table, found[table.name]) for table in measured)]
     return "\n".join([*parts, _unmeasured([table for table in tables if table not in measured])])
+
+
+def _shown(table: Table, found: dict[str, Results]) -> bool:
+    """Return whether any cell of a table has enough runs."""
+    return bool(cells_with_runs(table, found[table.name], LEAST_RUNS))
 
 
 def _section(table: Table, results: Results) -> str:
@@ -52,9 +65,10 @@ def _provenance(table: Table, results: Results) -> str:
     stale = sorted({run.cell for run in results.runs if run.settings != (computed or today.get(run.cell))})
     if stale:
         text += f" **The settings of these have changed since they were measured**: {', '.join(stale)}."
-    absent = [cell for cell in today if not results.of(cell)]
+    known = dict.fromkeys((*today, *(run.cell for run in results.runs)))
+    absent = [cell for cell in known if cell not in cells_with_runs(table, results, LEAST_RUNS)]
     if absent:
-        text += f" Not measured: {', '.join(absent)}."
+        text += f" Fewer than {LEAST_RUNS} runs so far, and so not shown: {', '.join(absent)}."
     return text
 
 
@@ -67,7 +81,7 @@ def _index(tables: Sequence[Table], found: dict[str, Results]) -> str:
 
 def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results]) -> Line:
     own = [table for table in tables if item.id in table.items]
-    measured = [table for table in own if found[table.name].runs]
+    measured = [table for table in own if _shown(table, found)]
     names = ", ".join(f"`{table.name}`" for table in own) or "none"
     row = {"item": item.title, "tables": names}
     if not measured:
@@ -75,12 +89,11 @@ def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results]) -
     rows = [line for table in measured for line in section_rows(table, found[table.name])]
     whole = "computed" if all(table.compute for table in own) else "published scale"
     status = "reduced" if any(table.reduced for table in measured) else whole
-    cells = sum(len(table.cells(0)) or len(measured_cells(table, found[table.name])) for table in own)
+    cells = sum(
+        len(table.cells(0)) or len(cells_with_runs(table, found[table.name], LEAST_RUNS)) for table in own
+    )
     if len(rows) < cells:
         status += f", {len(rows)} of {cells} cells"
-    alone = sum(line["n"] == "1" for line in rows)
-    if alone:
-        status += f", {alone} with one run so far"
     if item.why:
         status += f"; {item.why}"
     return row | {"status": status, "verdicts": _verdicts(measured, found)}
@@ -107,7 +120,7 @@ def _unmeasured(waiting: Sequence[Table]) -> str:
     ]
     lines += _bullets(unmeasured())
     if waiting:
-        lines += ["Tables that are described and have not been played:", ""]
+        lines += ["Tables that are described and have too few runs, or none:", ""]
         lines += _bullets(f"`fedveil reproduce {table.name}`: {table.title}" for table in waiting)
     return "\n".join(lines)
 

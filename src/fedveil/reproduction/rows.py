@@ -22,17 +22,20 @@ from fedveil.reproduction.verdicts import (
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]+)\}")
 Line = dict[str, str]
 
+LEAST_RUNS: Final = 3
+"""Runs below which a cell with chance in it is not shown on the page, nor compared."""
 
-def measured_cells(table: Table, results: Results) -> list[str]:
-    """Return the cells that have a run, in the table's order."""
+
+def cells_with_runs(table: Table, results: Results, least: int) -> list[str]:
+    """Return the cells that have at least so many runs (one where there is no chance), in the table's order."""
     there = list(dict.fromkeys(run.cell for run in results.runs))
     listed = [cell.name for cell in table.cells(0)] or there
-    return [cell for cell in listed if cell in there]
+    return [cell for cell in listed if len(results.of(cell)) >= (1 if table.exact else least)]
 
 
-def section_rows(table: Table, results: Results) -> list[Line]:
-    """Return a line for every cell that was measured."""
-    return [_row(table, cell, results) for cell in measured_cells(table, results)]
+def section_rows(table: Table, results: Results, least: int = LEAST_RUNS) -> list[Line]:
+    """Return a line for every cell that has enough runs."""
+    return [_row(table, cell, results) for cell in cells_with_runs(table, results, least)]
 
 
 def _row(table: Table, cell: str, results: Results) -> Line:
@@ -78,14 +81,14 @@ def _against(table: Table, ours: Summary, published: str | None) -> Line:
 
 
 def comparison(table: Table, said: Expectation, pair: tuple[str, str], results: Results) -> Comparison | None:
-    """Return how two cells compare over the seeds that both have; None if there is none."""
+    """Return how two cells compare over the seeds that both have; None if these are too few."""
     name = said.value or table.value
     higher, lower = (
         {run.seed: value for run in results.of(cell) if (value := run.values.get(name)) is not None}
         for cell in pair
     )
     seeds = sorted(set(higher) & set(lower), key=lambda seed: seed or 0)
-    if not seeds:
+    if len(seeds) < (1 if table.exact else LEAST_RUNS):
         return None
     scale = _unit(table) if name == table.value else 1.0
     return order(
@@ -106,7 +109,7 @@ def order_rows(table: Table, results: Results) -> list[Line]:
             row = {"stated": said.says, "order": f"`{pair[0]}` {sign} `{pair[1]}`"}
             row |= {"value": said.value or table.value}
             if found is None:
-                rows.append(row | {"verdict": "not measured"})
+                rows.append(row | {"verdict": "too few runs"})
                 continue
             width = "" if found.width is None else f" ± {_number(found.width)}"
             row |= {"difference": _number(found.difference) + width, "seeds": str(found.n)}
@@ -121,7 +124,7 @@ def filled(table: Table, note: str, results: Results) -> str | None:
         cell, _, name = key.partition("/")
         name = name or table.value
         found = _values(results, cell, name)
-        if not found or len(found) < len(results.of(cell)):
+        if len(found) < (1 if table.exact else LEAST_RUNS) or len(found) < len(results.of(cell)):
             return None
         own = name == table.value
         one = summary([value * (_unit(table) if own else 1.0) for value in found], exact=table.exact)

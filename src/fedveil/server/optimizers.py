@@ -138,7 +138,7 @@ class ServerSgd(Optimizer):
         return _moved(model, self.learning_rate * along), {"momentum": speed}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Adaptive(Optimizer):
     """The frame of FedAdam and FedYogi (Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2).
 
@@ -181,7 +181,7 @@ class _Adaptive(Optimizer):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FedAdam(_Adaptive):
     """Scales every coordinate by a moving average of squares: v_t = beta2 v_{t-1} + (1 - beta2) Delta_t^2.
 
@@ -203,7 +203,7 @@ class FedAdam(_Adaptive):
         return self.beta2 * before + (1 - self.beta2) * square
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FedYogi(_Adaptive):
     """FedAdam whose squares move by their own size: v_t = v_{t-1} - (1 - beta2) Delta_t^2 sign(v_{t-1} - Delta_t^2).
 

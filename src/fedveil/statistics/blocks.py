@@ -226,8 +226,6 @@ class Block:
 
     def coded(self, cells: sparse.csr_array) -> Float64[np.ndarray, "m length"]:
         """Return what is sent of vectors in cells: the strategy, group by group."""
-        if self.strategy.kind == "flat":
-            return np.asarray(cells.toarray())
         width, n_groups = self.encoder.width, self.groups.size
         entries = cells.tocoo()
         row, column = entries.row.astype(np.int64), entries.col.astype(np.int64)

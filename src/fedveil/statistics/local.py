@@ -16,10 +16,10 @@ from fedveil.population.columns import ColumnTable, Places, State
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import FixedVector
 from fedveil.stage import Source
-from fedveil.statistics.layout import Layout
+from fedveil.statistics.layout import Layout, Slot
 
 Combine = Literal["mean", "first", "last", "any"]
-_CHUNK_ELEMENTS = 1 << 19  # vectors of a block of people, in numbers: 4 MiB, what a core's cache holds
+_CHUNK_ELEMENTS = 1 << 17  # vectors of a block of people, in numbers: 1 MiB, what a core's cache holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +67,31 @@ class LocalStatistic(Source):
             table: what :meth:`pairs` returned.
             mixed: the (pairs, records) matrix that it returned.
         """
-        cells = [(slot, mixed @ slot.block.cells(table)) for slot in self.layout.slots]
         n, rows = mixed.shape[0], max(1, _CHUNK_ELEMENTS // self.layout.length)
+        plain, coded = mixed @ self._plain(table), self._coded(table, mixed)
         found = torch.empty((min(rows, max(n, 1)), self.layout.length), dtype=torch.float64)
         for first in range(0, n, rows):
             some = slice(first, min(n, first + rows))
             part = found[: some.stop - first]
-            for slot, of_pairs in cells:
+            plain[some].toarray(out=part.numpy())
+            for slot, of_pairs in coded:
                 part.numpy()[:, slot.place] = slot.block.coded(of_pairs[some]) * slot.scale
             yield some, part
+
+    def _plain(self, table: ColumnTable) -> sparse.csr_array:
+        """Return the (records, d) scaled vectors of all blocks that are sent as they are; nothing at the others."""
+        found = []
+        for slot in self.layout.slots:
+            if slot.block.strategy.kind == "flat":
+                found.append(slot.block.cells(table) * slot.scale)
+            else:
+                found.append(sparse.csr_array((len(table), slot.block.length)))
+        return sparse.csr_array(sparse.hstack(found, format="csr"))
+
+    def _coded(self, table: ColumnTable, mixed: sparse.csr_array) -> list[tuple[Slot, sparse.csr_array]]:
+        """Return the cells of all pairs in blocks that are coded."""
+        coded = (slot for slot in self.layout.slots if slot.block.strategy.kind != "flat")
+        return [(slot, mixed @ slot.block.cells(table)) for slot in coded]
 
     def _extreme(self, table: ColumnTable, groups: Groups) -> Float64[np.ndarray, "n"]:
         """Return 1 for a pair's first or last records and 0 for the others."""
@@ -103,10 +119,13 @@ def silo_sums(
     table, groups, mixed = step.pairs(table)
     sums = np.zeros((len(table.silo_names), step.layout.length))
     for some, vectors in step.vectors(table, mixed):
-        units = bound.quantize_(vectors, bound.norms(vectors), weights[some]).numpy()
+        units = bound.quantize_(vectors, bound.norms(vectors), weights[some])
         silo = groups.silo[some]
-        starts = np.flatnonzero(np.diff(silo, prepend=-1))
-        np.add.at(sums, silo[starts], np.add.reduceat(units, starts, axis=0))
+        for own in np.unique(
+            silo
+        ).tolist():  # pairs are sorted by silo; whole numbers, so any order gives this sum
+            first, last = np.searchsorted(silo, [own, own + 1])
+            sums[own] += units[first:last].sum(0).numpy()
     return sums * bound.grid
 
 

@@ -119,7 +119,7 @@ def ls_inequalities(seed: int) -> Iterator[tuple[str, Values]]:
             for order in range(2, 65):
                 if order - 1 > -2 / 3 * noise**2 * math.log(order * rate * (1 + noise**2)):
                     break
-                bound = round_rdp("poisson", rate=rate, noise_multiplier=float(noise), order=order)
+                bound = round_rdp("poisson", rate=rate, noise_multiplier=float(noise), order=float(order))
                 exact = float(sampled_gaussian_rdp(rate, float(noise), (float(order),))[0])
                 worst = max(worst, exact / bound)
     yield "Lemma 3, nu^2 from 5/9 to 100, tau 0.01, 0.05, 0.2", {"ratio": worst, "one": 1.0}

@@ -28,6 +28,7 @@ from fedveil.reproduction.results import Values
 
 Vector = Float64[np.ndarray, "..."]
 _SPREAD: Final = 0.3
+_ROUNDS: Final = (30, 500, 3000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ def _ls(
     seed: int, shape: Shape, theorem: Callable[[Problem, Ls, float], tuple[float, float]]
 ) -> Iterator[tuple[str, Values]]:
     for smoothing in (0.0, 1.0, 3.0):
-        for rounds in (30, 500, 3000):
+        for rounds in _ROUNDS:
             ls = Ls(smoothing=smoothing, rounds=rounds)
             drawn = np.random.default_rng((seed, int(smoothing), rounds))
             problem = Problem.of(shape, ls.clients, ls.size, drawn, start=2.0)

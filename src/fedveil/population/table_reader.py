@@ -1,4 +1,4 @@
-"""The cells of one table, CSV or Parquet, as arrays: numbers, categories, labels, times, identities.
+"""One table, CSV or Parquet, read column by column: cells as text or numbers, encoded as a schema declares.
 
 Records are counted from 1, without the header, in every error. No error repeats a value.
 """

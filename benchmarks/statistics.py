@@ -1,0 +1,187 @@
+"""Statistics that count people: noise against one central Gaussian, error of codes, coverage of curves, and speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+from lifelines import KaplanMeierFitter
+
+from benchmarks.harness import Row, at_most, cpu_seconds
+from fedveil.engine.silo_side import silo_message
+from fedveil.methods.method import Method
+from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.statistic import statistic
+from fedveil.methods.weights import Weights
+from fedveil.population.allocation import Allocation
+from fedveil.population.catalogue import load
+from fedveil.population.columns import ColumnTable, Numbers
+from fedveil.privacy.bounds import FixedVector
+from fedveil.randomness import PrivacyRandomness
+from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.cells import Bins, Everybody
+from fedveil.statistics.intervals import NORMAL_95
+from fedveil.statistics.layout import Layout
+from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.strategy import Kind, Strategy
+from fedveil.statistics.survival import curve
+
+_MULTIPLIERS = {0.5: 7.03, 1.0: 3.73, 3.0: 1.39}
+"""Noise multipliers of one Gaussian release at delta 1e-5, by epsilon."""
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Measure all of it; quick takes a third of the simulations and a tenth of the people."""
+    yield from _codes()
+    yield from _against_central(60 if quick else 200)
+    yield from _curves(100 if quick else 300)
+    yield _speed(100_000 if quick else 1_000_000)
+
+
+def _codes() -> Iterator[Row]:
+    """Noise of leading sums under each strategy, in standard deviations."""
+    for size, target in ((64, 2.2), (256, 2.7), (1024, 3.1)):
+        for kind, most in (("flat", math.sqrt(size)), ("prefix", target + 0.05)):
+            strategy = Strategy(kind, size)  # type: ignore[arg-type]
+            sums = np.tril(np.ones((size, size)))
+            found = float(np.sqrt(np.einsum("jk,kl,jl->j", sums, strategy.covariance, sums).mean()))
+            yield at_most(f"{kind}, {size} bins: noise of leading sums, rms", "sd", found, most)
+
+
+def _against_central(repeats: int) -> Iterator[Row]:
+    """Root mean square error of histograms over silos, over that of one central discrete Gaussian."""
+    for name, users in (("heart_disease", 300), ("creditcard", 2000), ("tcga_brca", 400)):
+        population = load(name, allocation=Allocation(), n_users=users)
+        features = population.train.features.reshape(len(population.train), -1)[:, :4].astype(np.float64)
+        names = tuple(f"x{place}" for place in range(features.shape[1]))
+        table = ColumnTable(
+            columns={
+                one: Numbers(values=features[:, place], state=np.zeros(len(features), dtype=np.int8))
+                for place, one in enumerate(names)
+            },
+            silo=population.train.silo,
+            user=population.train.user,
+            n_users=users,
+            silo_names=population.silo_names,
+        )
+        step, n_silos = LocalStatistic(layout=_histograms(names, 24, "flat")), population.n_silos
+        for epsilon in (0.5, 3.0):
+            method = _method(step, n_silos, users, _MULTIPLIERS[epsilon])
+            weights = Weights.BY_RECORDS.of(table.pairs(), n_silos, users)
+            sums = silo_sums(step, table, weights, FixedVector(norm=1.0, step=method.bound.grid))
+            exact = sums.sum(axis=0)
+            seeds = range(round(1000 * epsilon), round(1000 * epsilon) + repeats)  # others for each epsilon
+            errors = [_sum(method, sums, seed) - exact for seed in seeds]
+            ratio = float(np.sqrt(np.mean(np.square(errors)))) / _MULTIPLIERS[epsilon]
+            yield at_most(f"{name}, epsilon {epsilon:g}: error over central", "times", ratio, 1.02)
+
+
+def _sum(method: Method, sums: np.ndarray, seed: int) -> np.ndarray:
+    """Return the sum of all silos' noisy messages."""
+    privacy = PrivacyRandomness.insecure(seed)
+    messages = [
+        silo_message(method, own, n_silos=len(sums), silo=silo, round_number=1, privacy=privacy).vector
+        for silo, own in enumerate(sums)
+    ]
+    return np.sum(messages, axis=0)
+
+
+def _method(step: LocalStatistic, n_silos: int, n_users: int, multiplier: float) -> Method:
+    return statistic(
+        local=step,
+        n_silos=n_silos,
+        n_users=n_users,
+        weights=Weights.UNIFORM,
+        noise_multiplier=multiplier,
+        protection=SecureAggregation(),
+    )
+
+
+def _histograms(names: tuple[str, ...], bins: int, kind: Kind) -> Layout:
+    edges = tuple(np.linspace(-1, 1, bins + 1).tolist())
+    blocks = []
+    for name in names:
+        cells = Bins(name, edges)
+        ordered = 0 if kind == "flat" else cells.ordered
+        strategy = Strategy(kind, ordered, cells.size - ordered)
+        one = Block(release=name, part="cells", encoder=OneHot(cells), groups=Everybody(), strategy=strategy)
+        blocks.append(one)
+    return Layout(tuple(blocks))
+
+
+def _curves(simulations: int) -> Iterator[Row]:
+    """Coverage of Kaplan-Meier curves, pointwise and as a band; errors beside those of lifelines on the same people."""
+    grid = tuple(np.linspace(0, 5, 13).tolist())
+    truth = np.exp(-((np.array(grid[1:]) / 6.5) ** 1.2))
+    strategy = Strategy("prefix", len(grid))
+    for n in (1000, 5000):
+        for epsilon, multiplier in _MULTIPLIERS.items():
+            rng, sd = np.random.default_rng(n), multiplier * math.sqrt(2)
+            inside, at, errors, peers = 0, [], [], []
+            for _ in range(simulations):
+                left, happened = _people(rng, n)
+                exits, events = _counts(left, happened, grid)
+                noisy = strategy.decoder @ (strategy.matrix @ exits + sd * rng.normal(size=len(grid)))
+                found = curve(
+                    (noisy, sd**2 * strategy.covariance),
+                    (events + sd * rng.normal(size=len(grid) - 1), sd**2 * np.eye(len(grid) - 1)),
+                    grid,
+                    1.0,
+                )
+                k = len(found.grid)
+                low, high = found.band()
+                inside += bool(((low <= truth[:k]) & (truth[:k] <= high)).all())
+                points = [found.point(place) for place in range(k)]
+                at += [
+                    one.low <= true <= one.high  # type: ignore[operator]
+                    for one, true in zip(points, truth, strict=False)
+                ]
+                errors.append(found.survival - truth[:k])
+                peer = KaplanMeierFitter().fit(left, happened)
+                peers.append(peer.survival_function_at_times(np.array(grid[1:]) - 1e-9).to_numpy() - truth)
+            case = f"Kaplan-Meier, N = {n}, epsilon {epsilon:g}"
+            spread = NORMAL_95 * math.sqrt(0.95 * 0.05 / simulations)
+            off = abs(inside / simulations - 0.95)
+            yield Row(case=f"{case}: band", unit="share", ours=inside / simulations, met=off <= 0.02 + spread)
+            yield Row(case=f"{case}: points", unit="share", ours=float(np.mean(at)))
+            ours, theirs = (float(np.sqrt(np.mean(np.concatenate(one) ** 2))) for one in (errors, peers))
+            yield Row(case=f"{case}: error; peer: lifelines", unit="rms", ours=ours, peer=theirs)
+
+
+def _people(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return Weibull times under uniform censoring, and which ended with the event."""
+    time, censored = 6.5 * rng.weibull(1.2, n), np.minimum(5.0, 1 + 4.8 * rng.random(n))
+    return np.minimum(time, censored), time <= censored
+
+
+def _counts(left: np.ndarray, happened: np.ndarray, grid: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return exits by interval, last first and with those beyond, and events by interval."""
+    inside = [(low < left) & (left <= high) & (left < grid[-1]) for low, high in pairwise(grid)]
+    exits = [int(one.sum()) for one in inside]
+    events = [int((one & happened).sum()) for one in inside]
+    return np.array([len(left) - sum(exits), *reversed(exits)]), np.array(events)
+
+
+def _speed(n: int) -> Row:
+    """Sum the vectors of a million people with a record each, 1,000 numbers; scaled where fewer are measured."""
+    rng, names = np.random.default_rng(0), tuple(f"x{place}" for place in range(8))
+    layout = _histograms(names, 121, "flat")
+    table = ColumnTable(
+        columns={
+            name: Numbers(values=rng.uniform(-1, 1, n), state=np.zeros(n, dtype=np.int8)) for name in names
+        },
+        silo=rng.integers(0, 5, n).astype(np.int32),
+        user=np.arange(n, dtype=np.int32),
+        n_users=n,
+        silo_names=("a", "b", "c", "d", "e"),
+    )
+    weights = torch.full((n,), 0.2, dtype=torch.float64)
+    bound = FixedVector(norm=1.0, step=2.0**-29)
+    (seconds,) = cpu_seconds(
+        lambda: silo_sums(LocalStatistic(layout=layout), table, weights, bound), repeats=1
+    )
+    case = f"10^6 records, {layout.length} numbers" + (f", from {n:,}" if n < 10**6 else "")
+    return at_most(case, "CPU s", seconds * 10**6 / n, 5.0)

@@ -1,0 +1,114 @@
+"""What the computed tables rest on: constants of the problems, operators, the falling rate, findings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.reproduction.computed import accounting, convergence, distortion, federated, smoothing
+from fedveil.reproduction.computed.convergence import BOUNDED, LOG_COSH, QUADRATIC, Ls, Problem
+from fedveil.reproduction.computed.plateau import Plateau
+from fedveil.server.denoise import smooth
+
+SHAPES = {"quadratic": QUADRATIC, "log cosh": LOG_COSH, "bounded": BOUNDED}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_shape_has_its_slope_and_its_constants(shape):
+    x = np.linspace(-6, 6, 120_001)
+    step = x[1] - x[0]
+    slope = np.gradient(shape.value(x), x)
+    assert np.allclose(slope[1:-1], shape.slope(x)[1:-1], atol=1e-6)
+    assert np.abs(shape.slope(x)).max() <= shape.steepest * (1 + 1e-9)
+    curvature = np.abs(np.diff(shape.slope(x))).max() / step
+    assert 0.999 * shape.smoothness < curvature <= shape.smoothness * (1 + 1e-6), "the constants are tight"
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_gradients_differ_by_no_more_than_is_claimed(shape):
+    drawn = np.random.default_rng(0)
+    problem = Problem.of(shape, 20, 10, drawn, start=2.0)
+    for _ in range(50):
+        w = 3 * drawn.standard_normal(10)
+        own = shape.slope(w - problem.centres)
+        assert ((own - problem.gradient(w)) ** 2).sum(1).mean() <= problem.spread * (1 + 1e-9)
+        assert (
+            ((own - problem.gradient(w)) ** 2).sum(1) <= federated.problem_heterogeneity(problem) * 4
+        ).all()
+
+
+@pytest.mark.parametrize("shape", [QUADRATIC, LOG_COSH], ids=["quadratic", "log cosh"])
+def test_the_minimum_of_a_convex_problem_is_where_it_is_claimed(shape):
+    problem = Problem.of(shape, 20, 10, np.random.default_rng(0), start=2.0)
+    assert np.abs(problem.gradient(problem.minimum)).max() < 1e-12
+
+
+def test_the_operator_of_the_theorems_is_the_denoiser():
+    ls = Ls(size=30, smoothing=1.5)
+    v = np.random.default_rng(0).standard_normal(30)
+    assert np.allclose(ls.inverse(v), smooth(torch.from_numpy(v), 1.5).numpy())
+    assert ls.norm(v, -1) == pytest.approx(float(v @ v + 1.5 * ((v - np.roll(v, 1)) ** 2).sum()))
+
+
+def test_bias_and_variance_are_those_of_the_matrix():
+    size, sigma, noise = 12, 0.7, 0.3
+    step = np.eye(size) - np.roll(np.eye(size), 1, axis=0)
+    inverse = np.linalg.inv(np.eye(size) + sigma * step.T @ step)
+    v = np.random.default_rng(0).standard_normal(size)
+    exact = (((inverse - np.eye(size)) @ v) ** 2).sum() + noise**2 * (inverse**2).sum()
+    assert smoothing._bias_and_variance(v, noise, sigma) == pytest.approx(exact)
+
+
+def test_the_falling_rate_is_that_of_torch():
+    drawn = np.random.default_rng(0)
+    losses = torch.from_numpy(drawn.standard_normal((3, 80)) ** 2 + 2 * np.exp(-np.arange(80) / 20)).float()
+    plateau = Plateau(3)
+    optimisers = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01) for _ in range(3)]
+    schedules = [
+        torch.optim.lr_scheduler.ReduceLROnPlateau(one, patience=10, factor=0.1, eps=0.0)
+        for one in optimisers
+    ]
+    for number in range(80):
+        plateau.step(losses[:, number])
+        for client, schedule in enumerate(schedules):
+            schedule.step(losses[client, number].item())
+        theirs = [one.param_groups[0]["lr"] for one in optimisers]
+        assert plateau.rates[:, 0].tolist() == pytest.approx(theirs, rel=1e-5)
+    assert min(theirs) < 0.01, "at least one rate fell"
+
+
+def test_votes_choose_the_coordinates_that_most_clients_find_large():
+    moved = np.array([[5.0, 1.0, -4.0, 0.0], [3.0, 0.1, 2.0, 0.0], [0.1, -9.0, 8.0, 0.0]])
+    assert federated._voted(moved, 2).tolist() == [True, False, True, False]
+    assert not federated._voted(moved, 0).any()
+
+
+def test_theorem_6_of_uldp_fl_fails_as_printed_and_holds_as_its_proof_has_it():
+    cells = dict(federated.uldp_theorem_6(0))
+    printed = cells["all pairs alike, nothing clipped, no noise; as printed"]
+    proved = cells["all pairs alike, nothing clipped, no noise; first term as in line (17)"]
+    assert printed["measured"] > printed["bound"]
+    assert all(found["measured"] < found["bound"] for name, found in cells.items() if "line (17)" in name)
+    assert proved["bound"] == pytest.approx(25 * printed["bound"]), "by the square of five silos"
+
+
+def test_inequality_21_of_dp_fed_ls_holds_near_its_start_alone():
+    ratios = {name: values["ratio"] for name, values in accounting.ls_inequalities(0)}
+    assert ratios["(21): e^x <= 3.5 x, nu^2 from 5/9 to 2"] < 1
+    assert ratios["(21): e^x <= 3.5 x, nu^2 from 5/9 to 100"] > 20
+    assert [ratio < 1 for name, ratio in ratios.items() if "(21)" not in name] == [True, True]
+
+
+def test_the_quantiser_has_the_error_of_proposition_14_and_no_other():
+    for name, found in distortion.proposition_14(0):
+        assert found["ratio"] == pytest.approx(1, abs=0.06), name  # 20,000 squares: 5 sd are 0.05 to 0.08
+        assert abs(found["mean in standard errors"]) < 5
+
+
+@pytest.mark.parametrize("theorem", [convergence.ls_strongly_convex, convergence.ls_convex])
+def test_no_step_is_clipped_where_the_theorems_ask_for_none(theorem, monkeypatch):
+    monkeypatch.setattr(convergence, "_ROUNDS", (30,))
+    for name, found in theorem(0):
+        assert found["clipped"] == 0, name
+        assert found["measured"] < found["bound"], name
