@@ -1,0 +1,116 @@
+"""docs/architecture.md is about this source: the files it names exist, a record's walk is as long as it says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import fedveil
+from fedveil.engine.experiment import parse
+from fedveil.engine.parties import Parties
+from fedveil.engine.round import play_round
+from fedveil.engine.setup import prepare
+from fedveil.engine.turn import Turn
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(fedveil.__file__).parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+ASKED = {
+    "name": "walk",
+    "rounds": 1,
+    "data": {"name": "digits", "n_users": 6, "n_silos": 2},
+    "model": {"name": "linear"},
+    "local": {"learning_rate": 0.1},
+    "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 5.0},
+}
+
+
+def test_every_file_and_room_that_the_page_names_exists() -> None:
+    named = set(re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md|toml))`", PAGE))
+    rooms = set(re.findall(r"`([a-z]+)/`", PAGE))
+    assert len(named) > 20
+    assert len(rooms) > 10
+    places = (SOURCE, ROOT, ROOT / "docs")
+    assert {one for one in named if not any((place / one).is_file() for place in places)} == set()
+    assert {one for one in rooms if not any((place / one).is_dir() for place in places)} == set()
+
+
+def test_every_room_of_the_package_is_on_the_page() -> None:
+    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    assert {one for one in rooms if f"`{one}/`" not in PAGE} == set()
+
+
+@pytest.fixture(scope="module")
+def walk() -> tuple[set[str], int]:
+    """The modules that hand a record's part of the sum on, and the calls open around its training."""
+    prepared = prepare(parse(ASKED, "test"))
+    parties = Parties.in_the_open(prepared.setting)
+    turn = Turn(
+        setting=prepared.setting,
+        model=prepared.task.initial(),
+        round_number=1,
+        experiment=ExperimentRandomness(0),
+        privacy=PrivacyRandomness.insecure(1),
+    )
+    modules, wrappers = set[str](), list[int]()
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or not _is_station(frame):
+            return
+        stack = _above(frame)
+        modules.update(module for module, _ in stack)
+        if frame.f_code.co_qualname.endswith("Trainer.sums"):
+            wrappers.append(len(stack) - 2)  # but for the round and the trainer
+
+    sys.setprofile(watch)
+    try:
+        play_round(turn, parties)
+    finally:
+        sys.setprofile(None)
+    return modules, max(wrappers)
+
+
+def _module(frame: FrameType) -> str | None:
+    path = Path(frame.f_code.co_filename)
+    return path.relative_to(SOURCE).as_posix() if path.is_relative_to(SOURCE) else None
+
+
+def _is_station(frame: FrameType) -> bool:
+    """Training, the noise, the sum, and the server's step."""
+    module, name = _module(frame), frame.f_code.co_name
+    if module is None:
+        return False
+    return (
+        (module.startswith("local/") and name == "sums")
+        or (module.startswith("methods/") and name in ("send", "transmit"))
+        or (module.startswith("protection/") and name == "result")
+        or (module == "server/optimizers.py" and name == "step")
+    )
+
+
+def _above(frame: FrameType) -> list[tuple[str, str]]:
+    """The calls of the package from the round down to a frame."""
+    found: list[tuple[str, str]] = []
+    at: FrameType | None = frame
+    while at is not None:
+        if (module := _module(at)) is not None:
+            found.append((module, at.f_code.co_qualname))
+            if at.f_code.co_name == "play_round":
+                break
+        at = at.f_back
+    return found[::-1]
+
+
+def test_the_walk_of_a_record_is_as_long_as_the_page_says(walk: tuple[set[str], int]) -> None:
+    modules, wrappers = walk
+    stated = re.search(r"(\d+) modules and (\d+) wrappers", PAGE)
+    assert stated is not None
+    assert (len(modules), wrappers) == (int(stated[1]), int(stated[2])), sorted(modules)
+    for module in modules:
+        assert f"`{module}`" in PAGE, "name every station of the walk"
