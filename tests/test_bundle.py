@@ -22,13 +22,16 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.bundle.archive import SUMS, BundleError, read_files, sums, write_files
+from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.export import export_onnx, export_torch
+from fedveil.bundle.manifest import Manifest
 from fedveil.bundle.signing import sign
 from fedveil.bundle.verification import BEYOND, Verification
 from fedveil.cli import app, main
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.shown import FIELDS, FILES, Kind
-from fedveil.privacy.statement import Statement
+from fedveil.privacy.claims import Role
+from fedveil.privacy.statement import Disclosure, Statement
 from tests.test_python import FRAME, X, Y, network, people, train
 
 SCHEMA = """
@@ -76,6 +79,9 @@ def failures(found: Verification) -> dict[str, str]:
 def rewritten(made: Path, folder: Path, changes: dict[str, bytes]) -> Path:
     """A bundle whose files were changed by somebody who can compute digests."""
     files = {**read_files(made), **changes}
+    if CARD not in changes:
+        statement = Statement.from_json(json.loads(files["privacy.json"]))
+        files[CARD] = model_card(Manifest.from_bytes(files["bundle.json"]), statement).encode()
     write_files(folder, {**files, SUMS: sums(files)})
     return folder
 
@@ -371,6 +377,32 @@ def test_a_ledger_that_lost_a_charge_or_is_anothers_is_refused(made: Path, tmp_p
     other = train(tmp_path / "runs", "mlp", rounds=3).folder / "ledger.jsonl"
     strange = failures(fv.verify(rewritten(made, tmp_path / "other", {"ledger.jsonl": other.read_bytes()})))
     assert set(strange) == {"ledger", "statement"}
+
+
+def test_a_bundle_whose_parts_tell_of_different_promises_is_refused(
+    made: Path, tmp_path: Path, trained: fv.Result
+) -> None:
+    said = trained.statement
+    assert said.epsilon is not None
+
+    def found(number: int, **changes: bytes) -> dict[str, str]:
+        named = {name.replace("_", "."): content for name, content in changes.items()}
+        return failures(fv.verify(rewritten(made, tmp_path / str(number), named)))
+
+    files = read_files(made)
+    assert set(found(1, card_html=files["card.html"].replace(b"</h1>", b"!</h1>"))) == {"card"}
+    twice = files["privacy.json"].replace(b'"epsilon"', b'"epsilon": 0.001, "epsilon"', 1)
+    again = {**files, "privacy.json": twice}
+    write_files(tmp_path / "again", {**again, SUMS: sums(again)})
+    assert "twice" in failures(fv.verify(tmp_path / "again"))["files"]
+    lower = tuple((name, 0.001) for name, _ in said.epsilons)
+    assert "epsilon by pld" in found(2, privacy_json=_bytes(replace(said, epsilons=lower)))
+    line = Disclosure(role=Role.READER, party="readers", sees="the models", epsilon=said.epsilon / 2)
+    assert "epsilon" in found(3, privacy_json=_bytes(replace(said, trust=(*said.trust, line))))
+
+
+def _bytes(statement: Statement) -> bytes:
+    return json.dumps(statement.to_json()).encode()
 
 
 def test_what_cannot_be_checked_is_said(made: Path, tmp_path: Path) -> None:

@@ -197,6 +197,23 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
     first.close()
 
 
+def test_a_refused_offer_of_another_run_leaves_the_one_that_goes_on(tmp_path: Path) -> None:
+    experiment = asked(rounds=3)
+    secure = experiment.model_copy(
+        update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
+    )
+    limited = LIMITED.model_copy(update={"epsilon": 2.0, "trust_coordinator": True})
+    world = World(tmp_path, secure, population(), limited)
+    identity, dear = os.urandom(16), secure.model_copy(update={"rounds": 5000})
+    told(world, Terms(experiment=secure.to_toml(), membership=world.membership.digest), run=identity)
+    told(world, *task(world, 1), run=identity, number=1)
+    refused = Terms(experiment=dear.to_toml(), membership=world.membership.digest)
+    assert cause(told(world, refused, run=os.urandom(16))) == "budget"
+    answer = told(world, *task(world, 2), run=identity, number=2)
+    assert not any(isinstance(part, Refused) for part in answer)
+    world.close()
+
+
 def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
     """A run that fits when it is joined must fit at every round too: what a lost answer costs again is not free."""
     experiment = asked(rounds=3)

@@ -315,7 +315,7 @@ def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: s
 
 
 def test_more_users_than_declared_are_refused(tmp_path: Path) -> None:
-    assert "n_users is 2 in the schema, but 3 users have records" in problem(
+    assert "n_users is 2 in the schema, but more users have records" in problem(
         tmp_path, ROWS, schema(n_users=2)
     )
 
@@ -358,3 +358,17 @@ def test_requests_that_cannot_be_are_refused(tmp_path: Path) -> None:
         read_tables(schema(silo=None), [path, tmp_path / "t.parquet"])
     with pytest.raises(ConfigError, match="between 0 and 1, not 1"):
         read_tables(schema(), [path], test_share=1.0)
+
+
+@pytest.mark.parametrize("cell", ['"0', 'a "quoted word', '"two\nlines"', '"two\rlines"'])
+def test_a_cell_that_goes_on_in_the_next_line_is_refused_by_its_line(cell: str, tmp_path: Path) -> None:
+    """Otherwise one person's cell would decide which records of others there are."""
+    path = tmp_path / "t.csv"
+    rows = [",".join(row) for row in ROWS]
+    text = "\n".join([",".join((*COLUMNS, "note")), f"{rows[0]},{cell}", *(f"{row}," for row in rows[1:])])
+    path.write_bytes(text.encode())
+    with pytest.raises(DataError, match=r"t\.csv, line 2: an odd number of quotation marks") as refused:
+        read_tables(schema(), [path], test=path)
+    assert "word" not in str(refused.value)
+    path.write_text(text.replace(cell, '"a ""quoted"" word, with a comma"'))
+    assert len(read_tables(schema(), [path], test=path).train) > 0

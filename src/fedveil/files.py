@@ -157,12 +157,21 @@ def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -
     """Return the value of a JSON document, in UTF-8 where it is bytes: no NaN, no infinity, no half character.
 
     Raises:
-        FedveilError: of class ``error``: no JSON, nested too deep, or a number without end.
+        FedveilError: of class ``error``: no JSON, a key that stands twice, nested too deep, or a number without end.
     """
     text = as_text(content, place, error) if isinstance(content, bytes) else content
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise error(
+                f"{place} is damaged: a key stands twice in one object, and readers differ in which holds"
+            )
+        return found
+
     with reading(place, error):
         try:
-            value = json.loads(text, parse_constant=_no_number)
+            value = json.loads(text, parse_constant=_no_number, object_pairs_hook=once)
         except json.JSONDecodeError as problem:
             raise error(f"{place} is damaged: it is not valid JSON ({problem})") from None
         _check(value, place, error, finite=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from fedveil.bundle.manifest import Manifest
 from fedveil.privacy.statement import Statement, show_epsilon
@@ -22,6 +23,9 @@ _TEST = (
     "Computed on test records, outside every guarantee. A metric over all of them says nothing of any group among "
     "them: test the model on those whom it shall serve before it serves them."
 )
+
+CARD: Final = "card.html"
+"""Its name in a bundle."""
 
 
 def model_card(said: Manifest, statement: Statement) -> str:

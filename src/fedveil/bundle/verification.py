@@ -16,11 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
+import fedveil
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.bundle import Bundle, load_bundle
+from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.signing import signatures
 from fedveil.errors import FedveilError
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, atoms
 from fedveil.privacy.ledger import Entry, Head, read_entries, read_head
 from fedveil.privacy.statement import show_epsilon
@@ -32,6 +35,7 @@ BEYOND: Final = (
     "that the model came of these events, and the metrics of these test records",
     "that each event is what its round really released",
     "the lines against server and silos: the ledger records what readers of the models see",
+    "the words of the statement's mechanisms, notes and reasons: figures are recomputed, words are not",
     "what else was, or will be, released from the same records: other runs add to epsilon",
     "whatever the statement lists as not covered",
 )
@@ -80,6 +84,7 @@ def verify_bundle(path: str | Path, trusted: Sequence[str] = ()) -> Verification
         ledger = Path(folder) / "ledger.jsonl"
         ledger.write_bytes(files.get("ledger.jsonl", b""))
         found.append(_tried("model", lambda: _model(bundle)))
+        found.append(_tried("card", lambda: _card(bundle, files)))
         found.append(_tried("ledger", lambda: _chain(bundle, ledger)))
         found.append(_tried("statement", lambda: _events(bundle, read_entries(ledger))))
     found.extend(_epsilons(bundle))
@@ -108,13 +113,26 @@ def _model(bundle: Bundle) -> str:
     return f"{len(tensors)} tensors, all finite"
 
 
+def _card(bundle: Bundle, files: dict[str, bytes]) -> str:
+    if bundle.manifest.fedveil != fedveil.__version__:
+        raise _Unchecked(f"version {bundle.manifest.fedveil} of fedveil wrote it, whose words may be others")
+    if files.get(CARD) != model_card(bundle.manifest, bundle.statement).encode():
+        raise BundleError(f"{CARD} is not the page of this manifest and this statement")
+    return "the page of this manifest and this statement"
+
+
 def _chain(bundle: Bundle, ledger: Path) -> str:
     said, found = bundle.manifest.ledger, read_head(ledger)
     if found != Head(count=said.count, digest=said.digest):
         raise BundleError(
             f"the ledger has {found.count} charges, and is not the one that ended after {said.count}"
         )
-    return f"{found.count} charges, one chain, ending where the manifest says"
+    missing = set(range(1, bundle.manifest.rounds + 1)) - {entry.round for entry in read_entries(ledger)}
+    if missing:
+        raise BundleError(
+            f"{bundle.manifest.rounds} rounds made the model, and round {min(missing)} was not charged"
+        )
+    return f"{found.count} charges, one chain, ending where the manifest says, every round among them"
 
 
 def _events(bundle: Bundle, entries: Sequence[Entry]) -> str:
@@ -149,7 +167,15 @@ def _epsilons(bundle: Bundle) -> Iterator[Check]:
             detail=f"no figure of {statement.accountant}, which is said to bound it",
         )
         return
-    for name, value in {**stated, statement.accountant: statement.epsilon}.items():
+    lines = [
+        (f"a line for {line.party}", line.epsilon) for line in statement.trust if line.role is Role.READER
+    ]
+    for words, value in lines:
+        if value is None or value < statement.epsilon:
+            yield Check(
+                name="epsilon", outcome="fails", detail=f"{words} promises less than the statement's epsilon"
+            )
+    for name, value in (*stated.items(), (statement.accountant, statement.epsilon)):
         yield _tried(f"epsilon by {name}", partial(_epsilon, bundle, name, value))
 
 

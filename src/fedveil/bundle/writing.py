@@ -13,7 +13,7 @@ import fedveil
 from fedveil.api.predictor import Predictor
 from fedveil.bundle import manifest
 from fedveil.bundle.archive import SUMS, sums, write_files
-from fedveil.bundle.card import model_card
+from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Row, RunFolder, stored_tensors
@@ -74,7 +74,7 @@ def write_bundle(path: Path, source: Source) -> Path:
         **({} if source.schema is None else {"schema.toml": source.schema}),
     }
     statement = Statement.from_json(parse_json(files[_STATEMENT], folder / _STATEMENT, RunFolderError))
-    files["card.html"] = model_card(described, statement).encode()
+    files[CARD] = model_card(described, statement).encode()
     files[SUMS] = sums(files)
     write_files(path, files)
     return path

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -60,14 +61,14 @@ class Books:
 
     Attributes:
         run: 16 bytes, the run.
-        ledger: of the silo, over all runs.
+        ledger: gives the silo's ledger over all runs; it may be opened again while a session goes on.
         budget: what the ledger may hold; None: anything.
         records: what it gave to the last round of each run.
         models: the last model of the run, where the silos alone have it.
     """
 
     run: bytes
-    ledger: Ledger
+    ledger: Callable[[], Ledger]
     budget: Budget | None
     records: RecordStore
     models: ModelStore
@@ -80,11 +81,11 @@ class Books:
     @property
     def known(self) -> bool:
         """Whether a round of the run was charged before."""
-        return any(entry.run == self.name for entry in self.ledger.entries)
+        return any(entry.run == self.name for entry in self.ledger().entries)
 
     def charged(self) -> list[int]:
         """Return the rounds of the run that were charged, once for each charge."""
-        return [entry.round for entry in self.ledger.entries if entry.run == self.name]
+        return [entry.round for entry in self.ledger().entries if entry.run == self.name]
 
 
 class OwnSession:
@@ -198,7 +199,7 @@ class OwnSession:
         self._check_follows(last, task.round)
         before = {} if self._agreement.result_at_server else self._after(last)
         again = charged.count(task.round)
-        books.ledger.charge(
+        books.ledger().charge(
             run=books.name,
             round=task.round,
             attempt=again,
@@ -262,8 +263,10 @@ class OwnSession:
         """Make the server's step from the sum, once it has arrived; keep the next model, and say so."""
         if self._ended or not self.client.learned:
             return []
-        record, setting = self._record, self.prepared.setting
+        record = self._record
         assert record is not None
+        played = self.prepared.setting
+        setting = replace(played, method=played.method.at_round(record.round))
         total = self.prepared.agreed.vector(self.client.result())
         turn = Turn(
             setting=setting,

@@ -201,7 +201,7 @@ class SiloParty:
         self._reopen_ledger()
         books = Books(
             run=letter.run,
-            ledger=self._ledger,
+            ledger=lambda: self._ledger,
             budget=self._policy.budget,
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),

@@ -191,7 +191,7 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
     names, user = numbered(users)
     if len(names) > schema.n_users:
         raise DataError(
-            f"n_users is {schema.n_users} in the schema, but {len(names)} people have records; it is the public number "
+            f"n_users is {schema.n_users} in the schema, but more people have records; it is the public number "
             "of all people and must not be below the number present"
         )
     silo_names, silo = silo_numbers(schema, files, silos)

@@ -35,6 +35,7 @@ def open_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
             present = pa_parquet.read_schema(path).names
             wanted = _required_columns(path, present, columns)
             return pa_parquet.read_table(path, columns=wanted)
+        _check_quotes(path)
         with pa_csv.open_csv(path) as reader:
             present = reader.schema.names
         wanted = _required_columns(path, present, columns)
@@ -46,6 +47,24 @@ def open_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
         raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from error
+
+
+def _check_quotes(path: Path) -> None:
+    """Return if every line of a CSV file is whole: with an even number of quotation marks.
+
+    A cell that goes on in the next line would make one record of many, or, where a reader takes the file in blocks,
+    many of one, by where it stands: one person's cell would decide which records of others there are.
+
+    Raises:
+        DataError: a line that is not whole, by its number.
+    """
+    with path.open(encoding="latin-1") as lines:  # every ending of lines is one, as it is for the reader
+        for number, line in enumerate(lines, start=1):
+            if line.count('"') % 2:
+                raise DataError(
+                    f"{path}, line {number}: an odd number of quotation marks; write a cell in one line, and a mark "
+                    "inside of it twice"
+                )
 
 
 def _required_columns(path: Path, present: list[str], columns: Sequence[str] | None) -> list[str]:

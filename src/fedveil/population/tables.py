@@ -78,8 +78,7 @@ def read_tables(
     key = keys_of(users)[user]
     if len(users) > schema.n_users:
         raise DataError(
-            f"n_users is {schema.n_users} in the schema, but {len(users)} users have records; it is the "
-            "public number of "
+            f"n_users is {schema.n_users} in the schema, but more users have records; it is the public number of "
             "all users and must not be below the number present"
         )
     silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])

@@ -33,7 +33,7 @@ class Curve:
     Attributes:
         grid: (k,) times at the ends of the intervals that have an estimate: those before the first with too few at
             risk.
-        survival: (k,) S.
+        survival: (k,) S; noise may take it above 1.
         at_risk: (k,) people at risk at the start of each.
         covariance: (k, k) of log S.
         noise: (k, k) the part of it that is noise.
@@ -46,18 +46,27 @@ class Curve:
     noise: Float64[np.ndarray, "k k"]
 
     def point(self, k: int) -> Interval:
-        """Return S at the end of an interval with its pointwise interval, of log(-log S)."""
+        """Return S at the end of an interval with its pointwise interval, of log(-log S).
+
+        Where there is noise it is the union with that of log S: near S = 1 noise is large beside -log S, and the
+        interval of log(-log S) alone may lie far to one side.
+        """
         s = float(np.clip(self.survival[k], 1e-9, 1 - 1e-9))
         both, here = float(self.covariance[k, k]), float(self.noise[k, k])
 
         def ends(variance: float) -> tuple[float, float]:
-            spread = np.exp(NORMAL_95 * np.sqrt(variance) / -np.log(s))
-            return float(s**spread), float(s ** (1 / spread))
+            half = NORMAL_95 * np.sqrt(variance)
+            with np.errstate(over="ignore"):
+                spread = np.exp(half / -np.log(s))
+            low, high = float(s**spread), float(s ** (1 / spread))
+            if not here:
+                return low, high
+            return min(low, max(0.0, s * (1 - half))), max(high, min(1.0, s * (1 + half)))
 
         low, high = ends(both)
         low_here, high_here = ends(here)
         return Interval(
-            estimate=float(self.survival[k]),
+            estimate=float(np.clip(self.survival[k], 0, 1)),
             low=low,
             high=high,
             low_here=low_here,
@@ -95,7 +104,10 @@ def curve(
     short = np.flatnonzero(effective < LEAST_AT_RISK)
     k = int(short[0]) if len(short) else size
     effective = effective[:k]
-    hazard = np.clip(happened[:k] / effective, 0, 0.999)
+    found = np.minimum(
+        happened[:k] / effective, 0.999
+    )  # below 0 by noise alone: cut off, it would pull S down
+    hazard = np.maximum(found, 0)
     by_events = 1 / (effective * (1 - hazard))
     by_risk = hazard * by_events
     people = np.diag(people_per_unit * hazard * (1 - hazard) / effective / (1 - hazard) ** 2)
@@ -103,7 +115,7 @@ def curve(
     lower = np.tril(np.ones((k, k)))
     return Curve(
         grid=np.array(grid[1 : k + 1]),
-        survival=np.cumprod(1 - hazard),
+        survival=np.cumprod(1 - found),
         at_risk=at_risk[:k],
         covariance=lower @ (people + noise) @ lower.T,
         noise=lower @ noise @ lower.T,
