@@ -87,8 +87,8 @@ def _overhead() -> Iterator[Row]:
         selection = Selection(scenarios=("iid",), variants=(name,))
         (experiment,) = load_study("table-1-imagenette", selection).experiments
         prepared = prepare(experiment, populations)
-        agreed, initial = prepared.agreed, prepared.task.initial()
-        parties = None if agreed is None else Parties.of(agreed, initial)
+        initial = prepared.task.initial()
+        parties = Parties.of(prepared.agreed, initial, PrivacyRandomness.system())
         seats[name] = (prepared.setting, initial, parties, count(1))
 
     def play(name: str) -> None:

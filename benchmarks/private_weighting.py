@@ -26,7 +26,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
 from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
-from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.protection.weighting_plan import CipherSizes, WeightingPlan
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -123,6 +123,7 @@ def _whole(plan: WeightingPlan) -> float:
             counts=counts,
             holder=lambda plan: PaillierKeyHolder(plan, key()),
             evaluator=PaillierEvaluator,
+            sizes=CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1),
         )
         zero = np.zeros(plan.length, dtype=np.int64)
         given = [WeightedGiven(contributions=contributions(rng, plan), noise=zero) for _ in range(plan.silos)]

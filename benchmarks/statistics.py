@@ -11,9 +11,9 @@ import torch
 from lifelines import KaplanMeierFitter
 
 from benchmarks.harness import Row, at_most, cpu_seconds
-from fedveil.engine.silo_side import silo_message
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.population.allocation import Allocation
@@ -83,7 +83,9 @@ def _sum(method: Method, sums: np.ndarray, seed: int) -> np.ndarray:
     """Return the sum of all silos' noisy messages."""
     privacy = PrivacyRandomness.insecure(seed)
     messages = [
-        silo_message(method, own, n_silos=len(sums), silo=silo, round_number=1, privacy=privacy).vector
+        method.channel.send(
+            own, Sender(number=silo, senders=len(sums), round=1, grid=method.bound.grid, privacy=privacy)
+        ).numbers
         for silo, own in enumerate(sums)
     ]
     return np.sum(messages, axis=0)

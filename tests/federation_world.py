@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
-from fedveil.federation.coded_sums import to_bytes
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
@@ -28,13 +28,15 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
-from fedveil.federation.store import Answered
+from fedveil.federation.store import RoundRecord
 from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER
+from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.paillier_weights import PaillierEvaluator
-from fedveil.protection.parts import Part, Sealed, Vector
+from fedveil.protection.parts import Part, Relay
+from fedveil.protection.sealed_sums import SealedMessage, SealedServer
 from fedveil.registry import names
 from tests.test_run import Silent
 
@@ -93,7 +95,12 @@ def asked(**changes: Any) -> Experiment:
         "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
         "privacy": {"insecure_seed": 11},
     }
-    if changes.get("method", {}).get("name") == "fedavg":
+    if changes.get("method", {}).get("name") in (
+        "fedavg",
+        "fl",
+        "fl-sdq",
+        "ckks-fedavg",
+    ):  # no noise, no bound
         base["method"] = {}
     if changes.get("method", {}).get("name") == "uldp-sgd":
         del base["local"]
@@ -162,6 +169,35 @@ def public_records(held: Population) -> Records:
     return Records(features=held.test_features, targets=held.test_targets, silo=nobody, user=nobody)
 
 
+def _share(held: Population, records: Records, features: np.ndarray, targets: np.ndarray) -> Share:
+    return Share(
+        name=held.name,
+        train=records,
+        test_features=features,
+        test_targets=targets,
+        n_users=held.n_users,
+        silo_names=held.silo_names,
+        task=held.task,
+        n_classes=held.n_classes,
+    )
+
+
+def share_of(held: Population, number: int) -> Share:
+    """What a silo has: its own records."""
+    records = held.train.select(np.flatnonzero(held.train.silo == number))
+    return _share(held, records, records.features[:1], records.targets[:1])
+
+
+def public_share_of(held: Population) -> Share:
+    """What the coordinator has."""
+    return _share(held, public_records(held), held.test_features, held.test_targets)
+
+
+def statement(folder: Path) -> Any:
+    """What a run's folder states of its privacy."""
+    return json.loads((folder / "privacy.json").read_text())
+
+
 class World:
     """All parties of a run, each with its folder.
 
@@ -191,18 +227,7 @@ class World:
         self.lie: Callable[[int, tuple[Part, ...]], tuple[Part, ...]] | None = None
 
     def share(self, number: int) -> Share:
-        held = self.held
-        records = held.train.select(np.flatnonzero(held.train.silo == number))
-        return Share(
-            name=held.name,
-            train=records,
-            test_features=records.features[:1],
-            test_targets=records.targets[:1],
-            n_users=held.n_users,
-            silo_names=held.silo_names,
-            task=held.task,
-            n_classes=held.n_classes,
-        )
+        return share_of(self.held, number)
 
     def silo(self, number: int) -> SiloParty:
         state = self.folder / f"state-{number}"
@@ -217,18 +242,8 @@ class World:
         )
 
     def coordinate(self) -> CoordinatorParty:
-        public = Share(
-            name=self.held.name,
-            train=public_records(self.held),
-            test_features=self.held.test_features,
-            test_targets=self.held.test_targets,
-            n_users=self.held.n_users,
-            silo_names=self.held.silo_names,
-            task=self.held.task,
-            n_classes=self.held.n_classes,
-        )
         return CoordinatorParty(
-            prepared=prepare(self.experiment, FixedPopulation(public)),
+            prepared=prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
             membership=self.membership,
             identity=self.key,
             folder=self.run_folder,
@@ -245,23 +260,27 @@ class World:
             largest=LARGEST_LETTER,
         )
         for part in letter.parts:
-            if isinstance(part, Vector | Sealed):
+            if not isinstance(part, Relay):
+                continue
+            envelope = Envelope.decode(part.message)
+            if isinstance(envelope.message, OpenVector | SealedMessage):
                 party = self.silos[number]
                 assert party is not None
-                answered = party._store.read(letter.run)
-                assert answered is not None
-                content = part.encode() if isinstance(part, Vector) else self.opened(number, answered, part)
-                self.left.setdefault((number, answered.round), set()).add(content)
+                record = party._store.read(letter.run)
+                assert record is not None
+                vector = isinstance(envelope.message, OpenVector)
+                content = envelope.message.encode() if vector else self.opened(number, record, envelope)
+                self.left.setdefault((number, record.round), set()).add(content)
 
-    def opened(self, number: int, answered: Answered, part: Sealed) -> bytes:
-        """What is in a sealed part, if the coordinator it was sealed for is still there."""
-        post = None if self.coordinator is None else self.coordinator._post
-        if post is not None and number in post._shared:
+    def opened(self, number: int, record: RoundRecord, envelope: Envelope) -> bytes:
+        """What is in a sealed message, if the coordinator it was sealed for is still there."""
+        server = None if self.coordinator is None else self.coordinator._server
+        if isinstance(server, SealedServer):
             try:
-                return to_bytes(post.open(number, answered.round, part))
+                return server.unsealed(number, envelope)
             except ProtocolError:  # sealed in a session that is over
-                return answered.coded
-        return answered.coded
+                return record.given
+        return record.given
 
     def play(self, *, most: int = 1000) -> None:
         """Carry every letter once, in order, until the run ends."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedveil.protection.partial_sums import PartialGiven, PartialResult, Partial
 from fedveil.protection.protocol import Agreement
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
-from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.protection.weighting_plan import CipherSizes, WeightingPlan
 
 
 class Inside:
@@ -41,7 +40,10 @@ class WeightingParties(Inside):
     def __init__(
         self, plan: WeightingPlan, counts: np.ndarray, *, holder: Any, evaluator: Callable[..., Any]
     ) -> None:
-        agreement = WeightedSums(plan=plan, counts=counts, holder=lambda _: holder, evaluator=evaluator)
+        size = CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1)
+        agreement = WeightedSums(
+            plan=plan, counts=counts, holder=lambda _: holder, evaluator=evaluator, sizes=size
+        )
         super().__init__(agreement, plan)
 
     def aggregate(
@@ -68,7 +70,12 @@ class PartialParties(Inside):
     """The parties of a run under partial encryption."""
 
     def __init__(self, plan: PartialPlan, workers: Executor | None = None) -> None:
-        super().__init__(PartialSums(plan, lambda owner: workers), plan)
+        def divide(
+            message: np.ndarray, partition: np.ndarray, round_number: int, silo: int
+        ) -> tuple[np.ndarray, np.ndarray]:
+            return self._split(silo, partition)
+
+        super().__init__(PartialSums(plan, divide, lambda owner: workers), plan)
 
     def aggregate(
         self,
@@ -81,10 +88,12 @@ class PartialParties(Inside):
     ) -> PartialResult:
         """Return what the silos have after a round, in grid units."""
 
+        self._split = split
+
         def give(silo: int) -> PartialGiven:
             return PartialGiven(
                 values=values[silo],
-                split=partial(split, silo),
+                message=values[silo],
                 votes=None if vote_noise is None else vote_noise(silo),
             )
 

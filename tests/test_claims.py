@@ -14,7 +14,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fedveil.engine.silo_side import silo_message
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import Channel
@@ -24,6 +23,7 @@ from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w
 from fedveil.privacy import SelfComposedEvent
 from fedveil.privacy.accounting import epsilon, make_accountant
@@ -46,7 +46,7 @@ from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import KINDS
 from fedveil.protection.open_sums import OpenSums, OpenVector
-from fedveil.protection.parts import PARTS
+from fedveil.protection.parts import PARTS, DrawnUsers
 from fedveil.randomness import PrivacyRandomness
 from fedveil.stage import Moves
 from tests.pins.compositions import compositions, public
@@ -220,7 +220,7 @@ def test_a_client_that_is_told_its_own_draw_keeps_the_amplification_and_would_lo
     facts = PublicFacts(n_silos=1000, n_users=1000)
     client = derive(method, facts).against(Role.SILO)
     assert client == PoissonUsers(rate=0.1).event(GaussianEvent(noise_multiplier=1.0))
-    told = knowledge(Role.SILO, (*method.sends(), Sent(PARTS[12], Role.SILO)), method.channel.content)
+    told = knowledge(Role.SILO, (*method.sends(), Sent(DrawnUsers, Role.SILO)), method.channel.content)
     spoiled = against(told, claims_of(method, moves_of(method, facts))).event
     assert spoiled == GaussianEvent(noise_multiplier=1.0)
     hundred = [epsilon(SelfComposedEvent(event=one, count=100), 1e-5) for one in (client, spoiled)]
@@ -298,13 +298,15 @@ def test_a_channel_without_claims_is_refused_and_one_that_claims_nothing_guarant
     with pytest.raises(
         CompositionError, match="Unheard does not say how a silo's sum travels; nothing was sent"
     ):
-        silo_message(
-            method,
+        method.channel.send(
             np.ones(3),
-            n_silos=3,
-            silo=0,
-            round_number=1,
-            privacy=PrivacyRandomness.insecure(1),
+            Sender(
+                number=0,
+                senders=3,
+                round=1,
+                grid=method.bound.grid,
+                privacy=PrivacyRandomness.insecure(1),
+            ),
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OURS = {"fedveil", "tests", "benchmarks"}
+OURS = {"fedveil", "fedveil_example", "tests", "benchmarks"}
 PEERS = {"pfl", "pfl_networks"}
 """Imported by `benchmarks/pfl_peer.py` alone, which runs in an environment of its own."""
 TOOLS = {  # called by name, not imported

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.parties import Parties
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import OwnMessages, SiloSums
@@ -31,8 +32,13 @@ UNITS = np.arange(4, dtype=np.int64)
 NOW = RoundId(run=RUN, round=1, attempt=0)
 
 
-def decode(given: bytes) -> np.ndarray:
+def decode(given: bytes, round_number: int) -> np.ndarray:
     return np.frombuffer(given, dtype="<f8")
+
+
+def at(number: int) -> Place:
+    identity = IdentityKey.generate()
+    return Place(run=RUN, number=number, identity=identity, roster=(identity.public,))
 
 
 def opened(clients: int = 3, length: int = 4) -> Driver:
@@ -70,7 +76,7 @@ def test_messages_that_arrive_early_are_added_in_their_turn() -> None:
     server.begin(NOW, (0, 1, 2), None)
     for number in (2, 0, 1):
         assert number in server.missing
-        (data,) = OpenClient(number).contribute(NOW, given[number])
+        (data,) = OpenClient(at(number)).contribute(NOW, given[number])
         assert server.receive(number, data) == []
     np.testing.assert_array_equal(server.result(), given[0] + given[1] + given[2])
 
@@ -135,11 +141,8 @@ def test_a_vector_that_is_not_finite_is_refused(wrong: float) -> None:
 
 def test_a_sealed_message_opens_for_its_sender_and_moment_alone() -> None:
     agreed = SealedSums(clients=2, length=4, decode=decode)
-    server, identity = agreed.server(RUN), None
-    clients = [
-        agreed.client(Place(run=RUN, number=n, identity=identity, roster=()))
-        for n in range(2)  # type: ignore[arg-type]
-    ]
+    server = agreed.server(RUN)
+    clients = [agreed.client(at(number)) for number in range(2)]
     for number, client in enumerate(clients):
         first = client.announce()
         assert first is not None
@@ -245,7 +248,7 @@ def test_clients_that_end_with_different_results_end_the_attempt(wrong: int) -> 
     plan = PartialPlan(
         run=bytes(16), silos=2, length=4, ratio=0.5, clear_limit=9, hidden_limit=9, ballots="none"
     )
-    driver = Driver(PartialSums(plan))
+    driver = Driver(PartialSums(plan, lambda message, chosen, number, silo: (UNITS[~chosen], UNITS[chosen])))
     result = driver._clients[wrong].result
 
     def altered() -> PartialResult:
@@ -253,6 +256,6 @@ def test_clients_that_end_with_different_results_end_the_attempt(wrong: int) -> 
         return replace(right, clear=right.clear + 1)
 
     driver._clients[wrong].result = altered  # type: ignore[method-assign]
-    given = PartialGiven(values=np.arange(4.0), split=lambda chosen: (UNITS[~chosen], UNITS[chosen]))
+    given = PartialGiven(values=np.arange(4.0), message=np.arange(4.0))
     with pytest.raises(ProtocolError, match="silo 1: ends with another sum"):
         driver.play((1, 0), (0, 1), None, lambda number: given)

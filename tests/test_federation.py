@@ -9,7 +9,17 @@ import pytest
 
 from fedveil.federation.silo import LEDGER
 from fedveil.privacy.ledger import read_entries
-from tests.federation_world import ADAPTIVE, TESTING, Chaos, Moments, World, asked, in_one_process, population
+from tests.federation_world import (
+    ADAPTIVE,
+    TESTING,
+    Chaos,
+    Moments,
+    World,
+    asked,
+    in_one_process,
+    population,
+    statement,
+)
 from tests.test_run import files, same_model
 
 PLAIN: dict[str, Any] = {}
@@ -44,6 +54,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     assert same_model(here[1], there[1])
     assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
     assert here[0] == there[0]
+    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     for number in range(3):
         assert rounds(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
     world.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,21 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.experiment import Experiment
-from fedveil.federation.coded_sums import CodedPost
+from fedveil.crypto.agreement import AgreementKey, RoundId
+from fedveil.engine.experiment import Experiment, parse
 from fedveil.federation.errors import OWN_RECORDS
-from fedveil.federation.hidden_sums import session_run
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
-from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.signed_message import SignedMessage, session_run
 from fedveil.federation.silo import LEDGER
-from fedveil.federation.store import AnswerStore
+from fedveil.federation.store import RecordStore
+from fedveil.methods.sending import Coded
 from fedveil.population.records import Population
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Agreement, Joined, Model, Part, Refused, Sealed, Task, Terms
+from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protection.parts import Joined, Model, Part, Refused, Relay, Task, Terms
+from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
 from tests.federation_world import (
     OPEN,
     Chaos,
@@ -33,6 +35,7 @@ from tests.federation_world import (
     clients,
     in_one_process,
     population,
+    statement,
 )
 from tests.test_run import files, same_model
 
@@ -81,25 +84,40 @@ def told(world: World, *parts: Part, session: int = 1, number: int = 0) -> tuple
     ).parts
 
 
-def joined(world: World, session: int = 1) -> CodedPost:
-    """Begin a session with silo 0; the coordinator's end of its sealed post."""
-    terms = Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
-    post = CodedPost(session_run(RUN, session, terms))
-    accepted, offer = told(world, terms, post.offer, session=session)
-    assert isinstance(accepted, Joined)
-    assert isinstance(offer, Agreement)
-    post.meet(0, offer)
-    return post
+class Session:
+    """The coordinator's end of a session with silo 0, which has joined.
+
+    Attributes:
+        server: the end of the protocol.
+        key: its message to the silo, to be read ahead of the first task.
+    """
+
+    def __init__(self, world: World, number: int = 1) -> None:
+        self._world, self._number = world, number
+        terms = Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
+        agreed = SealedSums(clients=3, length=4, decode=lambda given, number: np.zeros(4))
+        self.server = SealedServer(agreed, session_run(RUN, number, terms))
+        accepted, offer = told(world, terms, session=number)
+        assert isinstance(accepted, Joined)
+        assert isinstance(offer, Relay)
+        ((_, self.key),) = self.server.receive(0, offer.message)
+
+    def asked(self, *, first: bool, number: int) -> Envelope:
+        """What the silo sends when it is asked for round 1 in an exchange."""
+        model, task = Model(values=np.zeros(4, dtype=np.float32)), Task(round=1)
+        keys = (Relay(message=self.key),) if first else ()
+        return sealed(told(self._world, *keys, model, task, session=self._number, number=number))
+
+    def open(self, envelope: Envelope) -> bytes:
+        return self.server.unsealed(0, envelope)
 
 
-def task(number: int = 1) -> tuple[Part, ...]:
-    return Model(values=np.zeros(4, dtype=np.float32)), Task(round=number)
-
-
-def sealed(parts: tuple[Part, ...]) -> Sealed:
+def sealed(parts: tuple[Part, ...]) -> Envelope:
     (part,) = parts
-    assert isinstance(part, Sealed), part
-    return part
+    assert isinstance(part, Relay), part
+    envelope = Envelope.decode(part.message)
+    assert isinstance(envelope.message, SealedMessage)
+    return envelope
 
 
 @pytest.mark.parametrize(("who", "changes"), CASES, ids=lambda part: part if isinstance(part, str) else "")
@@ -116,6 +134,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     assert same_model(here[1], there[1])
     assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
     assert here[0] == there[0]
+    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     world.close()
 
 
@@ -156,46 +175,49 @@ def test_a_silo_sends_one_message_a_round_under_a_key_of_its_own(
 
 def test_a_round_is_repeated_under_another_seal_in_any_session(tmp_path: Path) -> None:
     world = World(tmp_path, asked(**LRSUQ), population())
-    post = joined(world)
-    first, again = sealed(told(world, *task(), number=1)), sealed(told(world, *task(), number=2))
-    assert first.sealed != again.sealed
-    assert post.open(0, 1, first) == post.open(0, 1, again)
+    session = Session(world)
+    first, again = session.asked(first=True, number=1), session.asked(first=False, number=2)
+    assert first.message.encode() != again.message.encode()
+    assert session.open(first) == session.open(again)
     world.silos[0].close()  # type: ignore[union-attr]
     world.silos[0] = world.silo(0)
-    later = joined(world, session=2)
-    assert later.open(0, 1, sealed(told(world, *task(), session=2, number=1))) == post.open(0, 1, first)
+    later = Session(world, 2)
+    assert later.open(later.asked(first=True, number=1)) == session.open(first)
     with pytest.raises(ProtocolError, match="does not authenticate"):
-        later.open(0, 1, first)
+        later.open(first)
     world.close()
 
 
 def test_others_read_nothing(tmp_path: Path) -> None:
     """A letter shows neither message nor key, and opens for its round, silo and coordinator alone."""
     world = World(tmp_path, asked(**LRSUQ), population())
-    post = joined(world)
-    part = sealed(told(world, *task(), number=1))
-    coded = post.open(0, 1, part)
-    kept = AnswerStore(tmp_path / "state-0" / "answers").read(RUN)
+    session = Session(world)
+    envelope = session.asked(first=True, number=1)
+    content = session.open(envelope)
+    kept = RecordStore(tmp_path / "state-0" / "answers").read(RUN)
     assert kept is not None
-    assert kept.coded == coded.key + coded.message
-    assert coded.key not in part.sealed
-    assert coded.message[:16] not in part.sealed
-    stranger = CodedPost(post._run)
-    stranger.meet(0, post.offer)
-    for opener, number in ((stranger, 1), (post, 2)):
+    assert kept.given == content
+    assert isinstance(envelope.message, SealedMessage)
+    data = envelope.message.sealed
+    coded = Coded.from_bytes(content)
+    assert coded.key not in data
+    assert coded.message[:16] not in data
+    stranger = Session.__new__(Session)
+    stranger.server = SealedServer(session.server._agreed, envelope.round_id.run)
+    stranger.server._shared[0] = AgreementKey.generate().agree(AgreementKey.generate().public)
+    other = replace(envelope, round_id=replace(envelope.round_id, round=2))
+    for opener, sent in ((stranger, envelope), (session, other)):
         with pytest.raises(ProtocolError, match="does not authenticate"):
-            opener.open(0, number, part)
-    for place in range(len(part.sealed)):
-        altered = bytearray(part.sealed)
+            opener.open(sent)
+    for place in range(len(data)):
+        altered = bytearray(data)
         altered[place] ^= 1
         with pytest.raises(ProtocolError, match="refused"):
-            post.open(0, 1, Sealed(sealed=bytes(altered)))
-    with pytest.raises(ProtocolError, match="lacks a key"):
-        post.open(0, 1, post.seal(0, 1, b"short"))
+            session.open(replace(envelope, message=SealedMessage(sealed=bytes(altered))))
     world.close()
 
 
-@pytest.mark.parametrize("content", [bytes(32), bytes(64), b"key" * 20])
+@pytest.mark.parametrize("content", [b"short", bytes(32), bytes(64), b"key" * 20])
 def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_path: Path) -> None:
     world = World(tmp_path, asked(**LRSUQ), population())
     coordinator = world.coordinate()
@@ -204,13 +226,15 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
             party = world.silos[number]
             assert party is not None
             reply = party.receive(data)
-            if party._session is not None and party._session.exchange == 1:
+            if party._last is not None and party._session is not None and party._last.number == 1:
                 letter = SignedMessage.open(
                     data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
                 )
-                assert party._session.post is not None
-                part = party._session.post.seal(number, 1, content)
-                reply = letter.answer(part).seal(world.keys[number])
+                client = party._session.client
+                assert isinstance(client, SealedClient)
+                round_id = RoundId(run=client._setup.run, round=1, attempt=0)
+                (message,) = client._send(content, round_id)
+                reply = letter.answer(Relay(message=message)).seal(world.keys[number])
             coordinator.receive(number, reply)
     assert coordinator.outcome is not None
     assert "was refused" in (coordinator.outcome.stopped or "")
@@ -231,8 +255,7 @@ def test_who_does_not_trust_the_coordinator_refuses(
         )
         world = World(tmp_path, experiment, held_by(who), policy)
         terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
-        offer = [CodedPost(RUN).offer] if "channel" in changes else []
-        answer = told(world, terms, *offer)[0]
+        answer = told(world, terms)[0]
         assert isinstance(answer, Joined if trusts else Refused)
         if isinstance(answer, Refused):
             assert "nothing is guaranteed against the coordinator" in answer.reason
@@ -260,8 +283,10 @@ def test_what_cannot_travel_is_refused_with_the_reason(
 
 def test_a_scale_that_is_private_is_refused(tmp_path: Path) -> None:
     experiment = asked(**of_clients("cepam-gaussian"))
-    measured = experiment.method.model_copy(update={"scale": "norm", "clip": None})
-    refused(experiment.model_copy(update={"method": measured}), clients(), "private number", tmp_path)
+    document = tomllib.loads(experiment.to_toml())
+    del document["method"]["clip"]
+    document["method"]["scale"] = "norm"
+    refused(parse(document, "test"), clients(), "private number", tmp_path)
 
 
 def refused(experiment: Experiment, held: Population, expected: str, folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("tenseal")
 
-from safetensors.numpy import load, load_file, save
+from safetensors.numpy import load_file
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.engine.experiment import Experiment
@@ -21,21 +21,22 @@ from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable
-from fedveil.federation.encrypted_sums import EncryptedShare, EncryptedSum, Kept
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_session import OwnSession
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo import LEDGER, MODELS
-from fedveil.federation.store import Answered
+from fedveil.federation.store import RoundRecord
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection import partial_encryption, partial_server
 from fedveil.protection.ballots import largest
+from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from fedveil.protection.partial_messages import Ballot, PartialUpdate
-from fedveil.server.optimizers import ServerSgd
+from fedveil.protection.partial_sums import Divided, PartialGiven, PartialSumsClient, PartialSumsServer
 from tests.federation_world import (
     ADAPTIVE,
     OPEN,
@@ -47,6 +48,7 @@ from tests.federation_world import (
     clients,
     in_one_process,
     population,
+    statement,
 )
 
 ENCRYPTED = {"name": "partial-encryption"}
@@ -140,6 +142,7 @@ def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
         assert charged(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
     assert charged(world.run_folder / "ledger.jsonl") == [1, 2, 3, 4]
     assert not (world.run_folder / "model.safetensors").exists()
+    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     world.close()
 
 
@@ -175,9 +178,9 @@ class Seen:
         self.ballots: dict[tuple[int, int], set[bytes]] = {}
         self.clear: dict[tuple[int, int], set[bytes]] = {}
         self.all: list[bytes] = []
-        receive = EncryptedSum.receive
+        receive = PartialSumsServer.receive
 
-        def noted(party: EncryptedSum, silo: int, message: bytes) -> Any:
+        def noted(party: PartialSumsServer, silo: int, message: bytes) -> Any:
             self.all.append(message)
             envelope = Envelope.decode(message)
             key = (silo, envelope.round_id.round)
@@ -187,7 +190,7 @@ class Seen:
                 self.clear.setdefault(key, set()).add(envelope.message.clear.tobytes())
             return receive(party, silo, message)
 
-        monkeypatch.setattr(EncryptedSum, "receive", noted)
+        monkeypatch.setattr(PartialSumsServer, "receive", noted)
 
 
 def secretly(experiment: Experiment) -> Experiment:
@@ -248,7 +251,7 @@ def test_the_coordinator_has_no_model(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any(content in data for data in (*kept, *seen.all))
     assert world.coordinator is not None
     assert equal_arrays(
-        world.coordinator._checkpoint.model.numpy(), world.coordinator._prepared.task.initial().numpy()
+        world.coordinator._rounds.checkpoint.model.numpy(), world.coordinator._prepared.task.initial().numpy()
     )
     world.close()
 
@@ -265,7 +268,9 @@ def test_another_partition_of_the_same_round_is_refused(
     world = World(tmp_path, secretly(asked(**VOTED)), population(), WILLING)
     again = begun_again(world, seen, 2)
     monkeypatch.setattr(
-        partial_server, "largest", lambda counts, count: largest(-counts - np.arange(len(counts)), count)
+        partial_server,
+        "largest",
+        lambda counts, count: largest(-len(counts) * counts - np.arange(len(counts)), count),
     )
     carry(world, again, lambda: False)
     assert "another partition" in stopped(again)
@@ -290,7 +295,7 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
     carry(world, coordinator, lambda: False)
     assert not stopped(coordinator)
     assert before is not None
-    assert Kept.decode(before.coded).after is not None
+    assert before.after
     assert {len(parts) for parts in seen.clear.values()} == {1}
     first, *others = models(tmp_path)
     assert all(equal(first, other) for other in others)
@@ -298,24 +303,43 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
 
 
 def test_a_next_round_needs_the_last_sum() -> None:
-    share = EncryptedShare.__new__(EncryptedShare)
-    share._initial, share._server = np.zeros(4, dtype=np.float32), ServerSgd(1.0, momentum=0.5)
-    first, second = (save({"momentum": np.full(4, value)}) for value in (0.0, 0.25))
-    kept = Kept(orders=bytes(32), before=share._initial, state=first, message=np.zeros(4))
+    session = OwnSession.__new__(OwnSession)
+    session.prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
+    zeros, after = np.zeros(4, dtype=np.float32), np.arange(4, dtype=np.float32)
+    kept = RoundRecord(round=3, request=bytes(32), given=b"given", before={"model": zeros})
     with pytest.raises(RefusalError, match="has not ended here"):
-        share.follow(Answered(round=3, request=bytes(32), coded=kept.encode()), 4)
-    ended = replace(kept, partition=np.arange(4) < 2, after=np.arange(4, dtype=np.float32), next_state=second)
-    share.follow(Answered(round=3, request=bytes(32), coded=ended.encode()), 4)
-    assert share._before.tolist() == [0, 1, 2, 3]
-    assert share._state == second
-    for other in (save({}), save({"momentum": np.zeros(3)})):
-        lost = replace(ended, next_state=other).encode()
+        session._after(kept)
+    first = session._after(None)
+    following = {"model": after, "state.mean": first["state.mean"] + 1, "state.square": first["state.square"]}
+    ended = RoundRecord.decode(replace(kept, after=following).encode())
+    again = session._after(ended)
+    assert (again["model"].tolist(), again["state.mean"].tolist()) == ([0, 1, 2, 3], [1] * 4)
+    for lost in ({"model": after}, following | {"state.mean": np.zeros(3)}):
         with pytest.raises(RefusalError, match="state of another optimiser"):
-            share.follow(Answered(round=3, request=bytes(32), coded=lost), 4)
-    again = Kept.decode(ended.encode())
-    assert again.encode() == ended.encode()
-    assert again.partition is not None
-    assert again.partition.tolist() == [True, True, False, False]
+            session._after(replace(ended, after=lost))
+    assert (ended.round, ended.request, ended.given) == (3, bytes(32), b"given")
+    assert ended.before["model"].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("votes", [None, np.arange(4) - 2])
+@pytest.mark.parametrize("divided", [False, True])
+def test_what_is_stored_is_what_is_given(votes: np.ndarray | None, divided: bool) -> None:
+    parts = Divided(
+        partition=np.arange(4) < 1, clear=np.arange(3, dtype=np.int64), hidden=np.array([-7], dtype=np.int64)
+    )
+    given = PartialGiven(
+        values=np.arange(4.0), message=np.arange(4.0) / 3, votes=votes, divided=parts if divided else None
+    )
+    again = PartialGiven.decode(given.encode())
+    assert again.encode() == given.encode()
+    assert again.values.tolist() == [0, 1, 2, 3]
+    assert again.message.tolist() == given.message.tolist()
+    assert (again.votes is None) == (votes is None)
+    assert again.votes is None or again.votes.tolist() == [-2, -1, 0, 1]
+    assert (again.divided is None) == (not divided)
+    if again.divided is not None:
+        assert again.divided.partition.tolist() == [True, False, False, False]
+        assert (again.divided.clear.tolist(), again.divided.hidden.tolist()) == ([0, 1, 2], [-7])
 
 
 @pytest.mark.parametrize("what", ["model", "state"])
@@ -323,19 +347,20 @@ def test_silos_with_different_models_are_noticed(what: str, tmp_path: Path) -> N
     """Also where the state alone differs, by 1e-12 of itself, which the next model does not show yet."""
     world = World(tmp_path, asked(**VOTED, **ADAPTIVE), population(), WILLING)
     coordinator = world.coordinate()
-    carry(world, coordinator, lambda: coordinator._checkpoint.round == 1)
+    carry(world, coordinator, lambda: coordinator._rounds.checkpoint.round == 1)
     party = world.silos[1]
     assert party is not None
     last = party._store.read(coordinator.run)
     assert last is not None
-    kept = Kept.decode(last.coded)
-    assert kept.after is not None
-    other = {name: value * (1 + 1e-12) for name, value in load(kept.next_state).items()}
-    lost = replace(kept, after=kept.after + 1) if what == "model" else replace(kept, next_state=save(other))
-    party._store.write(coordinator.run, replace(last, coded=lost.encode()))
+    other = {
+        name: value * (1 + 1e-12) if name.startswith("state.") else value
+        for name, value in last.after.items()
+    }
+    lost = other if what == "state" else {**last.after, "model": last.after["model"] + 1}
+    party._store.write(coordinator.run, replace(last, after=lost))
     carry(world, coordinator, lambda: False)
     assert "another model or optimiser's state than silo 0" in stopped(coordinator)
-    assert coordinator._checkpoint.round == 1
+    assert coordinator._rounds.checkpoint.round == 1
     world.close()
 
 
@@ -401,16 +426,16 @@ def test_a_silo_charges_what_other_silos_learn_where_the_coordinator_sees_nothin
 def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path, asked(**VOTED), population(), WILLING)
     coordinator = world.coordinate()
-    carry(world, coordinator, lambda: coordinator._hidden is not None and coordinator._hidden.ready)
+    carry(world, coordinator, lambda: coordinator._server.ready)
     party = world.silos[0]
     assert party is not None
     assert party._session is not None
-    share = party._session.hidden
-    assert isinstance(share, EncryptedShare)
-    round_id = RoundId(run=share._silo._plan.run, round=1, attempt=0)
+    client = party._session.client
+    assert isinstance(client, PartialSumsClient)
+    round_id = RoundId(run=client._silo._plan.run, round=1, attempt=0)
     start = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
-    with pytest.raises(RefusalError, match="2 of 3 silos"):
-        share.receive(start.encode())
+    with pytest.raises(ProtocolError, match="2 of 3 silos"):
+        client.receive(start.encode())
     coordinator.close()
     world.close()
 
@@ -431,7 +456,7 @@ def test_a_model_of_another_size_is_refused_before_it_is_charged(tmp_path: Path)
     experiment = asked(protection=ENCRYPTED | {"ratio": 0.5})
     world = World(tmp_path, experiment, population(), policy)
     coordinator = world.coordinate()
-    while coordinator._checkpoint.round < 1:
+    while coordinator._rounds.checkpoint.round < 1:
         for number, data in coordinator.letters():
             party = world.silos[number]
             assert party is not None

@@ -6,20 +6,22 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.engine.attempts import MOST_ATTEMPTS, Absences
 from fedveil.engine.experiment import Experiment
 from fedveil.errors import CompositionError
-from fedveil.federation.coordinator import _DRAWN, CoordinatorParty
+from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import Told
-from fedveil.federation.recovered_sums import RecoveredShare, RecoveredSum
+from fedveil.federation.rounds import _DRAWN
 from fedveil.federation.silo import LEDGER
-from fedveil.federation.store import Answered
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
+from fedveil.protection.ends import ServerEnd
 from fedveil.protection.parts import Model, Task
+from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo
 from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
 
@@ -44,9 +46,11 @@ def world_of(folder: Path, experiment: Experiment) -> World:
 
 def step(coordinator: CoordinatorParty) -> str:
     """Which step of an attempt is awaited: IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
-    hidden = coordinator._hidden
-    assert isinstance(hidden, RecoveredSum)
-    return hidden._server._step.name
+    end = coordinator._server
+    assert isinstance(end, ServerEnd)
+    machine = end._server
+    assert isinstance(machine, RecoverableServer)
+    return machine._step.name
 
 
 def exchange(world: World, coordinator: CoordinatorParty, without: Collection[int] = ()) -> None:
@@ -68,14 +72,14 @@ def play(
     for _ in range(1000):
         if coordinator.finished:
             return coordinator
-        exchange(world, coordinator, gone(coordinator._checkpoint.round + 1, step(coordinator)))
+        exchange(world, coordinator, gone(coordinator._rounds.checkpoint.round + 1, step(coordinator)))
     raise AssertionError("the run does not end")
 
 
 def reach(world: World, coordinator: CoordinatorParty, number: int, at: str) -> None:
     """Play up to a step of a round."""
     for _ in range(200):
-        if (coordinator._checkpoint.round + 1, step(coordinator)) == (number, at):
+        if (coordinator._rounds.checkpoint.round + 1, step(coordinator)) == (number, at):
             return
         exchange(world, coordinator)
     raise AssertionError("the run does not come so far")
@@ -105,14 +109,14 @@ class Inputs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: dict[int, list[bytes]] = {}
-        contribute = RecoveredShare.contribute
+        contribute = RecoverableSilo.contribute
 
-        def giving(share: RecoveredShare, answered: Answered) -> list[bytes]:
-            sent = contribute(share, answered)
-            self.given.setdefault(share._silo.index, []).append(answered.vector.tobytes())
+        def giving(silo: RecoverableSilo, units: np.ndarray) -> bytes:
+            sent = contribute(silo, units)
+            self.given.setdefault(silo.index, []).append(units.tobytes())
             return sent
 
-        monkeypatch.setattr(RecoveredShare, "contribute", giving)
+        monkeypatch.setattr(RecoverableSilo, "contribute", giving)
 
 
 def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish(
@@ -285,12 +289,11 @@ def test_an_earlier_round_is_not_answered_again(tmp_path: Path) -> None:
     share = world.silos[0]
     assert share is not None
     assert share._session is not None
-    hidden, last = share._session.hidden, share._store.read(coordinator.run)
-    assert isinstance(hidden, RecoveredShare)
+    last = share._store.read(coordinator.run)
     assert last is not None
     with pytest.raises(RefusalError, match="round 1 is over"):
-        hidden.follow(last, 1)
-    hidden.follow(last, 4)
+        share._session._check_follows(last, 1)
+    share._session._check_follows(last, 4)
     world.close()
 
 
@@ -306,9 +309,9 @@ def test_a_round_that_the_run_does_not_have_is_neither_charged_nor_answered(
     session = party._session
     assert session is not None
     session.told = Told()
-    session.told.add(Model(values=coordinator._checkpoint.model.numpy()))
+    session.told.add(Model(values=coordinator._rounds.checkpoint.model.numpy()))
     with pytest.raises(RefusalError, match="the run has rounds 1 to 4"):
-        party._sum(session, Task(round=number))
+        session._given(Task(round=number))
     assert charged(world, 0) == []
     world.close()
 

@@ -15,23 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.setup import prepare
+from fedveil.engine.workload import SiloSums
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.federation.own_round import OwnRound
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import LEDGER
-from fedveil.federation.store import Answered, AnswerStore
+from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
+from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import (
     PARTS,
-    Agreement,
     Counts,
     Drawn,
     DrawnUsers,
@@ -43,11 +44,9 @@ from fedveil.protection.parts import (
     Part,
     Refused,
     Relay,
-    Sealed,
     Task,
     Terms,
     Totals,
-    Vector,
 )
 from fedveil.protection.wire import Writer
 from tests.federation_world import OPEN, TESTING, World, asked, clients, population, small_keys
@@ -65,11 +64,8 @@ EXAMPLES: list[Part] = [
     Model(values=np.arange(4, dtype=np.float32)),
     DrawnUsers(users=np.arange(11) % 2 == 0),
     OwnDraw(drawn=True),
-    Vector(values=np.linspace(0, 1, 5)),
     Relay(message=b"a message"),
-    Agreement(public=bytes(range(32))),
     Learned(tag=bytes(range(32))),
-    Sealed(sealed=b"key and message"),
     Drawn(commitment=bytes(32)),
 ]
 
@@ -102,6 +98,15 @@ def terms(world: World, **changes: Any) -> Terms:
 
 def task(world: World, number: int = 1, value: float = 0.0, length: int = 4) -> tuple[Part, ...]:
     return Model(values=np.full(length, value, dtype=np.float32)), Task(round=number)
+
+
+def vector(parts: tuple[Part, ...]) -> np.ndarray:
+    """The sum that a silo sends in the open."""
+    (part,) = parts
+    assert isinstance(part, Relay), part
+    content = Envelope.decode(part.message).message
+    assert isinstance(content, OpenVector)
+    return content.values
 
 
 def cause(parts: tuple[Part, ...]) -> str:
@@ -209,10 +214,10 @@ def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
         told(world, *task(world, number=2), number=2)
         kept = next((folder / "state-0" / "answers").iterdir())
         content = kept.read_bytes()
-        assert isinstance(told(world, *task(world, number=3), number=3)[0], Vector)
+        assert isinstance(told(world, *task(world, number=3), number=3)[0], Relay)
         kept.write_bytes(content)
         answer = told(world, *task(world, number=3), number=4)
-        assert (cause(answer) == "budget") if refused else isinstance(answer[0], Vector)
+        assert (cause(answer) == "budget") if refused else isinstance(answer[0], Relay)
         assert len(read_entries(folder / "state-0" / LEDGER)) == (3 if refused else 4)
         world.close()
 
@@ -228,12 +233,10 @@ def test_metrics_and_files_of_the_coordinator_are_not_touched_by_a_silo(world: W
 
 def test_a_round_is_answered_once(world: World) -> None:
     told(world, terms(world))
-    (first,) = told(world, *task(world), number=1)
-    assert isinstance(first, Vector)
-    (again,) = told(world, *task(world), number=2)
-    assert isinstance(again, Vector)
-    assert np.array_equal(first.values, again.values)
-    assert isinstance(told(world, *task(world, number=2), number=3)[0], Vector)
+    first = vector(told(world, *task(world), number=1))
+    again = vector(told(world, *task(world), number=2))
+    assert np.array_equal(first, again)
+    assert isinstance(told(world, *task(world, number=2), number=3)[0], Relay)
     for session, wrong in enumerate(
         (task(world, number=2, value=1.0), task(world, number=1), task(world, number=4)), start=2
     ):
@@ -250,7 +253,7 @@ def test_a_refusal_ends_its_session(world: World) -> None:
     assert isinstance(told(world, *task(world), number=2)[0], Lost)
     assert cause(told(world, terms(world))) == "replay"
     told(world, terms(world), session=2)
-    assert isinstance(told(world, *task(world), session=2, number=1)[0], Vector)
+    assert isinstance(told(world, *task(world), session=2, number=1)[0], Relay)
 
 
 def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
@@ -261,7 +264,7 @@ def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
     def fail(*_: object) -> None:
         raise RuntimeError("record 17 of the table")
 
-    monkeypatch.setattr(OwnRound, "message", fail)
+    monkeypatch.setattr(SiloSums, "give", fail)
     told(world, terms(world))
     answer = told(world, *task(world), number=1)
     assert cause(answer) == "request"
@@ -282,16 +285,14 @@ def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
 def test_a_stored_sum_is_sent_under_its_own_terms_alone(world: World) -> None:
     """A sum that was charged as one under masks is not sent in the open, nor one of other weights, for free."""
     told(world, terms(world))
-    (first,) = told(world, *task(world), number=1)
+    first = vector(told(world, *task(world), number=1))
     told(world, terms(world, rounds=5), session=2)
     assert cause(told(world, *task(world), session=2, number=1)) == "replay"
     told(world, terms(world, method={"noise_multiplier": 4.0}), session=3)
     assert cause(told(world, *task(world), session=3, number=1)) == "replay"
     told(world, terms(world), session=4)
-    (again,) = told(world, *task(world), session=4, number=1)
-    assert isinstance(first, Vector)
-    assert isinstance(again, Vector)
-    assert np.array_equal(first.values, again.values)
+    again = vector(told(world, *task(world), session=4, number=1))
+    assert np.array_equal(first, again)
 
 
 def test_old_letters_are_not_answered_again(world: World) -> None:
@@ -355,7 +356,7 @@ def test_new_noise_is_never_free(world: World, tmp_path: Path) -> None:
     content = kept.read_bytes()
     told(world, *task(world, number=3), number=3)
     kept.write_bytes(content)
-    assert isinstance(told(world, *task(world, number=3), number=4)[0], Vector)
+    assert isinstance(told(world, *task(world, number=3), number=4)[0], Relay)
     charges = [(entry.round, entry.attempt) for entry in read_entries(tmp_path / "state-0" / LEDGER)]
     assert charges == [(1, 0), (2, 0), (3, 0), (3, 1)]
 
@@ -372,7 +373,7 @@ def test_a_full_disk_stops_a_round_before_it_is_answered(
         assert cause(told(world, *task(world), number=1)) == "storage"
     assert isinstance(told(world, *task(world), number=2)[0], Lost)
     told(world, terms(world), session=2)
-    assert isinstance(told(world, *task(world), session=2, number=1)[0], Vector)
+    assert isinstance(told(world, *task(world), session=2, number=1)[0], Relay)
 
 
 def test_a_coordinator_with_a_full_disk_goes_on_later(
@@ -389,7 +390,7 @@ def test_a_coordinator_with_a_full_disk_goes_on_later(
                 party = world.silos[number]
                 assert party is not None
                 reply = party.receive(data)
-                if coordinator._checkpoint.round == 2:
+                if coordinator._rounds.checkpoint.round == 2:
                     patched.setattr(os, "replace", full)
                 coordinator.receive(number, reply)
                 patched.undo()
@@ -466,7 +467,10 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(
         letter = SignedMessage.open(
             data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
         )
-        coordinator.receive(number, letter.answer(Vector(values=values)).seal(world.keys[number]))
+        round_id = RoundId(run=coordinator._session_run, round=1, attempt=0)
+        sent = Envelope(round_id=round_id, sender=number, recipient=SERVER, message=OpenVector(values=values))
+        answer = letter.answer(Relay(message=sent.encode()))
+        coordinator.receive(number, answer.seal(world.keys[number]))
     assert coordinator.outcome is not None
     assert reason in (coordinator.outcome.stopped or "")
     assert coordinator.outcome.rounds == 0
@@ -491,7 +495,7 @@ def test_the_bytes_of_version_2_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "adddfe45b433e34748c64fd4594e8c795810655e12edcacb77caee9989b1f9fe"
+        == "59b3cc88ce85b3452514592342d12612c90f97613100255003b557731dd2eb87"
     )
 
 
@@ -534,10 +538,11 @@ def test_parts_are_checked_behind_a_signature(world: World) -> None:
     letter = SignedMessage(run=RUN, session=1, number=0, sender=SERVER, recipient=0, parts=())
     content = letter.seal(world.key)[:-64]
     for body, count in (
-        (b"\x63" + bytes(8), 1),
-        (b"\x04" + bytes(7), 1),
+        (b"\x05" + bytes(8), 1),
+        (bytes([Lost.kind]) + bytes(7), 1),
+        (bytes([OpenVector.kind]) + bytes(8), 1),
         (b"", 2),
-        (b"\x04" + bytes(8) + b"x", 1),
+        (bytes([Lost.kind]) + bytes(8) + b"x", 1),
     ):
         forged = content[:-2] + count.to_bytes(2, "big") + body
         party = world.silos[0]
@@ -550,12 +555,13 @@ def test_parts_are_checked_behind_a_signature(world: World) -> None:
 
 
 def test_answers_are_kept_or_refused(tmp_path: Path) -> None:
-    store = AnswerStore(tmp_path / "answers")
+    store = RecordStore(tmp_path / "answers")
     assert store.read(RUN) is None
-    store.write(RUN, Answered(round=3, request=bytes(32), vector=np.arange(5.0)))
+    store.write(RUN, RoundRecord(round=3, request=bytes(32), given=b"a sum", after={"model": np.arange(5.0)}))
     kept = store.read(RUN)
     assert kept is not None
-    assert (kept.round, kept.vector.tolist()) == (3, [0, 1, 2, 3, 4])
+    assert (kept.round, kept.given, kept.after["model"].tolist()) == (3, b"a sum", [0, 1, 2, 3, 4])
+    assert not kept.before
     path = next((tmp_path / "answers").iterdir())
     assert path.stat().st_mode & 0o777 == 0o600
     content = path.read_bytes()

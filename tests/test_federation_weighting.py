@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.crypto.agreement import RoundId
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, RunFolder
-from fedveil.engine.setup import prepare
-from fedveil.federation import weighted_sums
+from fedveil.engine.setup import prepare, privacy_randomness
+from fedveil.engine.silo_side import WeightedTraining
+from fedveil.engine.turn import Turn
+from fedveil.federation import coordinator
 from fedveil.federation.errors import OWN_RECORDS
 from fedveil.federation.grammar import MISSHAPEN
 from fedveil.federation.limits import LARGEST_LETTER
@@ -21,13 +24,13 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import LEDGER, SiloParty
-from fedveil.federation.store import Answered
-from fedveil.federation.weighted_sums import BlindShare, BlindSum, WeightedInput
 from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Part, Task, Totals
+from fedveil.protection.weighted_sums import WeightedClient, WeightedGiven, WeightedServer
+from fedveil.randomness import ExperimentRandomness
 from tests.federation_world import (
     TESTING,
     Chaos,
@@ -38,6 +41,7 @@ from tests.federation_world import (
     in_one_process,
     population,
     small_keys,
+    statement,
 )
 from tests.test_run import files, same_model
 
@@ -93,22 +97,21 @@ class Record:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.given: dict[tuple[int, int], list[WeightedInput]] = {}
+        self.given: dict[tuple[int, int], list[WeightedGiven]] = {}
         self.learned: dict[int, list[bytes]] = {}
-        contribute, result = BlindShare.contribute, BlindSum.result
+        contribute, result = WeightedClient.contribute, WeightedServer.result
 
-        def giving(share: BlindShare, answered: Answered) -> list[bytes]:
-            content = WeightedInput.decode(answered.coded)
-            self.given.setdefault((share._silo.index, share._silo._round_id.round), []).append(content)
-            return contribute(share, answered)
+        def giving(client: WeightedClient, round_id: RoundId, given: WeightedGiven) -> list[bytes]:
+            self.given.setdefault((client._silo.index, round_id.round), []).append(given)
+            return contribute(client, round_id, given)
 
-        def learning(sums: BlindSum) -> np.ndarray:
-            found = result(sums)
-            self.learned.setdefault(sums._server._round_id.round, []).append(found.tobytes())
+        def learning(server: WeightedServer) -> np.ndarray:
+            found = result(server)
+            self.learned.setdefault(server._server.round_id.round, []).append(found.tobytes())
             return found
 
-        monkeypatch.setattr(BlindShare, "contribute", giving)
-        monkeypatch.setattr(BlindSum, "result", learning)
+        monkeypatch.setattr(WeightedClient, "contribute", giving)
+        monkeypatch.setattr(WeightedServer, "result", learning)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +139,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     assert same_model(here[1], there[1])
     assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
     assert here[0] == there[0]
+    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     for number in range(3):
         assert rounds(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
     world.close()
@@ -238,13 +242,14 @@ def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows(tmp_path: 
     prepared = prepare(experiment, FixedPopulation(held))
     moved = _vector(files(world.run_folder.path)[1]) - prepared.task.initial().numpy()
     moved *= prepared.method.divisor(3, held.n_users)
-    training = weighted_sums.WeightedTraining(
-        prepared.setting,
-        prepared.task.initial(),
-        1,
-        weighted_sums.ExperimentRandomness(experiment.seed),
-        weighted_sums.privacy_randomness(experiment),
+    turn = Turn(
+        setting=prepared.setting,
+        model=prepared.task.initial(),
+        round_number=1,
+        experiment=ExperimentRandomness(experiment.seed),
+        privacy=privacy_randomness(experiment),
     )
+    training = WeightedTraining(turn)
     groups, alone = prepared.setting.cohort.groups, np.zeros((held.n_users, len(moved)))
     totals = np.bincount(groups.user, weights=groups.size)
     for silo in range(3):
@@ -297,14 +302,14 @@ def test_no_letter_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
 def interrupted(tmp_path: Path, experiment: Experiment) -> World:
     """A federation whose coordinator dies after round 1 was answered by all silos and before it was released."""
     world = World(tmp_path, experiment, population(), POLICY)
-    coordinator = world.coordinator = world.coordinate()
+    leading = world.coordinator = world.coordinate()
     for _ in range(20):
-        for number, data in coordinator.letters():
+        for number, data in leading.letters():
             party = world.silos[number]
             assert party is not None
-            coordinator.receive(number, party.receive(data))
+            leading.receive(number, party.receive(data))
         if all((tmp_path / f"state-{number}" / "answers").exists() for number in range(3)):
-            coordinator.close()
+            leading.close()
             return world
     raise AssertionError("no round was answered")
 
@@ -391,7 +396,7 @@ def test_a_silo_takes_part_only_if_its_policy_names_private_weighting(tmp_path: 
 def test_letters_that_nobody_would_read_are_refused_before_a_run(tmp_path: Path) -> None:
     world = World(tmp_path, weighted(), population(), POLICY)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(weighted_sums, "LARGEST_LETTER", 1 << 11)
+        patched.setattr(coordinator, "LARGEST_LETTER", 1 << 11)
         with pytest.raises(ProtocolError, match="above the limit of 2048: fewer users or parameters"):
             world.coordinate()
     world.close()
@@ -400,12 +405,12 @@ def test_letters_that_nobody_would_read_are_refused_before_a_run(tmp_path: Path)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_what_is_stored_is_what_is_given(dtype: Any) -> None:
     rng = np.random.default_rng(3)
-    content = WeightedInput(
+    content = WeightedGiven(
         contributions=rng.integers(-(2**30), 2**30, (3, 5)).astype(dtype),
         noise=rng.integers(-(2**60), 2**60, 5),
         dither=rng.bytes(32),
     )
-    again = WeightedInput.decode(content.encode())
+    again = WeightedGiven.decode(content.encode())
     np.testing.assert_array_equal(again.contributions, content.contributions)
     assert again.contributions.dtype == dtype
     np.testing.assert_array_equal(again.noise, content.noise)

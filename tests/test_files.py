@@ -31,15 +31,16 @@ from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.coordinator import STATE, CoordinatorParty
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
+from fedveil.federation.rounds import Rounds
 from fedveil.federation.share import FixedPopulation, silo_share
-from fedveil.federation.store import Answered, AnswerStore
-from fedveil.federation.weighted_sums import WeightedInput
+from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import DEEPEST, parse_json, parse_toml, read_content, read_text
 from fedveil.local.pretrained import take_parameters
 from fedveil.population.draft import draft_schema
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
+from fedveil.protection.weighted_sums import WeightedGiven
 from fedveil.report.run_data import load_run
 from tests.federation_world import World, asked, population
 from tests.test_run import Silent
@@ -103,8 +104,8 @@ def federation(folder: Path) -> dict[str, FileKind]:
         return entries
 
     def answer(at: Path) -> Any:
-        kept = AnswerStore(at.parent).read(RUN)
-        return None if kept is None else (kept.round, kept.request, kept.vector.tobytes(), kept.coded)
+        kept = RecordStore(at.parent).read(RUN)
+        return None if kept is None else kept.encode()
 
     def metrics(at: Path) -> Any:
         checkpoint = run_folder.read_checkpoint()
@@ -118,11 +119,14 @@ def federation(folder: Path) -> dict[str, FileKind]:
 
     run_folder = RunFolder(run(prepared, folder / "here", Silent()).folder)
     (folder / "answers").mkdir()
-    AnswerStore(folder / "answers").write(RUN, Answered(round=3, request=bytes(32), vector=np.arange(5.0)))
+    record = RoundRecord(
+        round=3, request=bytes(32), given=bytes(40), before={"model": np.arange(5.0, dtype=np.float32)}
+    )
+    RecordStore(folder / "answers").write(RUN, record)
     kept = folder / "answers" / f"{RUN.hex()}.answer"
     weighted = folder / "weighted.bin"
     weighted.write_bytes(
-        WeightedInput(contributions=np.arange(6).reshape(2, 3), noise=np.arange(3), dither=bytes(32)).encode()
+        WeightedGiven(contributions=np.arange(6).reshape(2, 3), noise=np.arange(3), dither=bytes(32)).encode()
     )
 
     def answer_of(body: bytes) -> bytes:
@@ -144,13 +148,13 @@ def federation(folder: Path) -> dict[str, FileKind]:
         "ledger.jsonl, sealed": FileKind(path=silo_ledger, read=ledger, seal=lines_of),
         "answer": FileKind(path=kept, read=answer, sealed=True),
         "answer, sealed": FileKind(path=kept, read=answer, seal=answer_of),
-        "weighted input": FileKind(path=weighted, read=lambda at: WeightedInput.decode(at.read_bytes())),
+        "weighted input": FileKind(path=weighted, read=lambda at: WeightedGiven.decode(at.read_bytes())),
         "federation.json": FileKind(
             path=path / STATE, read=lambda _: CoordinatorParty._identify(coordinator)
         ),
         "participants.json": FileKind(
             path=path / "checkpoint" / "participants.json",
-            read=lambda _: CoordinatorParty._drawn(coordinator, 2, 0),
+            read=lambda _: Rounds._drawn(coordinator, 2, 0),
         ),
         "experiment.toml": FileKind(path=here / "experiment.toml", read=lambda at: RunFolder.open(at.parent)),
         "metrics.jsonl": FileKind(path=here / "metrics.jsonl", read=metrics),
@@ -176,7 +180,7 @@ class Coordinating:
 
     def __init__(self, world: World, prepared: Prepared) -> None:
         self._folder, self._prepared = world.run_folder, prepared
-        self._privacy = privacy_randomness(prepared.experiment)
+        self.privacy = privacy_randomness(prepared.experiment)
 
 
 def alone(folder: Path) -> dict[str, FileKind]:

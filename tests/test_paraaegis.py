@@ -89,7 +89,7 @@ def aggregate(
     """Return the sum of these vectors as the silos end with it."""
     agreed, initial = prepared.agreed, prepared.task.initial()
     assert isinstance(agreed, PartialRange)
-    driver = Driver(agreed.protocol()) if driver is None else driver
+    driver = Driver(agreed.protocol(PrivacyRandomness.insecure(round_number))) if driver is None else driver
     turn = turn_of(prepared, round_number, model)
     result, summed = driver.play(
         (round_number, 0),
@@ -112,7 +112,7 @@ def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
         prepared = asked({"name": name})
         parties = None
         if isinstance(prepared.agreed, PartialRange):
-            parties = Parties.of(prepared.agreed, prepared.task.initial())
+            parties = Parties.of(prepared.agreed, prepared.task.initial(), PrivacyRandomness.insecure(1))
         models.append(play_round(turn_of(prepared), parties)[0])
     moved = models[0] - prepared.task.initial()
     assert (models[0] - models[1]).abs().max() < 1e-7
@@ -161,7 +161,10 @@ def test_noise_in_the_encrypted_part_has_the_size_that_is_asked_for() -> None:
     given = {"ratio": 0.5, "strategy": "random", "he_noise": 3.0, "he_clip": 0.25}
     prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 0.5}, given)
     assert isinstance(prepared.agreed, PartialRange)
-    driver, parts = Driver(prepared.agreed.protocol()), {"clear": [], "hidden": []}
+    driver, parts = (
+        Driver(prepared.agreed.protocol(PrivacyRandomness.insecure(1))),
+        {"clear": [], "hidden": []},
+    )
     for t in range(1, 21):
         aggregate(prepared, np.zeros((CLIENTS, prepared.task.dimension)), t, driver=driver)
         result = driver._clients[0].result()
@@ -465,7 +468,7 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
         play_round(turn_of(prepared), parties)[0]
         for prepared, parties in (
             (plain, None),
-            (hidden, Parties.of(hidden.agreed, hidden.task.initial())),
+            (hidden, Parties.of(hidden.agreed, hidden.task.initial(), PrivacyRandomness.insecure(1))),
         )
     ]
     assert torch.equal(*models)

@@ -23,6 +23,7 @@ from fedveil.methods.protections import SecureAggregation
 from fedveil.privacy.claims import Role
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.randomness import PrivacyRandomness
 from tests.contract.test_methods import CLIP, METHOD_CASES, SILOS, USERS, bounded_sum
 from tests.test_run import Silent, experiment, files, same_model
 
@@ -39,16 +40,14 @@ def asked(**changes: Any) -> Experiment:
 
 def masked_range(name: str, sigma: float = 5.0) -> MaskedRange:
     method = replace(METHOD_CASES[name](sigma), protection=SecureAggregation())
-    agreed = MaskedRange.of(method, n_silos=SILOS, n_users=USERS, length=4)
-    assert agreed is not None
-    return agreed
+    return MaskedRange.of(method, n_silos=SILOS, n_users=USERS, length=4)
 
 
 def total_of(
     agreed: MaskedRange, messages: Sequence[np.ndarray], driver: Driver[Any, Any] | None = None
 ) -> np.ndarray:
     """Return the sum of the silos' messages in round 1, as the server learns it."""
-    driver = Driver(agreed.protocol()) if driver is None else driver
+    driver = Driver(agreed.protocol(PrivacyRandomness.system())) if driver is None else driver
     silos = tuple(range(len(messages)))
     units, _ = driver.play((1, 0), silos, None, lambda silo: agreed.units(messages[silo]))
     return agreed.vector(units)
@@ -194,7 +193,7 @@ def test_a_message_beyond_the_range_ends_the_round_and_names_the_silo() -> None:
 
 def test_a_round_is_summed_once() -> None:
     agreed = masked_range("uldp-avg")
-    driver = Driver(agreed.protocol())
+    driver = Driver(agreed.protocol(PrivacyRandomness.system()))
     total_of(agreed, [np.zeros(4)] * SILOS, driver)
     with pytest.raises(ProtocolError, match="keys are used once"):
         total_of(agreed, [np.zeros(4)] * SILOS, driver)

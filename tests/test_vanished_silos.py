@@ -16,11 +16,12 @@ from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, RetryPolicy
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
-from fedveil.engine.silo_side import local_sums, members_of, silo_message
+from fedveil.engine.silo_side import local_sums, members_of
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
@@ -314,9 +315,17 @@ def test_every_attempt_has_noise_of_its_own() -> None:
     """Two attempts with one noise differ by what their users say, and by nothing that hides it."""
     method, privacy = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA), PrivacyRandomness.insecure(1)
     sent = [
-        silo_message(
-            method, np.zeros(8), n_silos=3, silo=silo, round_number=number, privacy=privacy, attempt=attempt
-        ).vector
+        method.channel.send(
+            np.zeros(8),
+            Sender(
+                number=silo,
+                senders=3,
+                round=number,
+                attempt=attempt,
+                grid=method.bound.grid,
+                privacy=privacy,
+            ),
+        ).numbers
         for number in (1, 2)
         for silo in (0, 1)
         for attempt in (0, 1, 2)

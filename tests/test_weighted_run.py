@@ -16,17 +16,19 @@ from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.parties import Parties
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.silo_side import WeightedTraining, silo_message
+from fedveil.engine.silo_side import WeightedTraining
 from fedveil.engine.turn import Turn
 from fedveil.engine.weighting import WeightingRange
 from fedveil.engine.workers import split_trainer
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.methods.channels import GaussianShares
+from fedveil.methods.sending import Sender
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Tells
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.made_up import serve_hospitals
@@ -61,7 +63,7 @@ def played(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
     assert isinstance(prepared.agreed, WeightingRange)
     work = prepared.agreed.workload(turn_of(prepared), prepared.task.initial())
     work.begin(0)
-    driver = Driver(prepared.agreed.protocol())
+    driver = Driver(prepared.agreed.protocol(PrivacyRandomness.insecure(11)))
     silos = tuple(range(prepared.population.n_silos))
     return work.total(driver.play((1, 0), silos, drawn, work.give)[0])
 
@@ -96,14 +98,16 @@ def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndar
         weights = weights * drawn[groups.user]
     clipped = updates * np.minimum(1, method.bound.norm / np.linalg.norm(updates, axis=1))[:, None]
     noise = [
-        silo_message(
-            method,
+        method.channel.send(
             np.zeros(prepared.task.dimension),
-            n_silos=n_silos,
-            silo=silo,
-            round_number=1,
-            privacy=PrivacyRandomness.insecure(11),
-        ).vector
+            Sender(
+                number=silo,
+                senders=n_silos,
+                round=1,
+                grid=method.bound.grid,
+                privacy=PrivacyRandomness.insecure(11),
+            ),
+        ).numbers
         for silo in range(n_silos)
     ]
     return weights @ clipped + np.sum(noise, axis=0)
@@ -174,7 +178,14 @@ def test_ring_lwe_gives_the_same_sum() -> None:
 def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(trainer: str) -> None:
     prepared = prepare(asked(trainer={"name": trainer}, protection={"name": "none"}))
     setting, start, random = prepared.setting, prepared.task.initial(), ExperimentRandomness(0)
-    training = WeightedTraining(setting, start, 1, random, PrivacyRandomness.insecure(0))
+    turn = Turn(
+        setting=setting,
+        model=start,
+        round_number=1,
+        experiment=random,
+        privacy=PrivacyRandomness.insecure(0),
+    )
+    training = WeightedTraining(turn)
     everyone = torch.arange(len(setting.cohort.groups))
     ones = torch.ones(len(everyone), dtype=torch.float64)
     sums = setting.trainer.sums(
@@ -193,7 +204,9 @@ def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(train
 def test_one_silos_contributions_are_sent_before_the_nexts_are_trained() -> None:
     prepared = prepare(asked())
     assert isinstance(prepared.agreed, WeightingRange)
-    parties = Parties.of(prepared.agreed, prepared.task.initial())
+    parties = Parties.of(
+        prepared.agreed, prepared.task.initial(), PrivacyRandomness.insecure(11), transcript=Transcript()
+    )
     work = parties.workload(turn_of(prepared))
     work.begin(0)
     sent, silos = [], tuple(range(prepared.population.n_silos))

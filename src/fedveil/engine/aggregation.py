@@ -7,7 +7,6 @@ it is exact, masks cancel in whole numbers, and a sum below 2^53 units is exact 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,33 +16,13 @@ from torch import Tensor
 
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import SiloSums
-from fedveil.methods.channels import GaussianShares
-from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.method import Method
-from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.weights import Weights
 from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.recoverable_aggregation import check_threshold
+from fedveil.randomness import PrivacyRandomness
 
 NOISE_REACH: Final = 40.0  # in standard deviations: a share reaches farther with a probability below 1e-340
-
-
-@dataclass(frozen=True)
-class PlainSum:
-    """The server receives every silo's message as it is, and adds them up in the order of the silos."""
-
-    def total(
-        self, round_number: int, messages: Sequence[Float64[np.ndarray, " d"]]
-    ) -> Float64[np.ndarray, " d"]:
-        """Return the sum of the silos' messages; infinite where it is, which no step of the server takes."""
-        aggregate = np.zeros_like(messages[0])
-        with np.errstate(over="ignore", invalid="ignore"):
-            for message in messages:
-                aggregate += message
-        return aggregate
-
-
-PLAIN_SUM: Final = PlainSum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,28 +48,25 @@ class MaskedRange:
 
     def __post_init__(self) -> None:
         """Refuse before any training what the protocol would refuse."""
-        self.protocol()
+        self._sums()
 
     @classmethod
-    def of(cls, method: Method, *, n_silos: int, n_users: int, length: int) -> MaskedRange | None:
-        """Return the range of a method's messages; None if it runs without secure aggregation.
+    def of(cls, method: Method, *, n_silos: int, n_users: int, length: int) -> MaskedRange:
+        """Return the range of the messages of a method under secure aggregation.
 
         A silo's sum is at most C times the largest weight that |U| users can have in one silo. To it comes its share
         of the noise, at most 40 standard deviations; beyond that, with a probability below 1e-340 a coordinate, the
         round would end with an error.
         """
-        if not isinstance(method.protection, SecureAggregation):
-            return None
         channel, bound = method.channel, method.bound
-        assert isinstance(channel, GaussianShares)
         assert bound.bounded, "the protection refuses unbounded contributions"
-        contributions = n_users if isinstance(method.contribution, SiloUserContribution) else 1
+        contributions = n_users if method.contribution.per == "pair" else 1
         weight = 1.0 / n_silos if method.weights is Weights.UNIFORM else 1.0
-        largest = contributions * weight * bound.norm + NOISE_REACH * channel.share_std(n_silos)
+        largest = contributions * weight * bound.norm + NOISE_REACH * channel.message_std(n_silos)
         grid = channel.message_grid(bound.grid, n_silos)
-        threshold = n_silos - channel.missing_silos if method.protection.on_missing == "recover" else None
+        threshold = n_silos - channel.missing if method.protection.recovers else None
         if threshold is not None:
-            check_threshold(threshold, n_silos, channel.colluding_silos)
+            check_threshold(threshold, n_silos, channel.colluding)
         return cls(
             silos=n_silos,
             length=length,
@@ -108,8 +84,11 @@ class MaskedRange:
         """Return a sum of messages from units of the grid, exact."""
         return np.asarray(units * self.grid)
 
-    def protocol(self) -> MaskedSums:
-        """Return the protocol of these numbers."""
+    def protocol(self, privacy: PrivacyRandomness) -> MaskedSums:
+        """Return the protocol of these numbers; no noise is drawn in the middle of a round."""
+        return self._sums()
+
+    def _sums(self) -> MaskedSums:
         return MaskedSums(clients=self.silos, length=self.length, limit=self.limit, threshold=self.threshold)
 
     def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> SiloSums:

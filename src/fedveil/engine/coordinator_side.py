@@ -39,9 +39,8 @@ def coordinate(
         ModelError: a sum, a next model or a next state that is not finite; there is nothing to release.
     """
     setting, method = turn.setting, turn.setting.method
-    if method.channel.by_server:
-        source = turn.privacy.stream("noise", turn.round_number)
-        aggregate = method.channel.release(aggregate, method.bound.grid, source)
+    noise = turn.privacy.stream("noise", turn.round_number)
+    aggregate = method.channel.release(aggregate, method.bound.grid, noise)
     divisor = method.divisor(summed, setting.n_users)
     if method.denominator == "actual":
         assert drawn is not None

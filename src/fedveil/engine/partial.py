@@ -26,7 +26,6 @@ from fedveil.engine.aggregation import NOISE_REACH
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import SiloSums
 from fedveil.methods.channels import grid_gaussian, grid_law
-from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.method import Method
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.privacy.bounds import Clip
@@ -103,15 +102,14 @@ class PartialRange:
     vote_noise: float
 
     @classmethod
-    def of(cls, method: Method, *, n_silos: int, n_users: int, length: int) -> PartialRange | None:
-        """Return the range of a method's messages; None if it runs without partial encryption.
+    def of(cls, method: Method, *, n_silos: int, n_users: int, length: int) -> PartialRange:
+        """Return the range of the messages of a method under partial encryption.
 
         Raises:
             ProtocolError: fewer than two silos, or values that the sums do not hold.
         """
         protection, bound = method.protection, method.bound
-        if not isinstance(protection, PartialEncryption):
-            return None
+        assert isinstance(protection, PartialEncryption)
         senders, largest = method.channel.n_senders(n_silos), 0.0
         std = method.channel.message_std(senders)
         hidden_std, hidden_grid = protection.hidden_noise(bound, std)
@@ -122,7 +120,7 @@ class PartialRange:
             grid=2.0 ** math.ceil(math.log2(_REACH_UNBOUNDED / ckks.limit)),
             largest=_REACH_UNBOUNDED,
         )
-        if isinstance(bound, Clip):
+        if bound.bounded:
             largest = method.contribution.largest_message(bound.norm, senders, n_users, method.weights)
         if not isinstance(bound, Clip):
             clear = hidden = loose
@@ -199,7 +197,6 @@ class PartialRange:
         message: Float64[np.ndarray, " d"],
         partition: Bool[np.ndarray, " d"],
         privacy: PrivacyRandomness,
-        *,
         round_number: int,
         silo: int,
     ) -> Parts:
@@ -225,9 +222,15 @@ class PartialRange:
         total[partition] = hidden * self.hidden.grid
         return total
 
-    def protocol(self) -> PartialSums:
-        """Return the protocol of these numbers."""
-        return PartialSums(self.plan, lambda owner: self.workers(owner=owner))
+    def protocol(self, privacy: PrivacyRandomness) -> PartialSums:
+        """Return the protocol of these numbers, in which parts are given their noise once they are divided."""
+
+        def divide(
+            message: Float64[np.ndarray, " d"], partition: Bool[np.ndarray, " d"], number: int, silo: int
+        ) -> Parts:
+            return self.split(message, partition, privacy, number, silo)
+
+        return PartialSums(self.plan, divide, lambda owner: self.workers(owner=owner))
 
     def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> DividedSums:
         """Return the silos' messages of a round, to be divided.
@@ -250,15 +253,11 @@ class PartialRange:
             initial: (d,) the model before the first round.
         """
         number, privacy = turn.round_number, turn.privacy
-
-        def split(partition: Bool[np.ndarray, " d"]) -> Parts:
-            return self.split(message, partition, privacy, round_number=number, silo=silo)
-
         now, first = turn.model.cpu().double().numpy(), initial.cpu().double().numpy()
         noisy = self.noisy_votes(number)
         return PartialGiven(
             values=self.proposal(message, now, first),
-            split=split,
+            message=message,
             votes=self.noise_on_votes(privacy, round_number=number, silo=silo) if noisy else None,
         )
 
@@ -282,7 +281,7 @@ class DividedSums(SiloSums):
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
         """Return all silos, or the drawn clients."""
-        if self.drawn is not None and isinstance(self.turn.setting.method.contribution, ClientContribution):
+        if self.drawn is not None and self.turn.setting.method.contribution.drawn_alone:
             return tuple(np.flatnonzero(self.drawn).tolist())
         return cohort
 

@@ -19,12 +19,12 @@ from jaxtyping import Float64
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.folder import RunFolder, finite
 from fedveil.engine.release_document import DOCUMENT, ReleaseDocument, read_release_document
-from fedveil.engine.silo_side import silo_message
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import ConfigError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, read_columns
@@ -164,20 +164,22 @@ def noisy_sum(prepared: PreparedRelease, table: ColumnTable) -> Float64[np.ndarr
         return _privately_weighted(prepared, table, privacy)
     assert isinstance(method.bound, FixedVector)
     sums = silo_sums(step, table, method.weights.of(table.pairs(), n_silos, table.n_users), method.bound)
-    masked = MaskedRange.of(method, n_silos=n_silos, n_users=table.n_users, length=step.layout.length)
 
     def message(silo: int) -> Float64[np.ndarray, " d"]:
-        return silo_message(
-            method, sums[silo], n_silos=n_silos, silo=silo, round_number=1, privacy=privacy
-        ).vector
+        return method.channel.send(sums[silo], _sender(method, silo, n_silos, privacy)).numbers
 
     everybody = tuple(range(n_silos))
-    if masked is None:
+    if not method.protection.masks:
         open_sums = Driver(OpenSums(clients=n_silos, length=step.layout.length), kinds=method.kinds)
         return open_sums.play((1, 0), everybody, None, message)[0]
-    driver = Driver(masked.protocol(), kinds=method.kinds)
+    masked = MaskedRange.of(method, n_silos=n_silos, n_users=table.n_users, length=step.layout.length)
+    driver = Driver(masked.protocol(privacy), kinds=method.kinds)
     units, _ = driver.play((1, 0), everybody, None, lambda silo: masked.units(message(silo)))
     return masked.vector(units)
+
+
+def _sender(method: Method, silo: int, n_silos: int, privacy: PrivacyRandomness) -> Sender:
+    return Sender(number=silo, senders=n_silos, round=1, grid=method.bound.grid, privacy=privacy)
 
 
 def _privately_weighted(
@@ -193,7 +195,6 @@ def _privately_weighted(
     uncapped = WeightingRange.of(
         method, groups, n_silos=n_silos, n_users=table.n_users, length=step.layout.length, rounds=1
     )
-    assert uncapped is not None
     agreed = replace(uncapped, counts=np.minimum(uncapped.counts, uncapped.plan.count_limit))
     assert isinstance(method.bound, FixedVector)
     bound = method.bound
@@ -202,18 +203,12 @@ def _privately_weighted(
         rows = np.concatenate(
             [np.zeros((0, step.layout.length)), *_own_vectors(step, table, groups.silo == silo, bound)]
         )
-        share = silo_message(
-            method,
-            np.zeros(step.layout.length),
-            n_silos=n_silos,
-            silo=silo,
-            round_number=1,
-            privacy=privacy,
-        ).vector
+        nothing = np.zeros(step.layout.length)
+        share = method.channel.send(nothing, _sender(method, silo, n_silos, privacy)).numbers
         dither = privacy.stream("dither", 1, silo, 0).uint64(SEED_BYTES // 8).tobytes()
         return agreed.given(rows, share, dither)
 
-    driver = Driver(agreed.protocol(), kinds=method.kinds)
+    driver = Driver(agreed.protocol(privacy), kinds=method.kinds)
     units, _ = driver.play((1, 0), tuple(range(n_silos)), None, given)
     return agreed.vector(units)
 

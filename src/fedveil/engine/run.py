@@ -35,6 +35,7 @@ from fedveil.errors import BudgetError, RunFolderError
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
+from fedveil.protection.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import matching
 from fedveil.server.spectrum import spectrum
@@ -101,7 +102,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     folder = RunFolder.create(parent, prepared.experiment)
     folder.write_json("environment.json", _environment(prepared))
     folder.write_json("diagnostics.json", population_diagnostics(prepared))
-    if transcript and prepared.agreed is not None:
+    if transcript and prepared.method.protection.agrees:
         folder.write(_TRANSCRIPT, b"")
     with share_training(prepared) as shared:
         return _go_on(shared, folder, observer)
@@ -132,7 +133,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     experiment = prepared.experiment
     privacy = privacy_randomness(experiment)
     guarantee = prepared.guarantee
-    parties = _parties(prepared)
+    parties = _parties(prepared, privacy)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         checkpoint = last_checkpoint(prepared, folder, ledger)
         if any(entry.event != guarantee.of_round(guarantee.event, entry.round) for entry in ledger.entries):
@@ -193,11 +194,10 @@ def conclude(
     )
 
 
-def _parties(prepared: Prepared) -> Parties:
+def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> Parties:
     """Return the parties of a run, with new keys where there are keys."""
-    if prepared.agreed is None:
-        return Parties.in_the_open(prepared.setting)
-    return Parties.of(prepared.agreed, prepared.task.initial(), prepared.method.kinds)
+    listed = Transcript() if prepared.method.protection.agrees else None
+    return Parties.of(prepared.agreed, prepared.task.initial(), privacy, prepared.method.kinds, listed)
 
 
 def _round(

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from fedveil.engine.aggregation import MaskedRange
+from fedveil.engine.agreed import Agreed, OpenRange
 from fedveil.engine.composition import Composition
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
-from fedveil.engine.parties import Agreed
 from fedveil.engine.sections import DataSection, refuse_session
 from fedveil.engine.setting import Setting
 from fedveil.engine.weighting import WeightingRange
@@ -59,7 +59,7 @@ class Prepared:
     accountant: Accountant
     setting: Setting
     uncovered: tuple[str, ...]
-    agreed: Agreed | None
+    agreed: Agreed
 
     @property
     def secure(self) -> bool:
@@ -163,35 +163,37 @@ def prepare(
             *_initial(experiment),
             *_batching(trainer, cohort.device),
         ),
-        agreed=_agreed(experiment, method, groups, population, public),
+        agreed=_agreed(experiment, method, setting, population, public),
     )
 
 
 def _agreed(
-    experiment: Experiment, method: Method, groups: Groups, population: Population, public: PublicFacts
-) -> Agreed | None:
-    """Return what the parties of a protocol agree on before any training; None without a protocol."""
-    n_silos, n_users, protection = population.n_silos, population.n_users, method.protection
-    dimension = public.dimension
+    experiment: Experiment, method: Method, setting: Setting, population: Population, public: PublicFacts
+) -> Agreed:
+    """Return what the parties agree on before any training."""
+    protection, dimension = method.protection, public.dimension
     assert dimension is not None
+    people = {"n_silos": population.n_silos, "n_users": population.n_users}
     brought: Agreed | None = protection.agree(method, public)
     if brought is not None:
         return brought
     if protection.divides:
-        return PartialRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
-    if not protection.weighs:
-        return MaskedRange.of(method, n_silos=n_silos, n_users=n_users, length=dimension)
-    if experiment.trainer.processes > 1:
-        raise ConfigError(
-            "trainer.processes: private weighting takes contributions one by one and runs in one process"
-        )
-    weighting = WeightingRange.of(
-        method, groups, n_silos=n_silos, n_users=n_users, length=dimension, rounds=experiment.rounds
-    )
-    assert weighting is not None
-    if population.complete:
-        weighting.check_counts()
-    return weighting
+        return PartialRange.of(method, **people, length=dimension)
+    if protection.weighs:
+        if experiment.trainer.processes > 1:
+            alone = "private weighting takes contributions one by one and runs in one process"
+            raise ConfigError(f"trainer.processes: {alone}")
+        groups, rounds = setting.cohort.groups, experiment.rounds
+        weighting = WeightingRange.of(method, groups, **people, length=dimension, rounds=rounds)
+        if population.complete:
+            weighting.check_counts()
+        return weighting
+    if protection.masks:
+        return MaskedRange.of(method, **people, length=dimension)
+    clients = population.n_silos
+    if population.complete:  # clients without messages of their own are added up at once in one process
+        clients = population.n_users if method.channel.by_clients else setting.cohort.n_silos
+    return OpenRange(method=method, clients=clients, length=dimension)
 
 
 def seat_with(prepared: Prepared, records: Records) -> Setting:

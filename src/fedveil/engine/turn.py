@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedveil.engine.setting import Setting
 from fedveil.local.trainer import Progress
-from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.method import Method
+from fedveil.methods.sending import Sender
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import State
 
@@ -44,12 +44,25 @@ class Turn:
         """Draw who takes part in an attempt."""
         return draw_users(self.setting.method, self.setting.n_users, self.privacy, self.round_number, attempt)
 
+    def sender(self, number: int, attempt: int) -> Sender:
+        """Return a silo or client as its channel needs to know it."""
+        setting = self.setting
+        return Sender(
+            number=number,
+            senders=setting.cohort.n_silos,
+            round=self.round_number,
+            attempt=attempt,
+            grid=setting.method.bound.grid,
+            privacy=self.privacy,
+            measured=self.measured,
+        )
+
 
 def draw_users(
     method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
 ) -> Bool[np.ndarray, " users"] | None:
     """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
-    if not isinstance(method.contribution, SiloUserContribution | ClientContribution):
+    if not method.contribution.by_user:
         return None
     path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
     return method.sampler.draw(n_users, privacy.stream(*path))

@@ -19,7 +19,6 @@ from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.aggregation import NOISE_REACH
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import Contributions
-from fedveil.methods.channels import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.population.records import Groups
@@ -28,26 +27,8 @@ from fedveil.protection.private_weighting import Contributions as Rows
 from fedveil.protection.private_weighting import Evaluator, KeyHolder
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
 from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
-from fedveil.protection.weighting_plan import WeightingPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class CipherSizes:
-    """Bytes of what travels under a cipher.
-
-    Attributes:
-        key: the public key.
-        number: a number modulo the plaintext modulus.
-        weight: an encrypted weight.
-        ciphertext: one ciphertext of a silo's sum.
-        ciphertexts: how many a sum has.
-    """
-
-    key: int
-    number: int
-    weight: int
-    ciphertext: int
-    ciphertexts: int
+from fedveil.protection.weighting_plan import CipherSizes, WeightingPlan
+from fedveil.randomness import PrivacyRandomness
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,17 +51,14 @@ class WeightingRange:
     @classmethod
     def of(
         cls, method: Method, groups: Groups, *, n_silos: int, n_users: int, length: int, rounds: int
-    ) -> WeightingRange | None:
-        """Return the range of a method; None if it runs without private weighting.
+    ) -> WeightingRange:
+        """Return the range of a method under private weighting.
 
         Raises:
             ProtocolError: sums that the cipher does not hold.
         """
-        protection = method.protection
-        if not isinstance(protection, PrivateWeighting):
-            return None
-        channel, bound = method.channel, method.bound
-        assert isinstance(channel, GaussianShares)
+        protection, channel, bound = method.protection, method.channel, method.bound
+        assert isinstance(protection, PrivateWeighting)
         assert bound.bounded, "the protection refuses unbounded contributions"
         grid = channel.message_grid(bound.grid, n_silos)
         chosen, places = protection.places(method.sampler.rate)
@@ -91,7 +69,7 @@ class WeightingRange:
             length=length,
             largest_count=protection.n_max,
             norm_limit=math.ceil(bound.norm / grid),
-            noise_limit=math.ceil(NOISE_REACH * channel.share_std(n_silos) / grid),
+            noise_limit=math.ceil(NOISE_REACH * channel.message_std(n_silos) / grid),
             renewed=method.sampler.rate < 1,
             places=places,
             chosen=chosen,
@@ -152,10 +130,14 @@ class WeightingRange:
             ciphertexts=math.ceil(plan.coordinates / parameters.ring.degree) * primes,
         )
 
-    def protocol(self) -> WeightedSums:
-        """Return the protocol of these numbers."""
+    def protocol(self, privacy: PrivacyRandomness) -> WeightedSums:
+        """Return the protocol of these numbers; no noise is drawn in the middle of a round."""
         return WeightedSums(
-            plan=self.plan, counts=self.counts, holder=self.key_holder, evaluator=self.evaluator
+            plan=self.plan,
+            counts=self.counts,
+            holder=self.key_holder,
+            evaluator=self.evaluator,
+            sizes=self.sizes(),
         )
 
     def workload(self, turn: Turn, initial: Float32[Tensor, " d"]) -> Contributions:

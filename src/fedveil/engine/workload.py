@@ -18,13 +18,10 @@ from torch import Tensor
 
 from fedveil.engine.clients import ClientTraining
 from fedveil.engine.setting import Setting, trainer_of
-from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of, silo_message
+from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of
 from fedveil.engine.turn import Turn
 from fedveil.local.trainer import Sums
-from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.layered_shares import LayeredShares
-from fedveil.methods.sending import MessageCost
-from fedveil.privacy.sampling import Everyone
+from fedveil.methods.sending import MessageCost, Sending
 from fedveil.protection.protocol import Drawn
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -99,13 +96,19 @@ class Workload(ABC):
         vector: np.ndarray = result
         return vector
 
+    def payload(self, sending: Sending) -> Float64[np.ndarray, " d"] | bytes:
+        """Return what travels of a message of the channel, and note what it costs where that is counted."""
+        if sending.cost is not None:
+            self.costs.append(sending.cost)
+        return sending.payload
+
     @abstractmethod
     def trained(self) -> Trained:
         """Return what may be shown of the training, once an attempt has come to its end."""
 
 
 class SiloSums(Workload):
-    """Every silo's sum after its channel, as numbers.
+    """Every silo's sum after its channel: numbers, or bytes whose compression error is the silo's share of the noise.
 
     An attempt that failed may have released its sum, so the next one has users of its own: two noisy sums over one
     sample would tell more of it than the two rounds they are charged as.
@@ -131,7 +134,7 @@ class SiloSums(Workload):
     def begin(self, attempt: int) -> Drawn | None:
         """Draw and train, at the first attempt and wherever users are drawn anew."""
         turn, self._attempt = self.turn, attempt
-        if self._sums is None or not isinstance(turn.setting.method.sampler, Everyone):
+        if self._sums is None or turn.setting.method.sampler.samples:
             self.drawn = turn.draw(attempt)
             self._members = members_of(turn.setting.cohort.groups, self.drawn)
             self._sums = local_sums(
@@ -140,24 +143,16 @@ class SiloSums(Workload):
         return self.drawn
 
     def sum_of(self, silo: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's bounded, weighted sum, which carries no noise."""
+        """Return a silo's bounded, weighted sum, which carries no noise; clients that are added up at once have one."""
         assert self._sums is not None
-        total: np.ndarray = self._sums.total[silo].cpu().numpy()
+        total: np.ndarray = self._sums.total[silo if len(self._sums.total) > 1 else 0].cpu().numpy()
         return total
 
     def give(self, sender: int) -> Any:
         """Return a silo's sum with its share of the noise."""
-        turn = self.turn
-        message = silo_message(
-            turn.setting.method,
-            self.sum_of(sender),
-            n_silos=turn.setting.cohort.n_silos,
-            silo=sender,
-            round_number=turn.round_number,
-            privacy=turn.privacy,
-            attempt=self._attempt,
-        ).vector
-        return message if self._units is None else self._units(message)
+        channel, at = self.turn.setting.method.channel, self.turn.sender(sender, self._attempt)
+        message = channel.send(self.sum_of(sender), at)
+        return self.payload(message) if self._units is None else self._units(message.numbers)
 
     def total(self, result: Any) -> Float64[np.ndarray, " d"]:
         """Return the sum in the unit of the update."""
@@ -167,27 +162,6 @@ class SiloSums(Workload):
         """Return what may be shown of the training."""
         assert self._sums is not None
         return Trained.of(self.turn.setting, self._members, self._sums.norms, self._sums.nonfinite)
-
-
-class CodedSums(SiloSums):
-    """Every silo's sum as bytes whose compression error is its share of the noise."""
-
-    def give(self, sender: int) -> bytes:
-        """Return a silo's message with its key."""
-        turn, channel = self.turn, self.turn.setting.method.channel
-        assert isinstance(channel, LayeredShares)
-        sending = channel.encode(
-            self.sum_of(sender),
-            n_silos=turn.setting.cohort.n_silos,
-            silo=sender,
-            round_number=turn.round_number,
-            source=turn.privacy.stream("channel", turn.round_number, sender),
-            measured=turn.measured,
-        )
-        assert sending.coded is not None
-        assert sending.cost is not None
-        self.costs.append(sending.cost)
-        return sending.coded.to_bytes()
 
 
 class OwnMessages(Workload):
@@ -233,24 +207,10 @@ class OwnMessages(Workload):
 
     def give(self, sender: int) -> Any:
         """Return a client's message: its numbers, or its bytes with their key."""
-        turn, channel = self.turn, self.turn.setting.method.channel
-        assert isinstance(channel, ClientMessages)
         if sender not in self._block:
             self._train_block()
-        sending = channel.encode(
-            self._block.pop(sender),
-            grid=turn.setting.method.bound.grid,
-            client=sender,
-            round_number=turn.round_number,
-            source=turn.privacy.stream("channel", turn.round_number, sender),
-            measured=turn.measured,
-        )
-        assert sending.cost is not None
-        self.costs.append(sending.cost)
-        if not channel.coded:
-            return sending.values
-        assert sending.coded is not None
-        return sending.coded.to_bytes()
+        channel, at = self.turn.setting.method.channel, self.turn.sender(sender, 0)
+        return self.payload(channel.send(self._block.pop(sender), at))
 
     def trained(self) -> Trained:
         """Return what may be shown of the training."""
@@ -296,17 +256,8 @@ class Contributions(Workload):
 
     def begin(self, attempt: int) -> Drawn | None:
         """Draw users; every silo trains all of its own, when its turn comes, and anew in another attempt."""
-        turn = self.turn
-        self._training = WeightedTraining(
-            turn.setting,
-            turn.model,
-            turn.round_number,
-            turn.experiment,
-            turn.privacy,
-            turn.progress,
-            attempt=attempt,
-        )
-        self.drawn = turn.draw(attempt)
+        self._training = WeightedTraining(self.turn, attempt)
+        self.drawn = self.turn.draw(attempt)
         return self.drawn
 
     def give(self, sender: int) -> Any:

@@ -14,58 +14,36 @@ run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
-from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.aggregation import PLAIN_SUM
-from fedveil.engine.attempts import MOST_ATTEMPTS
-from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.experiment import Experiment
-from fedveil.engine.folder import Checkpoint, RunFolder
-from fedveil.engine.run import (
-    Observer,
-    Outcome,
-    conclude,
-    evaluate,
-    last_checkpoint,
-    over_budget,
-    row_of,
-)
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.sections import TableSection
-from fedveil.engine.setup import Prepared, privacy_randomness
-from fedveil.engine.turn import Turn, draw_users
+from fedveil.engine.setup import Prepared
 from fedveil.errors import ModelError, RunFolderError
-from fedveil.federation.coded_sums import CodedPost, open_sums
 from fedveil.federation.deployable import check_deployable
-from fedveil.federation.encrypted_sums import check_learned
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.exchange import Absentees, Answers, Exchange
+from fedveil.federation.exchange import Absentees, Answers, Exchange, check_learned
 from fedveil.federation.grammar import MISSHAPEN, Conversation, Grammar, ends
-from fedveil.federation.hidden_sums import HiddenSum, Outgoing, session_run
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.protocols import hidden_sum
-from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.rounds import Draw, Rounds
+from fedveil.federation.signed_message import SignedMessage, session_run
 from fedveil.files import parse_json, read_content, reading
-from fedveil.methods.protections import PrivateWeighting
-from fedveil.privacy.ledger import Ledger
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
     LARGEST_COUNT,
-    Agreement,
     Counts,
     Drawn,
     DrawnUsers,
@@ -79,14 +57,11 @@ from fedveil.protection.parts import (
     Totals,
     only,
 )
-from fedveil.randomness import ExperimentRandomness
-from fedveil.server.optimizers import State
+from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 
 STATE: Final = "federation.json"
 """In the run folder: the 16 bytes of the run and its last session."""
 
-_DRAWN: Final = "checkpoint/participants.json"
-_SALT_BYTES: Final = 32
 _MOST_SESSIONS: Final = 1 << 31
 
 
@@ -102,6 +77,7 @@ class CoordinatorParty:
 
     Raises:
         CompositionError: a method that does not run between institutions.
+        ProtocolError: a letter of its protocol would be longer than any party reads.
         RunFolderError: a damaged folder, or another process at work in it.
     """
 
@@ -116,24 +92,17 @@ class CoordinatorParty:
     ) -> None:
         check_deployable(prepared)
         self._prepared, self._membership, self._identity = prepared, membership, identity
-        self._folder, self._observer = folder, observer
-        self._privacy = privacy_randomness(prepared.experiment)
-        guarantee = prepared.guarantee
-        self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
-        self._checkpoint = last_checkpoint(prepared, folder, self._ledger)
-        folder.mend_metrics(self._checkpoint)
+        self._folder = folder
+        self._rounds = Rounds(prepared, folder, observer)
+        self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
+        self._check_lengths()
         self._run, self._session = self._identify()
-        self._number = self._attempts = 0
-        self._hidden: HiddenSum | None = None
-        self._post: CodedPost | None = None
+        self._number = 0
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
-        self._taking_part = prepared.setting.n_users
-        self._began = time.perf_counter()
         self._exchange: Exchange | None = None
         self._absent = Absentees()
         self.outcome: Outcome | None = None
-        observer.started(folder.path, prepared.experiment, self._checkpoint.round)
         self._begin_session()
 
     @property
@@ -148,7 +117,7 @@ class CoordinatorParty:
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
-        self._ledger.close()
+        self._rounds.close()
 
     def letters(self) -> list[tuple[int, bytes]]:
         """Return the letters that still wait for an answer, as pairs of silo and bytes.
@@ -165,13 +134,13 @@ class CoordinatorParty:
 
         Where too few would be left, but enough with those that are back meanwhile, the round is begun again with them.
         """
-        exchange, hidden = self._exchange, self._hidden
-        if exchange is None or hidden is None:
+        exchange, least = self._exchange, self._agreement.least
+        if exchange is None:
             return ()
         silent = exchange.missing
         if self._leave(silent):
             self._proceed()
-        elif len(self._present) - len(silent) + self._absent.back >= hidden.least and self._absent.back:
+        elif len(self._present) - len(silent) + self._absent.back >= least and self._absent.back:
             for silo in silent:
                 self._absent.leave(silo, exchange)
             self._begin_session()
@@ -232,15 +201,7 @@ class CoordinatorParty:
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
-        self.outcome = conclude(
-            self._prepared,
-            self._folder,
-            self._checkpoint,
-            self._ledger,
-            reason or None,
-            has_model=self._hidden is None or self._hidden.shows_model,
-        )
-        self._ledger.close()
+        self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
 
     def _proceed(self) -> None:
         """Read the answers once all of an exchange are in."""
@@ -254,10 +215,8 @@ class CoordinatorParty:
 
     def _leave(self, silos: tuple[int, ...]) -> bool:
         """Leave silos of the exchange behind, if the protocol can go on without them; return whether it can."""
-        exchange, hidden = self._exchange, self._hidden
-        if exchange is None or hidden is None or not silos:
-            return False
-        if len(exchange.letters) - len(silos) < hidden.least:
+        exchange = self._exchange
+        if exchange is None or not silos or len(exchange.letters) - len(silos) < self._agreement.least:
             return False
         for silo in silos:
             self._absent.leave(silo, exchange)
@@ -281,17 +240,16 @@ class CoordinatorParty:
         self._session += 1
         self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
         terms = Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)
-        run = session_run(self._run, self._session, terms)
-        self._hidden = hidden_sum(self._prepared, run)
+        self._session_run = session_run(self._run, self._session, terms)
+        self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
         self._absent.readmit()
         self._totals = None
-        self._talks = {silo: Conversation(Grammar.of(self._prepared, silo)) for silo in self._present}
+        self._talks = {
+            silo: Conversation(Grammar.of(self._prepared, self._agreement.exchanges(silo)))
+            for silo in self._present
+        }
         self._number = -1
-        offer: list[Part] = [terms]
-        if self._prepared.method.channel.coded:
-            self._post = CodedPost(run)
-            offer.append(self._post.offer)
-        self._ask(dict.fromkeys(self._present, offer), self._joined)
+        self._ask({silo: [terms] for silo in self._present}, self._joined)
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -322,14 +280,11 @@ class CoordinatorParty:
                 raise ProtocolError(
                     f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most
                 )
-        if self._post is not None:
-            for silo, parts in answers.items():
-                self._post.meet(silo, only(parts, Agreement, silo))
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
         outgoing = self._route(answers)
-        if self._hidden is None or self._hidden.ready:
+        if self._server.ready:
             self._begin_round(outgoing)
         else:
             self._ask(_by_silo(outgoing), self._set_up)
@@ -337,143 +292,49 @@ class CoordinatorParty:
     # --- rounds ----------------------------------------------------------------------------------------------
 
     def _begin_round(self, before: Outgoing) -> None:
-        """Charge the next round, then ask for it; ``before`` is what silos must read first."""
-        prepared, number = self._prepared, self._checkpoint.round + 1
-        if number > prepared.experiment.rounds:
-            self.stop("")
-            return
-        charged = sum(entry.round == number for entry in self._ledger.entries)
-        repeats = self._hidden is None or self._hidden.repeats
-        due = not charged or not repeats
-        stopped = over_budget(prepared, number, len(self._ledger.entries) + due)
-        if stopped is None and not repeats and self._attempts == MOST_ATTEMPTS:
-            stopped = (
-                f"silos vanished in each of {MOST_ATTEMPTS} attempts at round {number}; resume when they stay"
-            )
+        """Begin the next round, if there is one; ``before`` is what silos must read first."""
+        rounds, repeats = self._rounds, self._agreement.repeats
+        stopped = rounds.stopped(repeats) if rounds.left else ""
         if stopped is not None:
             self.stop(stopped)
             return
-        self._attempts += 1
-        self._began = time.perf_counter()
-        if due:
-            event = prepared.guarantee.of_round(prepared.guarantee.event, number)
-            self._ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
-        drawn, commitment = self._drawn(number, 0 if repeats else charged)
-        self._taking_part = prepared.setting.n_users if drawn is None else int(drawn.sum())
-        model: list[Part] = [Model(values=self._checkpoint.model.cpu().numpy())]
-        if self._hidden is not None and not self._hidden.shows_model:
-            model = []
-        task = Task(round=number)
-        begin = [] if self._hidden is None else self._hidden.begin(number, drawn, self._present)
-        relays = _by_silo([*before, *begin])
+        draw, number = rounds.begin(repeats), rounds.number
+        round_id = RoundId(run=self._session_run, round=number, attempt=0)
+        relays = _by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
         self._ask(
             {
-                silo: [*totals, *relays.get(silo, []), *self._told(silo, drawn, commitment), *model, task]
+                silo: [*totals, *relays.get(silo, []), *self._told(silo, draw), Task(round=number)]
                 for silo in self._present
             },
             self._collect,
         )
 
-    def _told(self, silo: int, drawn: Bool[np.ndarray, " users"] | None, commitment: bytes) -> list[Part]:
-        """Return what a silo is told of who takes part: all users, itself alone, or a commitment."""
-        if drawn is None:
-            return []
-        told = {one.kind for one in self._prepared.method.sends()}
-        every: list[Part] = [
-            Drawn(commitment=commitment),
-            OwnDraw(drawn=bool(drawn[silo % len(drawn)])),
-            DrawnUsers(users=drawn),
-        ]
-        return [part for part in every if type(part) in told]
-
-    def _drawn(self, number: int, attempt: int) -> tuple[Bool[np.ndarray, " users"] | None, bytes]:
-        """Return who takes part, drawn once and kept, and a commitment: an attempt that is asked for again is the same.
-
-        None where everybody does, or where nobody knows: the users are drawn by oblivious transfer.
-        """
-        path, method, users = self._folder / _DRAWN, self._prepared.method, self._prepared.population.n_users
-        hidden = isinstance(method.protection, PrivateWeighting) and method.protection.private_sampling
-        if hidden or method.sampler.rate == 1:
-            return None, b""
-        document = None
-        if path.exists():
-            document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
-        with reading(path, RunFolderError):
-            if document is None or (document["round"], document["attempt"]) != (number, attempt):
-                drawn = draw_users(method, users, self._privacy, number, attempt)
-                if drawn is None:
-                    return None, b""
-                bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
-                document = {"round": number, "attempt": attempt, "drawn": bits, "salt": salt}
-                self._folder.write_json(_DRAWN, document)
-            packed, salted = bytes.fromhex(document["drawn"]), bytes.fromhex(document["salt"])
-            if (len(packed), len(salted)) != (-(-users // 8), _SALT_BYTES):
-                raise ValueError
-            drawn = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=users).astype(np.bool_)
-            return drawn, hashlib.sha256(salted + packed).digest()
+    def _told(self, silo: int, draw: Draw) -> list[Part]:
+        """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the model."""
+        found: dict[type[Part], Callable[[], Part]] = {}
+        if (users := draw.users) is not None:
+            found = {
+                Drawn: lambda: Drawn(commitment=draw.commitment),
+                OwnDraw: lambda: OwnDraw(drawn=bool(users[silo])),
+                DrawnUsers: lambda: DrawnUsers(users=users),
+            }
+        found[Model] = lambda: Model(values=self._rounds.checkpoint.model.cpu().numpy())
+        return [build() for kind, build in found.items() if kind in self._prepared.method.kinds]
 
     def _collect(self, answers: Answers) -> None:
-        if self._hidden is None:
-            number = self._checkpoint.round + 1
-            vectors = open_sums(
-                answers,
-                method=self._prepared.method.at_round(number),
-                post=self._post,
-                round_number=number,
-                length=self._prepared.task.dimension,
-            )
-            self._release(PLAIN_SUM.total(number, vectors), len(vectors))
-            return
         outgoing = self._route(answers)
         if outgoing:
             self._ask(_by_silo(outgoing), self._collect)
-        elif self._hidden.shows_model:
-            self._release(self._hidden.result(), self._hidden.summed)
+            return
+        if self._agreement.result_at_server:
+            total = self._prepared.agreed.vector(self._server.result())
+            self._rounds.release(total, self._server.summed)
         else:
             check_learned(answers)
-            self._complete(
-                self._checkpoint.model, self._checkpoint.state, test=None, summed=self._hidden.summed
-            )
-
-    def _release(self, aggregate: Float64[np.ndarray, " d"], summed: int) -> None:
-        """Turn a sum into the next model and put it on the disk: then, and not before, it counts as released."""
-        prepared, number = self._prepared, self._checkpoint.round + 1
-        experiment, setting = prepared.experiment, prepared.setting
-        turn = Turn(
-            setting=replace(setting, method=prepared.method.at_round(number)),
-            model=self._checkpoint.model,
-            state=self._checkpoint.state,
-            round_number=number,
-            experiment=ExperimentRandomness(experiment.seed),
-            privacy=self._privacy,
-        )
-        silos = len(self._membership.silos)
-        model, state = coordinate(turn, aggregate, n_silos=silos, summed=summed, drawn=self._taking_part)
-        due = number % experiment.evaluate_every == 0 or number == experiment.rounds
-        test = evaluate(prepared, model) if due else None
-        self._complete(model, state, test=test, summed=summed)
-
-    def _complete(
-        self,
-        model: Float32[Tensor, " d"],
-        state: State,
-        *,
-        test: dict[str, float | None] | None,
-        summed: int,
-    ) -> None:
-        """Put a round on the disk; where the silos keep the models, model and state are the initial ones."""
-        prepared, number = self._prepared, self._checkpoint.round + 1
-        row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
-        seconds = time.perf_counter() - self._began
-        row |= {"summed": summed, "seconds": seconds, "elapsed": self._checkpoint.row["elapsed"] + seconds}
-        checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
-        self._folder.write_checkpoint(checkpoint)
-        self._checkpoint, self._attempts = checkpoint, 0
-        self._folder.append("metrics.jsonl", row)
-        self._observer.completed(row)
-        if self._absent.back and number < prepared.experiment.rounds:
+            self._rounds.pass_on(self._server.summed)
+        if self._absent.back and self._rounds.left:
             self._begin_session()
         else:
             self._begin_round([])
@@ -498,22 +359,32 @@ class CoordinatorParty:
         self._exchange = Exchange(session=self._session, number=self._number, letters=letters, then=then)
 
     def _route(self, answers: Answers) -> Outgoing:
-        """Hand the silos' messages to the protection's protocol; return the messages that follow."""
-        messages = {
-            silo: [part.message for part in parts if isinstance(part, Relay)]
+        """Hand the silos' messages to the protocol; return those that follow, without the silos that sent none."""
+        outgoing = [
+            follow
             for silo, parts in answers.items()
-        }
-        if self._hidden is not None:
-            return self._hidden.read(messages)
-        for silo, sent in messages.items():
-            if sent:
-                raise ProtocolError("sent a message of a protocol that is not played", silo=silo)
-        return []
+            for part in parts
+            if isinstance(part, Relay)
+            for follow in self._server.receive(silo, part.message)
+        ]
+        if self._server.missing and self._server.enough:
+            outgoing += self._server.proceed()
+        return outgoing
+
+    def _check_lengths(self) -> None:
+        """Refuse a protocol that has a letter which no party would read."""
+        up, down = self._agreement.largest
+        longest = max(up, down + 4 * self._prepared.task.dimension)
+        if longest > LARGEST_LETTER:
+            raise ProtocolError(
+                f"a letter of this protocol would have {longest} bytes, above the limit of {LARGEST_LETTER}: fewer "
+                "users or parameters, another cipher, or no private sampling"
+            )
 
     def _largest_answer(self) -> int:
-        """Return how long an answer may be: a vector, a count per user, and messages of a protocol."""
-        needed = 8 * self._prepared.task.dimension + 4 * self._prepared.population.n_users + (1 << 16)
-        return min(LARGEST_LETTER, needed if self._hidden is None else max(needed, self._hidden.largest))
+        """Return how long an answer may be: messages of the protocol, and a count per user."""
+        up, _ = self._agreement.largest
+        return min(LARGEST_LETTER, up + 4 * self._prepared.population.n_users + (1 << 16))
 
 
 def _by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:

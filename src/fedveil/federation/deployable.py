@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
-from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.contributions import ClientContribution, SiloContribution, SiloUserContribution
-from fedveil.methods.method import Method
-from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.methods.protections import SecureAggregation
-from fedveil.privacy.sampling import UniformClients
 from fedveil.protection.errors import OwnRecordsError
 
 
@@ -21,21 +15,16 @@ def check_deployable(prepared: Prepared) -> None:
             simulation, or clients that are no silos.
     """
     method = prepared.method
-    if isinstance(method.contribution, ClientContribution):
+    if method.contribution.per == "client":
         _check_clients(prepared)
-    elif not isinstance(method.contribution, SiloContribution | SiloUserContribution):
+    elif method.contribution.per == "record":
         raise CompositionError(
             f"{method.name}: DP-SGD keeps a number of records of each user over all silos, and between institutions "
             "nobody knows whose: use fedavg, uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
         )
-    protection = method.protection
-    if (
-        isinstance(protection, SecureAggregation)
-        and protection.on_missing == "retry"
-        and protection.missing_silos
-    ):
+    if method.channel.missing and not method.protection.recovers:
         raise CompositionError(
-            f'{method.name}: protection.on_missing = "retry" with missing_silos = {protection.missing_silos}: between '
+            f'{method.name}: protection.on_missing = "retry" with missing_silos = {method.channel.missing}: between '
             'institutions a round goes on without silos by on_missing = "recover"; "end" waits for all of them'
         )
     if method.protection.dropout_rate:
@@ -43,7 +32,7 @@ def check_deployable(prepared: Prepared) -> None:
             f"{method.name}: protection.dropout_rate lets silos vanish in a simulation; institutions do so by "
             "themselves: remove it"
         )
-    if isinstance(method.protection, PartialEncryption) and prepared.experiment.model.initial is not None:
+    if method.protection.divides and prepared.experiment.model.initial is not None:
         raise CompositionError(
             f"{method.name}: model.initial: under partial encryption the coordinator gives no model; silos begin with "
             "the one that the seed draws"
@@ -58,7 +47,7 @@ def _check_clients(prepared: Prepared) -> None:
             f"{method.name}: a client is a silo that holds one user; between {population.n_silos} institutions that "
             f"takes {population.n_silos} users, not {population.n_users}"
         )
-    if isinstance(method.sampler, UniformClients):
+    if method.sampler.samples and method.sampler.fixed_size:
         raise CompositionError(
             f"{method.name}: a sample without replacement is guaranteed against replacing a client, and a silo's "
             "ledger counts clients that come or go; between institutions everyone takes part"
@@ -68,17 +57,10 @@ def _check_clients(prepared: Prepared) -> None:
             f'{method.name}: calibration = "as-published" needs the records of the largest client, which no '
             "institution tells"
         )
-    if _private_scale(method):
+    if method.channel.by_clients and not method.channel.noise_known:
         raise CompositionError(
             f'{method.name}: scale = "norm" measures the noise in a private number; between institutions take "clip"'
         )
-
-
-def _private_scale(method: Method) -> bool:
-    channel = method.channel
-    if not isinstance(channel, ClientMessages) or channel.bound is not None:
-        return False
-    return channel.noisy or not channel.addable
 
 
 def check_own_client(prepared: Prepared, number: int) -> None:
@@ -87,7 +69,7 @@ def check_own_client(prepared: Prepared, number: int) -> None:
     Raises:
         OwnRecordsError: another user's records are among them.
     """
-    if not isinstance(prepared.method.contribution, ClientContribution):
+    if prepared.method.contribution.per != "client":
         return
     if (prepared.population.train.user != number).any():
         raise OwnRecordsError(

@@ -6,10 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.protection.parts import Part, Refused
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.parts import Learned, Part, Refused, only
 
 Answers = dict[int, tuple[Part, ...]]
 """What every silo of an exchange has answered."""
+
+
+def check_learned(answers: Answers) -> None:
+    """Return if every silo has the same next model.
+
+    Raises:
+        ProtocolError: names the first silo that has another than silo 0, or says nothing of it.
+    """
+    tags = {silo: only(parts, Learned, silo).tag for silo, parts in answers.items()}
+    for silo, tag in tags.items():
+        if tag != tags[min(tags)]:
+            raise ProtocolError(
+                "ends the round with another model or optimiser's state than silo 0", silo=silo
+            )
 
 
 @dataclass(kw_only=True)

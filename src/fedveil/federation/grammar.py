@@ -10,8 +10,9 @@ both sides keep for every session: a letter is matched **whole** before any part
 another shape changes nothing. ``tests/test_federation_grammar.py`` sends every kind, alone and in pairs, in every
 state.
 
-The shapes come from the stages' own declarations: the protocol's :class:`~fedveil.federation.shapes.Exchanges`,
-and what the method lists of its messages (:meth:`~fedveil.methods.method.Method.sends`).
+The shapes come from the stages' own declarations: the protocol's :class:`~fedveil.protection.exchanges.Exchanges`,
+and what the method lists of its messages (:meth:`~fedveil.methods.method.Method.sends`). A kind that the method does
+not list is neither taken nor sent, whatever a protocol declares: the statement is a fold over that list.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from typing import Final
 
 from fedveil.engine.setup import Prepared
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.protocols import exchanges
-from fedveil.federation.shapes import Exchanges, Shape, Step, shape_of
 from fedveil.privacy.claims import Role
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.exchanges import Exchanges, Kind, Shape, Step, shape_of
 from fedveil.protection.parts import (
-    Agreement,
     Counts,
+    Drawn,
     DrawnUsers,
     Joined,
     Lost,
@@ -36,15 +36,13 @@ from fedveil.protection.parts import (
     OwnDraw,
     Part,
     Refused,
-    Sealed,
     Task,
     Terms,
     Totals,
-    Vector,
 )
 
-OPENINGS: Final[tuple[Shape, ...]] = ((Terms,), (Terms, Agreement))
-"""The letters that propose a run; which of them a method has is known once the experiment is read."""
+OPENING: Final[Shape] = (Terms,)
+"""The letter that proposes a run."""
 
 ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Lost,))
 """What a silo may answer to any letter; the session is over then."""
@@ -63,6 +61,8 @@ class Grammar:
         task: a task, and what stands before it in its letter: who takes part, the model.
         protocol: the exchanges of the protection.
         rounds: how many the run has.
+        to_silo: the kinds that the method lists for a silo.
+        to_server: those for the server.
     """
 
     opening: Step
@@ -70,28 +70,25 @@ class Grammar:
     task: Shape
     protocol: Exchanges
     rounds: int
+    to_silo: frozenset[Kind]
+    to_server: frozenset[Kind]
 
     @classmethod
-    def of(cls, prepared: Prepared, silo: int) -> Grammar:
-        """Return the letters of an experiment with a silo."""
-        method, coded = prepared.method, prepared.method.channel.coded
-        played = exchanges(prepared, silo)
-        agreement: Shape = (Agreement,) if coded else ()
-        told = {one.kind for one in method.sends() if one.to & Role.SILO}
+    def of(cls, prepared: Prepared, exchanges: Exchanges) -> Grammar:
+        """Return the letters of an experiment with a silo, between which and the server these messages pass."""
+        method = prepared.method
+        to_silo, to_server = (
+            frozenset(one.kind for one in method.sends() if one.to & role)
+            for role in (Role.SILO, Role.SERVER)
+        )
         return cls(
-            opening=Step(
-                (Terms, *agreement),
-                (
-                    Joined,
-                    *((Counts,) if method.shows_counts else ()),
-                    *agreement,
-                    *(() if played is None else played.joined),
-                ),
-            ),
+            opening=Step(OPENING, (Joined, *((Counts,) if method.shows_counts else ()), *exchanges.joined)),
             totals=method.shows_counts,
-            task=tuple(kind for kind in (DrawnUsers, OwnDraw, Model, Task) if kind in told),
-            protocol=played or Exchanges(played=lambda _: ((Sealed if coded else Vector,), ())),
+            task=tuple(kind for kind in (Drawn, DrawnUsers, OwnDraw, Model, Task) if kind in to_silo),
+            protocol=exchanges,
             rounds=prepared.experiment.rounds,
+            to_silo=to_silo,
+            to_server=to_server,
         )
 
     def round(self, number: int, *, first: bool) -> tuple[Step, ...]:
@@ -127,7 +124,7 @@ class Conversation:
             RefusalError: another shape than the one that is due, or a round that the run lacks; nothing changes.
         """
         ahead = self._ahead or self._round(parts)
-        if _shape(parts) != ahead[0].asked:
+        if _shape(parts) != ahead[0].asked or not _listed(parts, self._grammar.to_silo):
             raise RefusalError("request", MISSHAPEN)
         self._asked = ahead
 
@@ -137,7 +134,8 @@ class Conversation:
         Raises:
             RefusalError: another shape than the one that is due; nothing changes.
         """
-        if not self._asked or _shape(parts) != self._asked[0].answered:
+        due = self._asked and _shape(parts) == self._asked[0].answered
+        if not due or not _listed(parts, self._grammar.to_server):
             raise RefusalError("request", MISSHAPEN)
         self._rounds += not self._ahead
         self._ahead, self._asked = self._asked[1:], ()
@@ -156,6 +154,11 @@ def _shape(parts: Sequence[Part]) -> Shape:
         raise RefusalError("request", MISSHAPEN) from None
 
 
+def _listed(parts: Sequence[Part], kinds: frozenset[Kind]) -> bool:
+    """Return whether a method lists what a letter is made of, and a relay if there is one."""
+    return kinds.issuperset(_shape(parts)) and kinds.issuperset(type(part) for part in parts)
+
+
 def opens(parts: Sequence[Part]) -> bool:
     """Return whether a letter proposes a run; what else it may be is then for its grammar to say.
 
@@ -164,7 +167,7 @@ def opens(parts: Sequence[Part]) -> bool:
     """
     if not any(isinstance(part, Terms) for part in parts):
         return False
-    if _shape(parts) not in OPENINGS:
+    if _shape(parts) != OPENING:
         raise RefusalError("request", MISSHAPEN)
     return True
 

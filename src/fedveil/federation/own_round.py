@@ -1,4 +1,4 @@
-"""What a silo of a federation computes of a round by itself: its training, its bound, its noise."""
+"""What a silo was told before the task of a round, and what the round then begins with for it alone."""
 
 from __future__ import annotations
 
@@ -7,44 +7,17 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float32
+from torch import Tensor
 
-from fedveil.engine.setup import Prepared, privacy_randomness
-from fedveil.engine.silo_side import SiloMessage, client_message, local_sums, members_of, silo_message
-from fedveil.methods.client_messages import ClientMessages
-from fedveil.methods.contributions import ClientContribution
-from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part, Task
+from fedveil.engine.setup import Prepared
+from fedveil.engine.turn import Turn
+from fedveil.federation.errors import RefusalError
+from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part
 from fedveil.protection.wire import Writer
-from fedveil.randomness import ExperimentRandomness
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
 _P = TypeVar("_P", bound=Part)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
-    """What a silo is asked for in a round.
-
-    Attributes:
-        round: counts from 1.
-        model: (d,) float32, the global model to train from; empty where silos keep their own.
-        drawn: (|U|,) who of the silo's users takes part, as far as it was told; None: everybody, or nobody is told.
-    """
-
-    round: int
-    model: Float32[np.ndarray, " d"]
-    drawn: Bool[np.ndarray, " users"] | None = None
-
-    @classmethod
-    def of(cls, task: Task, told: Told, silo: int, n_users: int) -> Asked:
-        """Return what the parts of a letter ask of a silo."""
-        model, drawn = told.get(Model), None
-        if (all_users := told.get(DrawnUsers)) is not None:
-            drawn = all_users.users
-        elif (own := told.get(OwnDraw)) is not None:
-            drawn = np.zeros(n_users, dtype=np.bool_)
-            drawn[silo] = own.drawn
-        values = np.zeros(0, dtype=np.float32) if model is None else model.values
-        return cls(round=task.round, model=values, drawn=drawn)
 
 
 class Told:
@@ -68,53 +41,80 @@ class Told:
         ordered = sorted(self._parts.values(), key=lambda part: part.kind)
         return b"".join(Writer().number(part.kind, 1).block(part.encode()).bytes() for part in ordered)
 
+    def drawn(self, prepared: Prepared, silo: int) -> Bool[np.ndarray, " users"] | None:
+        """Return who of a silo's users takes part, as far as it was told; None: everybody, or nobody is told.
+
+        Raises:
+            RefusalError: a draw of another number of users.
+        """
+        users = prepared.population.n_users
+        if prepared.method.contribution.drawn_alone:  # a silo that is one client knows of itself alone
+            mask, own = np.zeros(users, dtype=np.bool_), self.get(OwnDraw)
+            mask[silo] = own is None or own.drawn
+            return mask
+        told = self.get(DrawnUsers)
+        if told is not None and len(told.users) != users:
+            raise RefusalError("request", f"{len(told.users)} users were drawn from instead of {users}")
+        return None if told is None else told.users
+
+    def model(self, dimension: int) -> Float32[np.ndarray, " d"] | None:
+        """Return the model of the round; None where the silos have it.
+
+        Raises:
+            RefusalError: one of another length.
+        """
+        told = self.get(Model)
+        if told is not None and len(told.values) != dimension:
+            raise RefusalError(
+                "request", f"the model has {len(told.values)} parameters instead of {dimension}"
+            )
+        return None if told is None else told.values
+
 
 @dataclass(frozen=True, kw_only=True)
-class OwnRound:
-    """One silo's part of a round, before any protocol.
+class OwnTurn(Turn):
+    """What a round begins with for one silo, which is told who takes part.
 
     Attributes:
-        prepared: the experiment as the silo holds it.
-        silo: its number.
-        attempt: how often the round was charged before; every attempt has noise of its own.
+        told: (|U|,) who of its users takes part; None: all of them, or nobody is told.
     """
 
-    prepared: Prepared
-    silo: int
-    attempt: int = 0
+    told: Bool[np.ndarray, " users"] | None
 
-    def total(self, task: Asked) -> Float64[np.ndarray, " d"]:
-        """Train, and return the silo's bounded, weighted sum; it carries no noise."""
-        setting = self.prepared.setting
-        groups, clients = setting.cohort.groups, isinstance(setting.method.contribution, ClientContribution)
-        together = clients and setting.cohort.n_silos == 1  # in one process their updates are summed at once
-        own = (groups.user if together else groups.silo) == self.silo
-        members = members_of(groups, task.drawn)
-        members = members[torch.from_numpy(own)[members]]
-        experiment = ExperimentRandomness(self.prepared.experiment.seed)
-        sums = local_sums(setting, torch.from_numpy(task.model), members, task.round, experiment)
-        total: np.ndarray = sums.total[0 if together else self.silo].cpu().numpy()
-        return total
+    @classmethod
+    def of(
+        cls,
+        prepared: Prepared,
+        number: int,
+        model: Float32[Tensor, " d"],
+        told: Bool[np.ndarray, " users"] | None,
+        privacy: PrivacyRandomness,
+    ) -> OwnTurn:
+        """Return what a round begins with.
 
-    def message(self, task: Asked) -> SiloMessage:
-        """Train, and return what the method's channel makes of the sum, or of the client's update."""
-        setting, privacy = self.prepared.setting, privacy_randomness(self.prepared.experiment)
-        setting = replace(setting, method=setting.method.at_round(task.round))
-        if isinstance(setting.method.channel, ClientMessages):
-            return client_message(
-                setting,
-                torch.from_numpy(task.model),
-                client=self.silo,
-                round_number=task.round,
-                experiment=ExperimentRandomness(self.prepared.experiment.seed),
-                privacy=privacy,
-            )
-        return silo_message(
-            setting.method,
-            self.total(task),
-            n_silos=setting.cohort.n_silos,
-            silo=self.silo,
-            round_number=task.round,
+        Args:
+            prepared: the experiment as the silo holds it.
+            number: of the round, from 1.
+            model: (d,) the global model.
+            told: who takes part.
+            privacy: the silo's own randomness.
+        """
+        setting = prepared.setting
+        return cls(
+            setting=replace(setting, method=setting.method.at_round(number)),
+            model=model,
+            round_number=number,
+            experiment=ExperimentRandomness(prepared.experiment.seed),
             privacy=privacy,
-            attempt=self.attempt,
+            measured=False,
+            told=told,
         )
+
+    def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
+        """Return who takes part, as the silo was told."""
+        return self.told
+
+
+def as_tensor(values: np.ndarray) -> Tensor:
+    """Return numbers as a tensor of its own: what was read of a letter cannot be written to."""
+    return torch.from_numpy(values.copy())

@@ -16,7 +16,6 @@ from fedveil.local.losses import LOSSES
 from fedveil.methods.claims import Guarantee
 from fedveil.methods.method import Method
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.bounds import Clip, ClipL1
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee, atoms, costliest
 from fedveil.privacy.ledger import Budget
@@ -129,7 +128,7 @@ class Policy(BaseModel):
         Raises:
             RefusalError: says which limit would be accepted.
         """
-        if isinstance(method.bound, Clip | ClipL1):
+        if method.bound.bounded:
             if method.bound.norm > self.clip:
                 raise RefusalError(
                     "policy",

@@ -10,6 +10,7 @@ the carrier nor another party can make a letter, change one, or send one as some
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -19,13 +20,23 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import SIGNATURE_BYTES, IdentityKey, PublicIdentity
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import PARTS, Part
+from fedveil.protection.parts import PARTS, Part, Terms
 from fedveil.protection.wire import Reader, Writer
 
 _MAGIC: Final = b"FVL"
 _VERSION: Final = 2
 _HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}sIIHHH")
 _SIGNED_AS: Final = b"fedveil/1/letter"
+
+
+def session_run(run: bytes, session: int, terms: Terms) -> bytes:
+    """Return the 16 bytes that name one session of a run in a protocol, on the terms that it was begun with.
+
+    Silos that were told other terms name another session: no key of one is taken by another, and no masks cancel.
+    """
+    agreed = hashlib.sha256(terms.encode()).digest()
+    named = b"fedveil/2/session" + run + session.to_bytes(4, "big") + agreed
+    return hashlib.sha256(named).digest()[:RUN_BYTES]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,29 +1,31 @@
-"""What a silo keeps of a run on its disk, so that a restart repeats an answer instead of making another one.
+"""What a silo keeps of a run on its disk, so that a restart repeats what it gave instead of making something else.
 
-The noisy sum of a round is written and fsynced before it leaves. Asked for the same round again, the silo sends the
-same sum, under new masks where there are masks: the coordinator learns nothing new, and nothing is charged twice.
+What it gives to a round is written and fsynced before anything of it leaves. Asked for the same round again, the silo
+gives the same, under new masks or another seal: the coordinator learns nothing new, and nothing is charged twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, read_content, reading, replace_file, sync_folder
+from fedveil.files import LARGEST_FILE, read_content, replace_file, sync_folder
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.wire import Reader, Writer
 
-_NUMBERS: Final = b"FVS1"
-_BYTES: Final = b"FVB1"
-_HEADER: Final = struct.Struct(">4sI32s")
+_MAGIC: Final = b"FVR2"
 _DIGEST_BYTES: Final = 32
 
 
@@ -55,35 +57,73 @@ class ModelStore:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _nothing() -> Float64[np.ndarray, " d"]:
-    return np.zeros(0)
+Tensors = Mapping[str, np.ndarray]
+"""Tensors by name."""
+
+
+def _none() -> Tensors:
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answered:
-    """The last round a silo answered.
+class RoundRecord:
+    """The last round that a silo has given something to.
 
     Attributes:
         round: its number.
-        request: SHA-256 of what was asked: the experiment, all users' totals, the model and who takes part.
-        vector: (d,) the noisy sum that was sent; empty where a channel makes bytes of it.
-        coded: those bytes, and the key of the message.
+        request: SHA-256 of what was asked: the experiment, all users' totals, the model, who takes part, and what else
+            the contribution belongs to.
+        given: what the silo gives to the round, as its protocol packs it; not empty from before anything leaves.
+        before: where the silos alone have the models, what the round began with: ``model`` (d,) float32, and whatever
+            the server's step keeps.
+        after: what it ended with; empty until the sum has arrived.
     """
 
     round: int
     request: bytes
-    vector: Float64[np.ndarray, " d"] = field(default_factory=_nothing)
-    coded: bytes = b""
+    given: bytes = b""
+    before: Tensors = field(default_factory=_none)
+    after: Tensors = field(default_factory=_none)
+
+    def encode(self) -> bytes:
+        """Return the bytes to keep, which end with their digest."""
+        writer = Writer().fixed(_MAGIC, len(_MAGIC)).number(self.round, 4).fixed(self.request, _DIGEST_BYTES)
+        writer.block(self.given)
+        for tensors in (self.before, self.after):
+            writer.block(save_arrays(dict(tensors)) if tensors else b"")
+        body = writer.bytes()
+        return body + hashlib.sha256(body).digest()
+
+    @classmethod
+    def decode(cls, data: bytes) -> RoundRecord:
+        """Return the record of :meth:`encode`.
+
+        Raises:
+            RunFolderError: damaged, or of another version.
+        """
+        body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        if len(body) < len(_MAGIC) or hashlib.sha256(body).digest() != digest:
+            raise RunFolderError("damaged; what was answered is unknown, so this run cannot go on here")
+        if body[: len(_MAGIC)] != _MAGIC:
+            raise RunFolderError("written by another version; this run cannot go on here")
+        try:
+            reader = Reader(body[len(_MAGIC) :])
+            number, request, given = reader.number(4), reader.fixed(_DIGEST_BYTES), reader.block()
+            before, after = (load_arrays(one) if one else {} for one in (reader.block(), reader.block()))
+            reader.finish()
+        except (ProtocolError, SafetensorError, KeyError, ValueError) as error:
+            raise RunFolderError(f"damaged, or of another kind ({type(error).__name__})") from None
+        return cls(round=number, request=request, given=given, before=before, after=after)
 
 
 @dataclass(frozen=True)
-class AnswerStore:
+class RecordStore:
     """One file per run in a folder that only the silo reads."""
 
     folder: Path
 
-    def read(self, run: bytes) -> Answered | None:
-        """Return the last answer of a run, None before the first.
+    def read(self, run: bytes) -> RoundRecord | None:
+        """Return the last record of a run, None before the first.
 
         Raises:
             RunFolderError: the file is damaged.
@@ -92,33 +132,20 @@ class AnswerStore:
         if not path.exists():
             return None
         content = read_content(path, RunFolderError, largest=LARGEST_FILE)
-        body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-        if len(body) < _HEADER.size or hashlib.sha256(body).digest() != digest:
-            raise RunFolderError(
-                f"{path}: damaged; what was answered is unknown, so this run cannot go on here"
-            )
-        magic, number, request = _HEADER.unpack_from(body)
-        if magic == _BYTES:
-            return Answered(round=number, request=request, coded=body[_HEADER.size :])
-        if magic != _NUMBERS:
-            raise RunFolderError(f"{path}: written by another version; this run cannot go on here")
-        with reading(path, RunFolderError):
-            vector = np.frombuffer(body, dtype="<f8", offset=_HEADER.size).astype(np.float64)
-            return Answered(round=number, request=request, vector=vector)
+        try:
+            return RoundRecord.decode(content)
+        except RunFolderError as error:
+            raise RunFolderError(f"{path}: {error}") from None
 
-    def write(self, run: bytes, answered: Answered) -> None:
-        """Replace the answer of a run, atomically and durably.
+    def write(self, run: bytes, record: RoundRecord) -> None:
+        """Replace the record of a run, atomically and durably.
 
         Raises:
             RunFolderError: the disk is full, say; nothing may be sent.
         """
-        magic, content = _NUMBERS, answered.vector.astype("<f8").tobytes()
-        if answered.coded:
-            magic, content = _BYTES, answered.coded
-        body = _HEADER.pack(magic, answered.round, answered.request) + content
         path = self._path(run)
         try:
-            self._replace(path, body + hashlib.sha256(body).digest())
+            self._replace(path, record.encode())
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}; nothing was sent") from None
 

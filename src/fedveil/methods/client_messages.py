@@ -29,7 +29,7 @@ from fedveil.keys import NonNegative
 from fedveil.methods.cepam_profile import one_round
 from fedveil.methods.channels import Channel, grid_law
 from fedveil.methods.layered_shares import KEY_REASON, OF_LAYERS
-from fedveil.methods.sending import Coded, MessageCost, Sending, Transmission
+from fedveil.methods.sending import Coded, MessageCost, Sender, Sending, Transmission
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
@@ -285,6 +285,17 @@ class ClientMessages(Channel):
             variance += self._step(self.bound, self.form) ** 2 / 12
         return math.sqrt(self.senders * variance)
 
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+        """Return a client's update as its message."""
+        return self.encode(
+            total,
+            grid=at.grid,
+            client=at.number,
+            round_number=at.round,
+            source=at.source("channel"),
+            measured=at.measured,
+        )
+
     def encode(
         self,
         update: Float64[np.ndarray, " d"],
@@ -340,19 +351,16 @@ class ClientMessages(Channel):
         round_number: int,
         source: BitSource,
     ) -> Transmission:
-        """Send one client's update, and decode it from the bytes as the server does.
-
-        Arguments and errors are those of :meth:`encode`.
-        """
+        """Send one client's update, and decode it as the server does; arguments and errors: :meth:`encode`."""
         sending = self.encode(update, grid=grid, client=client, round_number=round_number, source=source)
         assert sending.cost is not None
         if sending.values is not None:
             return Transmission(received=sending.values, cost=sending.cost)
         assert sending.coded is not None
-        received = self.receive(sending.coded, length=len(update))
+        received = self.decode(sending.coded, senders=self.senders, length=len(update))
         return Transmission(received=received, cost=sending.cost, coded=sending.coded)
 
-    def receive(self, coded: Coded, *, length: int) -> Float64[np.ndarray, " d"]:
+    def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
         """Decode a client's update of ``length`` parameters, its noise included.
 
         Raises:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
 from fedveil.methods.channels import Channel, GaussianShares, refuses_clients, refuses_unbounded
-from fedveil.methods.sending import Coded, MessageCost, Sending, Transmission
+from fedveil.methods.sending import Coded, MessageCost, Sender, Sending, Transmission
 from fedveil.privacy.claims import Claim, Tells, unprotected
 from fedveil.quantization.codec import Codec, gaussian_channel
 from fedveil.quantization.information import information_limit
@@ -127,6 +127,17 @@ class LayeredShares(Channel):
             return gaussian_channel(std)
         return Codec(quantizer=LayeredQuantizer(law=GaussianLaw(std=std), lattice=lattice(self.lattice)))
 
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+        """Return a silo's sum as one byte string."""
+        return self.encode(
+            total,
+            n_silos=at.senders,
+            silo=at.number,
+            round_number=at.round,
+            source=at.source("channel"),
+            measured=at.measured,
+        )
+
     def encode(
         self,
         total: Float64[np.ndarray, " d"],
@@ -179,14 +190,13 @@ class LayeredShares(Channel):
         sending = self.encode(total, n_silos=n_silos, silo=silo, round_number=round_number, source=source)
         coded = sending.coded
         assert coded is not None
-        assert sending.cost is not None
-        received = self.receive(coded, n_silos=n_silos, length=len(total))
+        received = self.decode(coded, senders=n_silos, length=len(total))
         return Transmission(received=received, cost=sending.cost, coded=coded)
 
-    def receive(self, coded: Coded, *, n_silos: int, length: int) -> Float64[np.ndarray, " d"]:
+    def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
         """Decode one silo's sum of ``length`` parameters, plus its share of the noise.
 
         Raises:
             ChannelError: another channel's message, another length, or bytes that were altered.
         """
-        return self.codec(n_silos).decode(coded.message, KeyedStreams(coded.key), length=length)
+        return self.codec(senders).decode(coded.message, KeyedStreams(coded.key), length=length)

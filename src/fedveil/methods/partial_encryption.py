@@ -78,7 +78,6 @@ class PartialEncryption(ProtectionStage):
     """
 
     parties: ClassVar[tuple[Role, ...]] = (Role.READER, _UP | _DOWN)
-
     divides: ClassVar[bool] = True
 
     ratio: Share = 0.1

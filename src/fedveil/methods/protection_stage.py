@@ -77,6 +77,16 @@ class ProtectionStage(Stage):
         """
         return None
 
+    @property
+    def recovers(self) -> bool:
+        """Whether a round goes on without senders that vanish; not unless the protection says so."""
+        return False
+
+    @property
+    def draws_blindly(self) -> bool:
+        """Whether users are drawn without the server knowing whom; nowhere but by oblivious transfer."""
+        return False
+
     def local_bound(self, bound: Bound) -> Bound:
         """Return the bound that is enforced in local training, given that of the method."""
         return bound

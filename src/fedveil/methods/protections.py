@@ -25,7 +25,7 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.parts import Agreement, Drawn, Relay, Sealed, Vector
+from fedveil.protection.parts import Drawn, Relay
 from fedveil.protection.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
@@ -71,11 +71,10 @@ class NoProtection(ProtectionStage):
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: models down, sums in the open or sealed up."""
-        # in each pair the first is what institutions send, the second what parties in one process do
         if not method.channel.coded:
-            return (*plain_round(method), Sent(Vector, _UP), Sent(OpenVector, _UP))
-        keys = (Sent(Agreement, _UP | _DOWN), Sent(SealingKey, _UP | _DOWN))
-        return (*plain_round(method), *keys, Sent(Sealed, _UP), Sent(SealedMessage, _UP))
+            return (*plain_round(method), Sent(Relay, _UP), Sent(OpenVector, _UP))
+        relayed = (Sent(Relay, _UP | _DOWN), Sent(SealingKey, _UP | _DOWN), Sent(SealedMessage, _UP))
+        return (*plain_round(method), *relayed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +98,11 @@ class SecureAggregation(ProtectionStage):
     on_missing: Literal["end", "retry", "recover"] = "end"
     missing_silos: Annotated[int, Field(ge=0)] = 0
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether a round goes on without silos that vanish: the others open the masks left behind."""
+        return self.on_missing == "recover"
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
@@ -180,6 +184,11 @@ class PrivateWeighting(ProtectionStage):
     def modulus_bits(self) -> int:
         """Size of the Paillier modulus: 3072 unless another was asked for."""
         return self.key_bits or 3072
+
+    @property
+    def draws_blindly(self) -> bool:
+        """Whether oblivious transfer draws the users."""
+        return self.private_sampling
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse what Protocol 1 does not compute: sums of pairs weighted by records, with shares of noise."""

@@ -138,5 +138,5 @@ class Transmission:
     """
 
     received: Float64[np.ndarray, " d"]
-    cost: MessageCost
+    cost: MessageCost | None
     coded: Coded | None = None

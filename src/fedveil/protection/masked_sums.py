@@ -3,24 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
 
-from fedveil.crypto.agreement import RUN_BYTES, RoundId
+from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.protection.ends import ClientEnd, ServerEnd
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.protocol import (
-    ClientProtocol,
-    Drawn,
-    Outgoing,
-    Place,
-    ServerProtocol,
+from fedveil.protection.exchanges import Exchanges, Step
+from fedveil.protection.messages import (
+    Announcement,
+    Directory,
+    MaskedVector,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
 )
+from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
 from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo, check_threshold
+from fedveil.protection.recovery_messages import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 
 Units: TypeAlias = Int64[np.ndarray, " d"]
+
+MASKED: Final = Exchanges(
+    joined=(Announcement,),
+    first=(Directory,),
+    begin=(RoundStart,),
+    played=lambda _: ((MaskedVector,), (Step((RevealRequest,), (OwnMask,)),)),
+)
+"""The messages of secure aggregation with every client."""
+
+_FOLLOWING: Final = (
+    Step((RecoveryDirectory,), (ShareBundle,)),
+    Step((RelayedShares,), (MaskedVector,)),
+    Step((Survivors,), (SignedSurvivors,)),
+    Step((AgreedSurvivors,), (RevealedShares,)),
+)
+RECOVERED: Final = Exchanges(begin=(RoundStart,), played=lambda _: ((RecoveryKeys,), _FOLLOWING))
+"""The messages of secure aggregation that recovers, with every client that is there."""
+
+_BUNDLE_BYTES: Final = 512
+"""More than one client's keys, or its sealed shares for another, take in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,112 +75,62 @@ class MaskedSums:
     length: int
     limit: int
     threshold: int | None = None
-    result_at_server: bool = True
+    result_at_server: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.plan(bytes(RUN_BYTES))
         if self.threshold is not None:
             check_threshold(self.threshold, self.clients)
 
-    def plan(self, run: bytes) -> AggregationPlan:
-        """Return what the parties of one session agree on."""
-        return AggregationPlan(run=run, silos=self.clients, length=self.length, limit=self.limit)
+    @property
+    def least(self) -> int:
+        """All clients, or as many as open the masks of the others."""
+        return self.clients if self.threshold is None else self.threshold
+
+    @property
+    def repeats(self) -> bool:
+        """Whether every sum is over all clients: another attempt may be over others, with other noise."""
+        return self.threshold is None
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """A vector, or what a client seals for all others; shares for it come back, or everybody's keys."""
+        return 8 * self.length + _BUNDLE_BYTES * self.clients, _BUNDLE_BYTES * self.clients
+
+    def exchanges(self, client: int) -> Exchanges:
+        """Return the same messages for every client."""
+        return MASKED if self.threshold is None else RECOVERED
+
+    def pack(self, given: Units) -> bytes:
+        """Return the numbers of a vector (int64, little-endian)."""
+        return given.astype("<i8", copy=False).tobytes()
+
+    def unpack(self, data: bytes) -> Units:
+        """Return the vector of :meth:`pack`."""
+        if len(data) != 8 * self.length:
+            raise ProtocolError(f"a kept vector has {len(data)} bytes instead of {8 * self.length}")
+        return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+    def plan(self, run: bytes, least: int = 2) -> AggregationPlan:
+        """Return what the parties of one session agree on, where sums are over ``least`` clients or more."""
+        return AggregationPlan(run=run, silos=self.clients, length=self.length, limit=self.limit, least=least)
 
     def server(self, run: bytes) -> ServerProtocol[Units]:
         """Return the server's end."""
         plan = self.plan(run)
         if self.threshold is None:
-            return MaskedServer(AggregationServer(plan))
-        return MaskedServer(RecoverableServer(plan, threshold=self.threshold))
+            return ServerEnd(AggregationServer(plan))
+        return ServerEnd(RecoverableServer(plan, threshold=self.threshold))
 
     def client(self, place: Place) -> ClientProtocol[Units, Units]:
         """Return a client's end."""
-        plan = self.plan(place.run)
-        if self.threshold is None:
-            return MaskedClient(
-                AggregationSilo(plan, index=place.number, identity=place.identity, roster=place.roster)
-            )
-        return MaskedClient(
-            RecoverableSilo(
-                plan,
-                threshold=self.threshold,
-                index=place.number,
-                identity=place.identity,
-                roster=place.roster,
-            )
+        plan, index, identity, roster = (
+            self.plan(place.run, place.least),
+            place.number,
+            place.identity,
+            place.roster,
         )
-
-
-class MaskedServer:
-    """The server's end: learns the sum of the cohort, or with recovery of those that are left.
-
-    Args:
-        server: the state machine.
-    """
-
-    def __init__(self, server: AggregationServer | RecoverableServer) -> None:
-        self._server = server
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Clients whose message for the present step has not arrived."""
-        return self._server.missing
-
-    @property
-    def enough(self) -> bool:
-        """Whether the attempt can go on without the missing: never without recovery."""
-        return self._server.enough
-
-    @property
-    def may_have_released(self) -> bool:
-        """Whether own masks, or shares of them, were asked for."""
-        return self._server.may_have_released
-
-    @property
-    def summed(self) -> int:
-        """How many clients' vectors the sum is over."""
-        return len(self._server.survivors)
-
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
-        """Begin an attempt with a cohort; who is drawn, its vectors say."""
-        return self._server.begin(round_id, cohort)
-
-    def receive(self, sender: int, data: bytes) -> Outgoing:
-        """Read a client's message; return those that follow."""
-        return self._server.receive(sender, data)
-
-    def proceed(self) -> Outgoing:
-        """Go on with the clients that have answered."""
-        return self._server.proceed()
-
-    def result(self) -> Units:
-        """Return the sum, in grid units."""
-        return self._server.result()
-
-
-class MaskedClient:
-    """A client's end.
-
-    Args:
-        silo: the state machine.
-    """
-
-    def __init__(self, silo: AggregationSilo | RecoverableSilo) -> None:
-        self._silo = silo
-
-    def announce(self) -> bytes | None:
-        """Return the first message: with recovery the server's comes first."""
-        return self._silo.announce()
-
-    def receive(self, data: bytes) -> list[bytes]:
-        """Read a message of the server; return the answers."""
-        return self._silo.receive(data)
-
-    def contribute(self, round_id: RoundId, given: Units) -> list[bytes]:
-        """Return the vector under its masks; the server's message has begun the round."""
-        self._silo.check_round(round_id)
-        return [self._silo.contribute(given)]
-
-    def result(self) -> Units:
-        """Refuse: the sum is the server's."""
-        raise ProtocolError("under secure aggregation clients learn no sum", silo=self._silo.index)
+        if self.threshold is None:
+            return ClientEnd(place, AggregationSilo(plan, index=index, identity=identity, roster=roster))
+        silo = RecoverableSilo(plan, threshold=self.threshold, index=index, identity=identity, roster=roster)
+        return ClientEnd(place, silo)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.privacy.claims import Tells
+from fedveil.protection.ends import MessageEnd
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.exchanges import Exchanges
 from fedveil.protection.fields import told
 from fedveil.protection.messages import SERVER, Envelope, Inbox, Message, message
 from fedveil.protection.protocol import (
@@ -56,10 +59,33 @@ class OpenSums:
 
     clients: int
     length: int
-    result_at_server: bool = True
+    result_at_server: ClassVar[bool] = True
+    repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
+
+    @property
+    def least(self) -> int:
+        """All clients."""
+        return self.clients
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """A vector; nothing comes back."""
+        return 8 * self.length, 0
+
+    def exchanges(self, client: int) -> Exchanges:
+        """Return the one message of a round."""
+        return Exchanges(played=lambda _: ((OpenVector,), ()))
+
+    def pack(self, given: Vector) -> bytes:
+        """Return the numbers of a vector."""
+        return OpenVector(values=given).encode()
+
+    def unpack(self, data: bytes) -> Vector:
+        """Return the vector of :meth:`pack`."""
+        return OpenVector.decode(data).values
 
     def server(self, run: bytes) -> ServerProtocol[Vector]:
         """Return a server that adds up."""
@@ -67,7 +93,7 @@ class OpenSums:
 
     def client(self, place: Place) -> ClientProtocol[Vector, Vector]:
         """Return a client that sends its vector."""
-        return OpenClient(place.number)
+        return OpenClient(place)
 
 
 class OpenServer:
@@ -79,6 +105,11 @@ class OpenServer:
 
     enough = False
     may_have_released = True
+
+    @property
+    def ready(self) -> bool:
+        """True: there is no setup."""
+        return True
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -125,7 +156,10 @@ class OpenServer:
             raise ProtocolError(error.reason, silo=sender) from error
         self._early[sender] = vector
         while self._added < len(self._cohort) and self._cohort[self._added] in self._early:
-            self._sum += self._early.pop(self._cohort[self._added])
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # no step of the server takes a sum that is not finite
+                self._sum += self._early.pop(self._cohort[self._added])
             self._added += 1
         return []
 
@@ -151,29 +185,8 @@ class OpenServer:
         return content.values
 
 
-class OpenClient:
-    """Sends its vector as it is.
+class OpenClient(MessageEnd[Vector, Vector]):
+    """Sends its vector as it is."""
 
-    Args:
-        number: the client's own.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def announce(self) -> bytes | None:
-        """Nothing is to be set up."""
-        return None
-
-    def receive(self, data: bytes) -> list[bytes]:
-        """Refuse: no message is awaited."""
-        raise ProtocolError("a client in the open awaits no message")
-
-    def contribute(self, round_id: RoundId, given: Vector) -> list[bytes]:
-        """Return the vector's message."""
-        content = OpenVector(values=given)
-        return [Envelope(round_id=round_id, sender=self._number, recipient=SERVER, message=content).encode()]
-
-    def result(self) -> Vector:
-        """Refuse: the sum is the server's."""
-        raise ProtocolError("clients in the open learn no sum", silo=self._number)
+    def _send(self, given: Vector, round_id: RoundId) -> list[bytes]:
+        return [self._message(round_id, OpenVector(values=given))]

@@ -269,7 +269,7 @@ class PartialSilo(KeyedSilo):
     def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
         if self._phase is Phase.SETUP:
             raise ProtocolError("a round begins before the silos' common keys are known")
-        self._join(envelope, start)
+        self._join(envelope, start, self._plan.least)
         self._phase = Phase.VOTES
         return []
 

@@ -31,6 +31,7 @@ class PartialPlan:
         pick: whether a silo votes for its values of largest or smallest size.
         clear_limit: largest absolute value of one silo's coordinate in clear, noise included, in grid units.
         hidden_limit: the same of an encrypted coordinate.
+        least: the fewest silos of a sum; a silo takes part in no smaller one.
         ballot_limit: largest absolute value of one silo's noise on one count of votes; 0 where votes have none.
 
     Raises:
@@ -47,6 +48,7 @@ class PartialPlan:
     clear_limit: int
     hidden_limit: int
     ballot_limit: int = 0
+    least: int = 2
 
     def __post_init__(self) -> None:
         """Check before any training what would end a round."""

@@ -5,19 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from hashlib import sha256
+from typing import Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.agreement import RoundId
+from fedveil.protection.ends import ClientEnd, ServerEnd
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.exchanges import Exchanges, Shape, Step
+from fedveil.protection.messages import Announcement, Directory, MaskedVector, RoundStart
 from fedveil.protection.partial_encryption import PartialSilo
+from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial_plan import PartialPlan
 from fedveil.protection.partial_server import PartialServer
-from fedveil.protection.protocol import ClientProtocol, Drawn, Outgoing, Place, ServerProtocol
+from fedveil.protection.parts import Learned
+from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
+from fedveil.protection.wire import Reader, Writer
 
 Parts: TypeAlias = tuple[Int64[np.ndarray, " c"], Int64[np.ndarray, " h"]]
+
+_FRAME_BYTES: Final = 1 << 13
+"""More than a message has around what it carries, and than the key that it seals."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Divided:
+    """A message once it is divided.
+
+    Attributes:
+        partition: (d,) which coordinates are encrypted.
+        clear: (d - k,) the others with their noise, ascending, in grid units.
+        hidden: (k,) those, with theirs.
+    """
+
+    partition: Bool[np.ndarray, " d"]
+    clear: Int64[np.ndarray, " c"]
+    hidden: Int64[np.ndarray, " h"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,14 +51,60 @@ class PartialGiven:
 
     Attributes:
         values: (d,) what it votes by, or, where nobody votes, values that are the same for all.
-        split: its coordinates outside and inside the partition, ascending, in grid units, with their noise; called
-            once the partition is known.
+        message: (d,) its message, to be divided once the partition is known; in the unit of the update, no noise yet.
         votes: (d,) its share of the noise on the counts of votes; None where they have none.
+        divided: its parts, where it was divided in an earlier session; None until then.
     """
 
     values: Float64[np.ndarray, " d"]
-    split: Callable[[Bool[np.ndarray, " d"]], Parts]
+    message: Float64[np.ndarray, " d"]
     votes: Int64[np.ndarray, " d"] | None = None
+    divided: Divided | None = None
+
+    def encode(self) -> bytes:
+        """Return the bytes to keep."""
+        writer = Writer().block(self.message.astype("<f8").tobytes())
+        writer.block(b"" if self.values is self.message else self.values.astype("<f8").tobytes())
+        writer.block(b"" if self.votes is None else self.votes.astype("<i8").tobytes())
+        if self.divided is not None:
+            writer.block(np.packbits(self.divided.partition).tobytes())
+            for part in (self.divided.clear, self.divided.hidden):
+                writer.block(part.astype("<i8").tobytes())
+        return writer.bytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> PartialGiven:
+        """Return what :meth:`encode` kept.
+
+        Raises:
+            ProtocolError: the bytes are none that it made.
+        """
+        reader = Reader(data)
+        message = _numbers(reader, "<f8")
+        values, votes = _numbers(reader, "<f8"), _numbers(reader, "<i8")
+        divided = None
+        if reader.left:
+            bits = np.frombuffer(reader.block(), dtype=np.uint8)
+            if len(bits) != -(-len(message) // 8):
+                raise ProtocolError(f"a kept partition of {len(message)} coordinates has {len(bits)} bytes")
+            partition = np.unpackbits(bits, count=len(message)).astype(np.bool_)
+            divided = Divided(
+                partition=partition, clear=_numbers(reader, "<i8"), hidden=_numbers(reader, "<i8")
+            )
+        reader.finish()
+        return cls(
+            values=values if len(values) else message,
+            message=message,
+            votes=votes if len(votes) else None,
+            divided=divided,
+        )
+
+
+def _numbers(reader: Reader, kept: str) -> np.ndarray:
+    content = reader.block()
+    if len(content) % 8:
+        raise ProtocolError(f"kept numbers of 8 bytes have {len(content)} bytes")
+    return np.frombuffer(content, dtype=kept)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +135,11 @@ class PartialResult:
     __hash__ = None  # type: ignore[assignment]
 
 
+Divide: TypeAlias = Callable[[Float64[np.ndarray, " d"], Bool[np.ndarray, " d"], int, int], Parts]
+"""Returns a message outside and inside a partition, ascending, in grid units, each bounded and with its noise; for the
+number of a round and of a client."""
+
+
 class PartialSums:
     """What the parties of a run under partial encryption agree on.
 
@@ -72,13 +148,17 @@ class PartialSums:
 
     Args:
         plan: as above.
+        divide: divides a client's message.
         workers: makes the processes in which clients encrypt, which end with their owner; None: in this one.
     """
 
     result_at_server = False
+    repeats = True
 
-    def __init__(self, plan: PartialPlan, workers: Callable[[object], Executor | None] | None = None) -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: PartialPlan, divide: Divide, workers: Callable[[object], Executor | None] | None = None
+    ) -> None:
+        self.plan, self.divide = plan, divide
         self._workers = None if workers is None else workers(self)
 
     @property
@@ -86,100 +166,140 @@ class PartialSums:
         """All silos."""
         return self.plan.silos
 
+    @property
+    def least(self) -> int:
+        """All silos."""
+        return self.plan.silos
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Numbers, ciphertexts, or the sealed keys for all others; the sums of them come back."""
+        plan = self.plan
+        ciphertexts = (-(-plan.length // plan.ckks.degree) + 1) * 8 * plan.ckks.degree
+        size = 8 * plan.length + ciphertexts + (plan.silos + 8) * _FRAME_BYTES
+        return size, size
+
+    def exchanges(self, client: int) -> Exchanges:
+        """Return the messages: client 0 seals the common keys, which the others are sent."""
+        plan = self.plan
+        ballot: Shape = (Ballot if plan.ballots == "plain" else MaskedVector,)
+        learn = Step((PartialSum,), (Learned,))
+
+        def played(number: int) -> tuple[Shape, tuple[Step, ...]]:
+            if plan.votes(number):
+                return ballot, (Step((Partition,), (PartialUpdate,)), learn)
+            return (PartialUpdate,), (learn,)
+
+        return Exchanges(
+            joined=(Announcement,),
+            setup=(Step((Directory,), () if client else (SealedKeys,) * (plan.silos - 1)),),
+            first=(SealedKeys,) if client else (),
+            begin=(RoundStart,),
+            played=played,
+        )
+
+    def pack(self, given: PartialGiven) -> bytes:
+        """Return what a client gives as bytes."""
+        return given.encode()
+
+    def unpack(self, data: bytes) -> PartialGiven:
+        """Return what :meth:`pack` was given."""
+        return PartialGiven.decode(data)
+
     def server(self, run: bytes) -> ServerProtocol[PartialResult]:
         """Return the server's end, which holds no key."""
         return PartialSumsServer(PartialServer(replace(self.plan, run=run)))
 
     def client(self, place: Place) -> ClientProtocol[PartialGiven, PartialResult]:
-        """Return a client's end."""
-        return PartialSumsClient(
-            PartialSilo(
-                replace(self.plan, run=place.run),
-                index=place.number,
-                identity=place.identity,
-                roster=place.roster,
-                workers=self._workers,
-            )
+        """Return a client's end; client 0 keeps the secret of the ballots' orders for the run."""
+        silo = PartialSilo(
+            replace(self.plan, run=place.run, least=place.least),
+            index=place.number,
+            identity=place.identity,
+            roster=place.roster,
+            order_secret=None if place.number else place.secret(),
+            workers=self._workers,
         )
+        return PartialSumsClient(place, silo, self.divide)
 
 
-class PartialSumsServer:
-    """The server's end: adds up what it cannot read.
+class PartialSumsServer(ServerEnd[PartialResult]):
+    """The server's end: adds up what it cannot read."""
 
-    Args:
-        server: the state machine.
-    """
-
-    enough = False
     may_have_released = True
-
-    def __init__(self, server: PartialServer) -> None:
-        self._server = server
-        self._cohort: tuple[int, ...] = ()
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Clients whose message for the present step has not arrived."""
-        return self._server.missing
-
-    @property
-    def summed(self) -> int:
-        """All of the cohort."""
-        return len(self._cohort)
-
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
-        """Begin an attempt with a cohort; who is drawn, its vectors say."""
-        self._cohort = cohort
-        return self._server.begin(round_id, cohort)
-
-    def receive(self, sender: int, data: bytes) -> Outgoing:
-        """Read a client's message; return those that follow."""
-        return self._server.receive(sender, data)
-
-    def proceed(self) -> Outgoing:
-        """Refuse: every message of the cohort is awaited."""
-        return self._server.proceed()
 
     def result(self) -> PartialResult:
         """Refuse: the sum is the clients' alone."""
         raise ProtocolError("under partial encryption the server learns no sum")
 
 
-class PartialSumsClient:
+class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
     """A client's end.
 
     Args:
+        place: the client's in the session.
         silo: the state machine.
+        divide: divides its message.
     """
 
-    def __init__(self, silo: PartialSilo) -> None:
-        self._silo = silo
+    def __init__(self, place: Place, silo: PartialSilo, divide: Divide) -> None:
+        super().__init__(place, silo)
+        self._divided_by = divide
         self._given: PartialGiven | None = None
         self._partition: Bool[np.ndarray, " d"] = np.zeros(0, dtype=np.bool_)
 
-    def announce(self) -> bytes | None:
-        """Return the first message: the client's signed key."""
-        return self._silo.announce()
+    @property
+    def awaits_input(self) -> bool:
+        """Whether a round has begun."""
+        proposes: bool = self._silo.proposes
+        return proposes
+
+    @property
+    def binding(self) -> bytes:
+        """What the orders of ballots are drawn from: another order of the same ballot would show more of it."""
+        return sha256(self._silo.order_secret).digest()
+
+    @property
+    def learned(self) -> bool:
+        """Whether the sum has arrived."""
+        summed: bool = self._silo.summed
+        return summed
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server, or what it relays of client 0; return the answers."""
-        return self._silo.receive(data) + self._divide()
-
-    def contribute(self, round_id: RoundId, given: PartialGiven) -> list[bytes]:
-        """Return the votes, or where nobody votes both parts; the server's message has begun the round."""
-        self._silo.check_round(round_id)
-        self._given = given
-        return self._silo.propose(given.values, given.votes) + self._divide()
+        return super().receive(data) + self._divide()
 
     def result(self) -> PartialResult:
         """Return the sums of both parts, once they have arrived."""
         clear, hidden = self._silo.result()
         return PartialResult(partition=self._partition, clear=clear, hidden=hidden)
 
+    def tag(self, content: bytes) -> bytes:
+        """Return a digest under the clients' common key."""
+        tag: bytes = self._silo.tag(content)
+        return tag
+
+    def _send(self, given: PartialGiven, round_id: RoundId) -> list[bytes]:
+        self._given = given
+        sent: list[bytes] = self._silo.propose(given.values, given.votes)
+        return sent + self._divide()
+
     def _divide(self) -> list[bytes]:
-        """Return both parts, once the partition is known."""
+        """Return both parts, once the partition is known and they are kept.
+
+        Raises:
+            ProtocolError: they were given for another partition before, which hid what this one would show.
+        """
         if not self._silo.divided or self._given is None:
             return []
         given, self._given = self._given, None
-        self._partition = self._silo.partition
-        return [self._silo.contribute(*given.split(self._partition))]
+        partition, number = self._silo.partition, self._silo.round_id.round
+        if given.divided is None:
+            clear, hidden = self._divided_by(given.message, partition, number, self._place.number)
+            given = replace(given, divided=Divided(partition=partition, clear=clear, hidden=hidden))
+            self._place.keep(given)
+        assert given.divided is not None
+        if not np.array_equal(given.divided.partition, partition):
+            raise ProtocolError(f"round {number} was answered for another partition", silo=self._place.number)
+        self._partition = partition
+        return [self._silo.contribute(given.divided.clear, given.divided.hidden)]

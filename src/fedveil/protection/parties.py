@@ -38,6 +38,11 @@ class Party:
         self._inbox = Inbox(number)
         self._inbox.open(self._round_id)
 
+    @property
+    def round_id(self) -> RoundId:
+        """The round and attempt being played."""
+        return self._round_id
+
     def _envelope(self, message: Message, recipient: int = SERVER) -> bytes:
         round_id, sender = self._round_id, self._number
         return Envelope(round_id=round_id, sender=sender, recipient=recipient, message=message).encode()
@@ -88,9 +93,14 @@ class KeyedSilo(Party):
             raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._silos}")
         self._peers.meet(directory.keys, self._round_id)
 
-    def _join(self, envelope: Envelope, start: RoundStart) -> None:
-        """Go on to a round of which this silo is asked to be."""
+    def _join(self, envelope: Envelope, start: RoundStart, least: int) -> None:
+        """Go on to a round of which this silo is asked to be, with ``least`` silos or more."""
         check_cohort(start.cohort, self._silos, index=self.index)
+        if len(start.cohort) < least:
+            must = "all" if least == self._silos else least
+            raise ProtocolError(
+                f"a sum over {len(start.cohort)} of {self._silos} silos is asked for; {must} must be in"
+            )
         self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, RoundStart)
         self._round_id, self._cohort = envelope.round_id, start.cohort
@@ -108,6 +118,11 @@ class CohortServer(Party):
         self._cohort = tuple(range(plan.silos))
         self._keys: dict[int, SignedKey] = {}
         self._arrived: set[int] = set()
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The silos whose contributions the sum is over: the whole cohort."""
+        return self._cohort
 
     @property
     def enough(self) -> bool:

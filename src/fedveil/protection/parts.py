@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, TypeVar, dataclass_transform, get_args
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.foreign import foreign
-from fedveil.privacy.claims import Key, Tells, telling
+from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import REST, Body, Layout, fixed, number, sent_as
+from fedveil.protection.fields import REST, Layout, fixed, number, sent_as
+from fedveil.protection.messages import KINDS, Message, message
 from fedveil.protection.wire import Reader, Writer
 
 DIGEST_BYTES: Final = 32
@@ -23,36 +23,11 @@ Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "req
 before, its own state is not what it was, its disk, or a request that makes no sense."""
 
 
-class Part(Body):
-    """One thing that a letter says: a frozen value with a body.
+class Part(Message):
+    """One thing that a letter says by itself, in no :class:`~fedveil.protection.messages.Envelope`."""
 
-    Attributes:
-        kind: number of the kind on the wire.
-    """
-
-    kind: ClassVar[int]
-
-
-PARTS: Final[dict[int, type[Part]]] = {}
-"""Every kind of part by its number."""
 
 _P = TypeVar("_P", bound=Part)
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(sent_as,))
-def _part(kind: int, *, eq: bool = True) -> Callable[[type[_P]], type[_P]]:
-    """Make a class a frozen dataclass, registered under its number on the wire; no ``eq`` if it holds an array.
-
-    Every field says what it tells (:func:`~fedveil.privacy.claims.telling`).
-    """
-
-    def register(cls: type[_P]) -> type[_P]:
-        assert kind not in PARTS
-        cls.kind = kind
-        PARTS[kind] = cls
-        return telling(dataclass(frozen=True, kw_only=True, eq=eq)(cls))
-
-    return register
 
 
 def _text(raw: bytes) -> str:
@@ -111,7 +86,7 @@ LARGEST_COUNT: Final = 2**32 - 1
 """Records of a user that counts and totals can tell of."""
 
 
-@_part(1)
+@message(61, "the terms of a run")
 class Terms(Part):
     """What the coordinator proposes: the experiment, to the members of one federation.
 
@@ -124,12 +99,12 @@ class Terms(Part):
     experiment: str = sent_as(_TEXT, Tells.NOTHING)
 
 
-@_part(2)
+@message(62, "consent")
 class Joined(Part):
     """A silo takes part."""
 
 
-@_part(10, eq=False)
+@message(70, "record counts", eq=False)
 class Counts(Part):
     """How many records a silo has of every user, for weights by records in the open.
 
@@ -140,7 +115,7 @@ class Counts(Part):
     counts: Int64[np.ndarray, " users"] = sent_as(_COUNTS, Tells.COUNTS)
 
 
-@_part(3)
+@message(63, "a refusal")
 class Refused(Part):
     """A silo does not take part, or not any longer.
 
@@ -153,12 +128,12 @@ class Refused(Part):
     reason: str = sent_as(_SHOWN, Tells.NOTHING)
 
 
-@_part(4)
+@message(64, "word that a session is not known")
 class Lost(Part):
     """A silo does not know the session (it was restarted): the coordinator begins another one."""
 
 
-@_part(5, eq=False)
+@message(65, "all silos' record counts together", eq=False)
 class Totals(Part):
     """What every user holds over all silos, for weights by records.
 
@@ -169,7 +144,7 @@ class Totals(Part):
     counts: Int64[np.ndarray, " users"] = sent_as(_COUNTS, Tells.COUNTS)
 
 
-@_part(6)
+@message(66, "the task of a round")
 class Task(Part):
     """The work of one round; what a silo needs for it stands before it in the same letter.
 
@@ -180,7 +155,7 @@ class Task(Part):
     round: int = sent_as(number(4), Tells.NOTHING)
 
 
-@_part(11, eq=False)
+@message(71, "the model", eq=False)
 class Model(Part):
     """The model to train from.
 
@@ -191,7 +166,7 @@ class Model(Part):
     values: Float32[np.ndarray, " d"] = sent_as(_array(REST, "<f4", np.float32), Tells.MODEL)
 
 
-@_part(12, eq=False)
+@message(72, "who takes part", eq=False)
 class DrawnUsers(Part):
     """Which users take part in the round, for silos that hold several.
 
@@ -202,7 +177,7 @@ class DrawnUsers(Part):
     users: Bool[np.ndarray, " users"] = sent_as(REST.of(_bits, _drawn), Tells.DRAWN)
 
 
-@_part(13)
+@message(73, "whether the reader takes part")
 class OwnDraw(Part):
     """Whether a client takes part in the round: its own bit and nobody else's.
 
@@ -213,7 +188,7 @@ class OwnDraw(Part):
     drawn: bool = sent_as(number(1).of(int, bool), Tells.OWN_DRAW)
 
 
-@_part(9)
+@message(69, "a commitment to who takes part")
 class Drawn(Part):
     """Who takes part in the round whose task follows, where the silos are not told: the same users, the same bytes.
 
@@ -224,43 +199,14 @@ class Drawn(Part):
     commitment: bytes = sent_as(fixed(DIGEST_BYTES), Tells.DRAWN, Key.SERVER)
 
 
-@_part(7, eq=False)
-class Vector(Part):
-    """A silo's sum of a round, with its share of the noise, in the open.
-
-    Attributes:
-        values: (d,) float64, multiples of the message's grid where the method has one.
-    """
-
-    values: Float64[np.ndarray, " d"] = sent_as(_array(REST, "<f8", np.float64), Tells.CONTENT)
-
-
-@_part(8)
+@message(68, "a message of a protocol")
 class Relay(Part):
     """A message of a protection's protocol; :class:`~fedveil.protection.messages.Envelope` reads it."""
 
     message: bytes = sent_as(REST, Tells.NOTHING)
 
 
-@_part(20)
-class Agreement(Part):
-    """A key to agree on a secret with, for the session of the letter that brings it.
-
-    Attributes:
-        public: 32 bytes, X25519.
-    """
-
-    public: bytes = sent_as(fixed(KEY_BYTES), Tells.NOTHING)
-
-
-@_part(21)
-class Sealed(Part):
-    """A message that a silo's channel made of its sum, with its key; none but the coordinator can open it."""
-
-    sealed: bytes = sent_as(REST, Tells.CONTENT, Key.SERVER, besides=Tells.LENGTH)
-
-
-@_part(22)
+@message(74, "word that the next model is there")
 class Learned(Part):
     """A silo has the next model, on its disk; the coordinator has none.
 
@@ -269,6 +215,10 @@ class Learned(Part):
     """
 
     tag: bytes = sent_as(fixed(KEY_BYTES), Tells.MODEL, Key.SILOS)
+
+
+PARTS: Final = {number: kind for number, kind in KINDS.items() if issubclass(kind, Part)}
+"""Every kind of part by its number."""
 
 
 def only(parts: Sequence[Part], kind: type[_P], silo: int) -> _P:

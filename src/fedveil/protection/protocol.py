@@ -10,8 +10,10 @@ steps under masks.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Bool
@@ -19,6 +21,7 @@ from jaxtyping import Bool
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.exchanges import Exchanges
 from fedveil.protection.messages import SERVER
 from fedveil.protection.peers import Roster
 
@@ -31,6 +34,17 @@ GivenIn = TypeVar("GivenIn", contravariant=True)
 ResultT = TypeVar("ResultT")
 ResultOut = TypeVar("ResultOut", covariant=True)
 
+SECRET_BYTES: Final = 32
+
+
+def new_secret() -> bytes:
+    """Return a secret that no other session has."""
+    return os.urandom(SECRET_BYTES)
+
+
+def keep_nothing(given: object) -> None:
+    """Keep nothing: a party in one process repeats no round."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -41,16 +55,29 @@ class Place:
         number: the client's own.
         identity: its long-term key.
         roster: all clients' public identities.
+        least: the fewest clients of a sum that it takes part in. Who gives the same whenever a round is asked for takes
+            part in sums over all alone: two sums over different clients would show their difference.
+        secret: returns 32 bytes of its own that stay the same for the run, where anything is to be repeated in another
+            session.
+        keep: told what it gives to a round, whenever that has become more and before anything of it leaves.
     """
 
     run: bytes
     number: int
     identity: IdentityKey
     roster: Roster
+    least: int = 2
+    secret: Callable[[], bytes] = new_secret
+    keep: Callable[[Any], None] = keep_nothing
 
 
 class ServerProtocol(Protocol[ResultOut]):
     """The server's end of one session."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the setup is complete, so that a round may begin."""
+        ...
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -113,6 +140,32 @@ class ServerProtocol(Protocol[ResultOut]):
 class ClientProtocol(Protocol[GivenIn, ResultOut]):
     """A client's end of one session."""
 
+    @property
+    def awaits_input(self) -> bool:
+        """Whether :meth:`contribute` is due."""
+        ...
+
+    @property
+    def binding(self) -> bytes:
+        """What else a kept contribution belongs to, besides what was asked: it is given again for the same alone."""
+        ...
+
+    @property
+    def learned(self) -> bool:
+        """Whether the result of the round is here: never where the server learns it."""
+        ...
+
+    def check_round(self, round_id: RoundId) -> None:
+        """Return if this is the round and attempt that the server has begun, once in the session.
+
+        All clients of a sum then put the same round into it. If each could be told another one, the kept contributions
+        of some beside a new one of another would show, against the round before, that one's own with little noise.
+
+        Raises:
+            ProtocolError: it is another one.
+        """
+        ...
+
     def announce(self) -> bytes | None:
         """Return the first message of the setup, None if the server's comes first."""
         ...
@@ -126,7 +179,7 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
         ...
 
     def contribute(self, round_id: RoundId, given: GivenIn) -> list[bytes]:
-        """Return the messages that bring what this client gives into the sum.
+        """Return the messages that bring what this client gives into the sum; its place keeps that first.
 
         Args:
             round_id: the round and attempt that has begun.
@@ -145,13 +198,55 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
         """
         ...
 
+    def tag(self, content: bytes) -> bytes:
+        """Return 32 bytes that clients with the same content have in common, and that tell the server nothing of it.
 
-class Agreement(Protocol[GivenIn, ResultOut]):
+        Raises:
+            ProtocolError: the clients have nothing to compare.
+        """
+        ...
+
+
+class Agreement(Protocol[GivenT, ResultOut]):
     """What all parties agree on before a run: public numbers, and the ends that follow from them."""
 
     @property
     def clients(self) -> int:
         """How many clients there are."""
+        ...
+
+    @property
+    def least(self) -> int:
+        """The fewest clients of a sum; where it is below all of them, a round goes on without some that vanish."""
+        ...
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a round that is asked for in another session is the same sum, if clients give the same to it.
+
+        Else another attempt is another release, for users drawn anew, and costs another charge.
+        """
+        ...
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """How many bytes the messages of one exchange take at most: a client's, and those to a client."""
+        ...
+
+    def exchanges(self, client: int) -> Exchanges:
+        """Return which messages pass between server and client, and when."""
+        ...
+
+    def pack(self, given: GivenT) -> bytes:
+        """Return what a client gives as bytes, for its own disk."""
+        ...
+
+    def unpack(self, data: bytes) -> GivenT:
+        """Return what :meth:`pack` was given.
+
+        Raises:
+            ProtocolError: the bytes are none that it made.
+        """
         ...
 
     @property
@@ -163,7 +258,7 @@ class Agreement(Protocol[GivenIn, ResultOut]):
         """Return the server's end of a session, with new keys."""
         ...
 
-    def client(self, place: Place) -> ClientProtocol[GivenIn, ResultOut]:
+    def client(self, place: Place) -> ClientProtocol[GivenT, ResultOut]:
         """Return a client's end of a session, with new keys."""
         ...
 

@@ -267,6 +267,8 @@ class RecoverableServer(Party):
         threshold: how many silos must survive.
     """
 
+    ready = True  # every attempt has keys of its own
+
     def __init__(self, plan: AggregationPlan, *, threshold: int) -> None:
         check_threshold(threshold, plan.silos)
         super().__init__(plan, SERVER)

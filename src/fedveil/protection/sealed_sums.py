@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -20,7 +21,9 @@ from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.agreement import KEY_BYTES, AgreementKey, PairwiseSecret, RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.privacy.claims import Key, Tells
+from fedveil.protection.ends import MessageEnd
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.exchanges import Exchanges
 from fedveil.protection.fields import REST, fixed, sent_as
 from fedveil.protection.messages import SERVER, Envelope, Inbox, Message, message
 from fedveil.protection.open_sums import OpenServer
@@ -58,7 +61,8 @@ class SealedSums:
     Attributes:
         clients: how many clients there are.
         length: d, coordinates of a decoded vector.
-        decode: returns the (d,) vector of the bytes that a client gives, or raises a ProtocolError.
+        decode: returns the (d,) vector of the bytes that a client gives to the round of a number, or raises a
+            ProtocolError.
 
     Raises:
         ProtocolError: too many clients.
@@ -66,11 +70,35 @@ class SealedSums:
 
     clients: int
     length: int
-    decode: Callable[[bytes], Vector]
-    result_at_server: bool = True
+    decode: Callable[[bytes, int], Vector]
+    result_at_server: ClassVar[bool] = True
+    repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
+
+    @property
+    def least(self) -> int:
+        """All clients."""
+        return self.clients
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """A codec's message, which is shorter than the numbers; a key comes back."""
+        return 8 * self.length, 0
+
+    def exchanges(self, client: int) -> Exchanges:
+        """Return the keys of a session, and the one message of a round."""
+        key = (SealingKey,)
+        return Exchanges(joined=key, first=key, played=lambda _: ((SealedMessage,), ()))
+
+    def pack(self, given: bytes) -> bytes:
+        """Return what a codec made: a round that is asked for again is the same bytes under another seal."""
+        return given
+
+    def unpack(self, data: bytes) -> bytes:
+        """Return the same."""
+        return data
 
     def server(self, run: bytes) -> ServerProtocol[Vector]:
         """Return a server that opens, decodes and adds up."""
@@ -97,6 +125,11 @@ class SealedServer(OpenServer):
         self._inbox.open(self._setup)
         self._shared: dict[int, PairwiseSecret] = {}
 
+    @property
+    def ready(self) -> bool:
+        """Whether every client's key is known."""
+        return len(self._shared) == self._agreed.clients
+
     def receive(self, sender: int, data: bytes) -> Outgoing:
         """Read a client's key, or its message; return the server's key where it is due.
 
@@ -122,19 +155,26 @@ class SealedServer(OpenServer):
 
     def _read(self, sender: int, envelope: Envelope) -> Vector:
         self._inbox.accept(envelope, SealedMessage)
+        return self._agreed.decode(self.unsealed(sender, envelope), envelope.round_id.round)
+
+    def unsealed(self, sender: int, envelope: Envelope) -> bytes:
+        """Return what a client gave, of its sealed message.
+
+        Raises:
+            ProtocolError: sealed by somebody else, in another session, for another round, or altered.
+        """
         content = envelope.message
         assert isinstance(content, SealedMessage)
         if sender not in self._shared:
             raise ProtocolError("seals a message before the keys are known")
         try:
             key = self._shared[sender].derive(SEAL_PURPOSE, envelope.round_id)
-            given = unseal(key, content.sealed, _associated(envelope.round_id, sender))
+            return unseal(key, content.sealed, _associated(envelope.round_id, sender))
         except CryptoError as error:
             raise ProtocolError(f"its message was refused: {error}") from error
-        return self._agreed.decode(given)
 
 
-class SealedClient:
+class SealedClient(MessageEnd[bytes, Vector]):
     """A client's end.
 
     Args:
@@ -142,11 +182,17 @@ class SealedClient:
     """
 
     def __init__(self, place: Place) -> None:
-        self._number, self._own = place.number, AgreementKey.generate()
+        super().__init__(place)
+        self._own = AgreementKey.generate()
         self._setup = RoundId(run=place.run, round=0, attempt=0)
         self._inbox = Inbox(place.number)
         self._inbox.open(self._setup)
         self._shared: PairwiseSecret | None = None
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether the server's key is known."""
+        return self._shared is not None
 
     def announce(self) -> bytes | None:
         """Return the message with this client's key."""
@@ -168,24 +214,16 @@ class SealedClient:
             raise ProtocolError(f"the server's key was refused: {error}") from error
         return []
 
-    def contribute(self, round_id: RoundId, given: bytes) -> list[bytes]:
-        """Return what a codec made, sealed for the server.
-
-        Raises:
-            ProtocolError: the server's key is not known.
-        """
+    def check_round(self, round_id: RoundId) -> None:
+        """Return if the server's key is known; else raise a ProtocolError."""
         if self._shared is None:
-            raise ProtocolError("a message is due before the server's key is known", silo=self._number)
+            raise ProtocolError("a message is due before the server's key is known", silo=self._place.number)
+
+    def _send(self, given: bytes, round_id: RoundId) -> list[bytes]:
+        assert self._shared is not None
         key = self._shared.derive(SEAL_PURPOSE, round_id)
-        sealed = seal(key, given, _associated(round_id, self._number))
+        sealed = seal(key, given, _associated(round_id, self._place.number))
         return [self._message(round_id, SealedMessage(sealed=sealed))]
-
-    def result(self) -> Vector:
-        """Refuse: the sum is the server's."""
-        raise ProtocolError("clients of sealed messages learn no sum", silo=self._number)
-
-    def _message(self, round_id: RoundId, content: Message) -> bytes:
-        return Envelope(round_id=round_id, sender=self._number, recipient=SERVER, message=content).encode()
 
 
 def _associated(round_id: RoundId, sender: int) -> bytes:

@@ -54,6 +54,7 @@ class AggregationPlan:
         silos: how many silos there are.
         length: d, the length of a vector.
         limit: the largest absolute value of one silo's coordinate, noise included, in grid units.
+        least: the fewest silos of a sum; a silo takes part in no smaller one.
 
     Raises:
         ProtocolError: the sum of all silos would not fit 64 bits.
@@ -63,6 +64,7 @@ class AggregationPlan:
     silos: int
     length: int
     limit: int
+    least: int = 2
 
     def __post_init__(self) -> None:
         """Check before any training that no sum can wrap around."""
@@ -143,11 +145,6 @@ class AggregationSilo(KeyedSilo):
         self._seed = b""
 
     @property
-    def round_id(self) -> RoundId:
-        """The round and attempt being played."""
-        return self._round_id
-
-    @property
     def awaits_input(self) -> bool:
         """Whether a round has begun and :meth:`contribute` is due."""
         return self._phase is _Phase.INPUTS
@@ -199,7 +196,7 @@ class AggregationSilo(KeyedSilo):
         assert isinstance(start, RoundStart)
         if self._phase is _Phase.SETUP:
             raise ProtocolError("a round begins before the silos' keys are known")
-        self._join(envelope, start)
+        self._join(envelope, start, self._plan.least)
         self._seed, self._phase = b"", _Phase.INPUTS
         return []
 
@@ -218,9 +215,9 @@ class AggregationServer(CohortServer):
         self._sum = np.zeros(0, dtype=plan.word)
 
     @property
-    def survivors(self) -> tuple[int, ...]:
-        """The silos whose vectors the sum is over: the whole cohort."""
-        return self._cohort
+    def ready(self) -> bool:
+        """Whether every silo's key is known, so that a round may begin."""
+        return self._phase is not _Phase.SETUP
 
     @property
     def may_have_released(self) -> bool:

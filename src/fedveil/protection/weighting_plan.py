@@ -27,6 +27,25 @@ _BLIND_BITS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
+class CipherSizes:
+    """Bytes of what travels under a cipher.
+
+    Attributes:
+        key: the public key.
+        number: a number modulo the plaintext modulus.
+        weight: an encrypted weight.
+        ciphertext: one ciphertext of a silo's sum.
+        ciphertexts: how many a sum has.
+    """
+
+    key: int
+    number: int
+    weight: int
+    ciphertext: int
+    ciphertexts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightingPlan:
     """Public numbers of one run of Protocol 1 (ULDP-FL, section 4).
 

@@ -62,13 +62,14 @@ class Reader:
         self._body, self._at = body, 0
 
     @property
-    def _left(self) -> int:
+    def left(self) -> int:
+        """How many bytes are left."""
         return len(self._body) - self._at
 
     def fixed(self, size: int) -> bytes:
         """Take exactly ``size`` bytes."""
-        if size > self._left:
-            raise ProtocolError(f"a message ends {size - self._left} bytes early")
+        if size > self.left:
+            raise ProtocolError(f"a message ends {size - self.left} bytes early")
         self._at += size
         return self._body[self._at - size : self._at]
 
@@ -79,8 +80,8 @@ class Reader:
     def count(self, size: int, item_bytes: int) -> int:
         """Take a count of items of at least ``item_bytes`` each: memory is bounded by the message."""
         value = self.number(size)
-        if value > _LARGEST_COUNT or value * item_bytes > self._left:
-            raise ProtocolError(f"a message announces {value} items and has {self._left} bytes left for them")
+        if value > _LARGEST_COUNT or value * item_bytes > self.left:
+            raise ProtocolError(f"a message announces {value} items and has {self.left} bytes left for them")
         return value
 
     def block(self) -> bytes:
@@ -98,9 +99,9 @@ class Reader:
 
     def rest(self) -> bytes:
         """Take everything that is left."""
-        return self.fixed(self._left)
+        return self.fixed(self.left)
 
     def finish(self) -> None:
         """Return if nothing is left."""
-        if self._left:
-            raise ProtocolError(f"a message has {self._left} bytes too many")
+        if self.left:
+            raise ProtocolError(f"a message has {self.left} bytes too many")

@@ -86,17 +86,23 @@ def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results]) -
     row = {"item": item.title, "tables": names}
     if not measured:
         return row | {"status": f"not reproduced: {item.why or 'its runs have not been played yet'}"}
-    rows = [line for table in measured for line in section_rows(table, found[table.name])]
-    whole = "computed" if all(table.compute for table in own) else "published scale"
-    status = "reduced" if any(table.reduced for table in measured) else whole
-    cells = sum(
-        len(table.cells(0)) or len(cells_with_runs(table, found[table.name], LEAST_RUNS)) for table in own
-    )
-    if len(rows) < cells:
-        status += f", {len(rows)} of {cells} cells"
+    status = _extent(own, measured, found)
     if item.why:
         status += f"; {item.why}"
     return row | {"status": status, "verdicts": _verdicts(measured, found)}
+
+
+def _extent(own: Sequence[Table], measured: Sequence[Table], found: dict[str, Results]) -> str:
+    """Say how much of an item was made again: a computed epsilon is not the figure that it stands beside."""
+    trained = [table for table in own if table.parts]
+    if not trained:
+        return "reduced" if any(table.reduced for table in measured) else "computed"
+    shown = sum(len(cells_with_runs(table, found[table.name], LEAST_RUNS)) for table in trained)
+    if not shown:
+        return "no trained model yet, only what is computed"
+    cells = sum(len(table.cells(0)) for table in trained)
+    scale = "reduced" if any(table.reduced for table in trained) else "published scale"
+    return scale if shown == cells else f"{scale}, {shown} of {cells} cells"
 
 
 def _verdicts(measured: Sequence[Table], found: dict[str, Results]) -> str:

@@ -34,7 +34,7 @@ class Agreed:
 
     sums: OpenSums
 
-    def protocol(self, privacy: Any = None) -> OpenSums:
+    def protocol(self, privacy: Any) -> OpenSums:
         """Return the protocol: its two ends give and take bytes."""
         return self.sums
 

@@ -1,0 +1,313 @@
+"""A silo in one session of a run: it reads the parts of letters, and plays rounds from what it keeps on its disk.
+
+What a silo gives to a round is charged first, then kept, and only then leaves (:attr:`Place.keep`). Where the silos
+alone have the models, they make the server's step: a round has ended for a silo once the next model is on its disk, and
+the coordinator sees that all have the same by a tag that tells nothing of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from safetensors.numpy import save
+from torch import Tensor
+
+from fedveil.crypto.agreement import RoundId
+from fedveil.engine.coordinator_side import coordinate
+from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.turn import Turn
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.grammar import Conversation, Grammar
+from fedveil.federation.own_round import OwnTurn, Told, as_tensor
+from fedveil.federation.promise import Promise
+from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tensors
+from fedveil.population.records import Population
+from fedveil.privacy.ledger import Budget, Ledger
+from fedveil.protection.parts import (
+    Counts,
+    Drawn,
+    DrawnUsers,
+    Joined,
+    Learned,
+    Model,
+    OwnDraw,
+    Part,
+    Relay,
+    Task,
+    Terms,
+    Totals,
+)
+from fedveil.protection.protocol import Agreement, Place
+from fedveil.randomness import ExperimentRandomness
+from fedveil.server.optimizers import State, matching
+
+_TOLD: Final = (Model, DrawnUsers, OwnDraw, Drawn)
+"""What stands before a task and belongs to it."""
+_MODEL: Final = "model"
+_STATE: Final = "state."
+"""Before the names of the optimiser's tensors in what is kept of a round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Books:
+    """Where a silo writes down what it spends and gives in one run.
+
+    Attributes:
+        run: 16 bytes, the run.
+        ledger: of the silo, over all runs.
+        budget: what the ledger may hold; None: anything.
+        records: what it gave to the last round of each run.
+        models: the last model of the run, where the silos alone have it.
+    """
+
+    run: bytes
+    ledger: Ledger
+    budget: Budget | None
+    records: RecordStore
+    models: ModelStore
+
+    @property
+    def name(self) -> str:
+        """What the ledger calls the run: what the coordinator calls it may repeat."""
+        return self.run.hex()
+
+    @property
+    def known(self) -> bool:
+        """Whether a round of the run was charged before."""
+        return any(entry.run == self.name for entry in self.ledger.entries)
+
+    def charged(self) -> list[int]:
+        """Return the rounds of the run that were charged, once for each charge."""
+        return [entry.round for entry in self.ledger.entries if entry.run == self.name]
+
+
+class OwnSession:
+    """What a silo knows of the session it is in, and does in it.
+
+    Args:
+        prepared: the experiment as the silo holds it.
+        place: the silo's in the session; what it gives is kept by the session itself.
+        promise: what it charges its users a round.
+        terms: on which the session began.
+        books: where it writes down what it spends and gives.
+
+    Raises:
+        ProtocolError: the silo's records do not fit what the parties agree on.
+    """
+
+    def __init__(
+        self, *, prepared: Prepared, place: Place, promise: Promise, terms: Terms, books: Books
+    ) -> None:
+        self.prepared, self.promise, self.number = prepared, promise, place.number
+        self._books, self._run = books, place.run
+        self._terms = hashlib.sha256(terms.encode()).digest()
+        self._privacy = privacy_randomness(prepared.experiment)
+        self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._privacy)
+        whole = self._agreement.least if self._agreement.repeats else place.least
+        self.client = self._agreement.client(replace(place, least=whole, keep=self._keep))
+        self.talk = Conversation(Grammar.of(prepared, self._agreement.exchanges(place.number)))
+        self.told = Told()
+        self._task: Task | None = None
+        self._record: RoundRecord | None = None
+        self._ended = True
+
+    def join(self) -> list[Part]:
+        """Return what the silo says when it joins."""
+        answers: list[Part] = [Joined()]
+        if self.prepared.method.shows_counts:
+            answers.append(Counts(counts=_counts(self.prepared.population)))
+        first = self.client.announce()
+        return answers if first is None else [*answers, Relay(message=first)]
+
+    def read(self, part: Part) -> list[Part]:
+        """Read a part of a letter whose shape is due; return what follows.
+
+        Raises:
+            FedveilError: a request that the silo does not grant, or a message that must not be accepted.
+        """
+        if isinstance(part, _TOLD):
+            self.told.add(part)
+            return []
+        if isinstance(part, Totals):
+            self._weigh(part)
+            return []
+        if isinstance(part, Relay):
+            replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
+            return [*replies, *self._learn(), *self._contribute()]
+        if isinstance(part, Task):
+            self._task = part
+            return self._contribute()
+        raise RefusalError("request", f"a silo does not read {type(part).__name__}")
+
+    def _weigh(self, totals: Totals) -> None:
+        """Take the weights n_su / N_u from what every user holds over all silos."""
+        prepared, users = self.prepared, self.prepared.population.n_users
+        if len(totals.counts) != users:
+            raise RefusalError("request", f"totals of {len(totals.counts)} users instead of {users}")
+        self.promise = self.promise.by_records(prepared.setting.cohort.groups, totals.counts)
+        assert self.promise.weights is not None
+        setting = replace(prepared.setting, weights=self.promise.weights.clone())
+        self.prepared = replace(prepared, setting=setting)
+        self._terms = hashlib.sha256(self._terms + totals.encode()).digest()
+
+    # --- a round ---------------------------------------------------------------------------------------------
+
+    def _contribute(self) -> list[Part]:
+        """Return the silo's part of the round, as soon as its task is there and the protocol has come to it."""
+        task = self._task
+        if task is None or not self.client.awaits_input:
+            return []
+        self._task = None
+        round_id = RoundId(run=self._run, round=task.round, attempt=0)
+        self.client.check_round(round_id)
+        given = self._given(task)
+        self.told, self._ended = Told(), False
+        return [Relay(message=message) for message in self.client.contribute(round_id, given)]
+
+    def _given(self, task: Task) -> Any:
+        """Return what the silo gives to a round: what it kept of it, or something new that is charged first.
+
+        A round that was charged and not kept (a crash between the two) is charged again: new noise is never free. So is
+        one that the protocol does not repeat: whose users are drawn anew in every session, or that may be summed over
+        other silos.
+        """
+        books, repeats, rounds = self._books, self._agreement.repeats, self.prepared.experiment.rounds
+        if not 1 <= task.round <= rounds:
+            raise RefusalError("replay", f"the run has rounds 1 to {rounds}")
+        model = self.told.model(self.prepared.task.dimension)
+        drawn = self.told.drawn(self.prepared, self.number)
+        asked = self._terms + task.encode() + self.told.encode() + self.client.binding
+        request, last = hashlib.sha256(asked).digest(), books.records.read(books.run)
+        charged = books.charged()
+        _check_state(charged, 0 if last is None else last.round, repeats)
+        if repeats and last is not None and task.round == last.round:
+            if request != last.request:
+                raise RefusalError(
+                    "replay",
+                    f"round {task.round} was answered for another experiment or model, for other records of its users, "
+                    "or silo 0 lost the secret of the orders that it was answered in",
+                )
+            self._record = last
+            return self._agreement.unpack(last.given)
+        self._check_follows(last, task.round)
+        before = {} if self._agreement.result_at_server else self._after(last)
+        again = charged.count(task.round)
+        books.ledger.charge(
+            run=books.name,
+            round=task.round,
+            attempt=again,
+            event=self.promise.of_round(self.prepared.setting, task.round),
+            budget=books.budget,
+        )
+        start = as_tensor(before[_MODEL] if model is None else model)
+        turn = OwnTurn.of(self.prepared, task.round, start, drawn, self._privacy)
+        work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
+        work.begin(0 if repeats else again)
+        self._record = RoundRecord(round=task.round, request=request, before=before)
+        return work.give(self.number)
+
+    def _keep(self, given: Any) -> None:
+        """Put what the silo gives to the round on its disk, before anything of it leaves."""
+        content = self._agreement.pack(given)
+        assert self._record is not None
+        if content != self._record.given:
+            self._record = replace(self._record, given=content)
+            self._books.records.write(self._books.run, self._record)
+
+    def _check_follows(self, last: RoundRecord | None, number: int) -> None:
+        """Refuse a round that does not follow the last one: the next, or a later one that was played without the silo.
+
+        One that the protocol does not repeat may be asked for again.
+        """
+        done = 0 if last is None else last.round
+        agreement = self._agreement
+        if number == done and not agreement.repeats:
+            return
+        if agreement.least < agreement.clients:
+            if number < done:
+                raise RefusalError("replay", f"round {number} is over, the last answered is {done}")
+        elif number != done + 1:
+            raise RefusalError("replay", f"round {number} does not follow round {done}, the last answered")
+
+    # --- where the silos alone have the models -----------------------------------------------------------------
+
+    def _after(self, last: RoundRecord | None) -> Tensors:
+        """Return what the next round begins with, model and optimiser's state: the first, or those of the last round.
+
+        Raises:
+            RefusalError: the sum of that round has not arrived here, so it is still the round to play.
+        """
+        initial, optimizer = self.prepared.task.initial().cpu(), self.prepared.method.server
+        if last is None:
+            return _kept(initial, optimizer.init(initial))
+        if _MODEL not in last.after:
+            raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
+        after = last.after[_MODEL]
+        if len(after) != len(initial):
+            raise RefusalError(
+                "replay",
+                f"round {last.round} ended with a model of {len(after)} parameters, not {len(initial)}",
+            )
+        if not matching(optimizer, as_tensor(after), _state(last.after)):
+            raise RefusalError("replay", f"round {last.round} ended with the state of another optimiser")
+        return last.after
+
+    def _learn(self) -> list[Part]:
+        """Make the server's step from the sum, once it has arrived; keep the next model, and say so."""
+        if self._ended or not self.client.learned:
+            return []
+        record, setting = self._record, self.prepared.setting
+        assert record is not None
+        total = self.prepared.agreed.vector(self.client.result())
+        turn = Turn(
+            setting=setting,
+            model=as_tensor(record.before[_MODEL]),
+            state=_state(record.before),
+            round_number=record.round,
+            experiment=ExperimentRandomness(self.prepared.experiment.seed),
+            privacy=self._privacy,
+        )
+        silos = self._agreement.clients
+        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=setting.n_users)
+        after = _kept(made, state)
+        if not record.after:
+            self._record = replace(record, after=after)
+            self._books.records.write(self._books.run, self._record)
+        elif save(dict(record.after)) != save(dict(after)):
+            raise RefusalError("state", f"round {record.round} ended here with another sum before")
+        self._books.models.put(self.prepared.task.state(made))
+        self._ended = True
+        content = struct.pack(">I", record.round) + save(dict(after))
+        return [Learned(tag=self.client.tag(content))]
+
+
+def _check_state(charged: list[int], done: int, repeats: bool) -> None:
+    """Refuse to go on where ledger and records of a run tell of different pasts."""
+    known = set(range(1, done + 1)) if repeats else {done} - {0}
+    if not known <= set(charged) or (repeats and set(charged) - set(range(1, done + 2))):
+        raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
+
+
+def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:
+    """Return what a silo keeps of a model and of its optimiser's state, by name."""
+    tensors = {_MODEL: model} | {_STATE + name: value for name, value in state.items()}
+    return {name: value.cpu().numpy() for name, value in tensors.items()}
+
+
+def _state(kept: Tensors) -> State:
+    """Return the optimiser's state of what was kept."""
+    return {
+        name.removeprefix(_STATE): torch.from_numpy(value.copy())
+        for name, value in kept.items()
+        if name.startswith(_STATE)
+    }
+
+
+def _counts(share: Population) -> np.ndarray:
+    return np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)

@@ -1,0 +1,194 @@
+"""The rounds of a coordinator's run, as its folder has them: charged, drawn and released, durably and in this order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64
+from torch import Tensor
+
+from fedveil.engine.attempts import MOST_ATTEMPTS
+from fedveil.engine.coordinator_side import coordinate
+from fedveil.engine.folder import Checkpoint, RunFolder
+from fedveil.engine.run import (
+    Observer,
+    Outcome,
+    conclude,
+    evaluate,
+    last_checkpoint,
+    over_budget,
+    row_of,
+)
+from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.turn import Turn, draw_users
+from fedveil.errors import RunFolderError
+from fedveil.files import parse_json, read_content, reading
+from fedveil.privacy.ledger import Ledger
+from fedveil.randomness import ExperimentRandomness
+from fedveil.server.optimizers import State
+
+_DRAWN: Final = "checkpoint/participants.json"
+_SALT_BYTES: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draw:
+    """Who takes part in an attempt at a round.
+
+    Attributes:
+        users: (|U|,) who does; None where everybody does, or where nobody knows.
+        commitment: SHA-256 of a random number and of the users: an attempt that is asked for again is the same.
+    """
+
+    users: Bool[np.ndarray, " users"] | None = None
+    commitment: bytes = b""
+
+
+EVERYBODY: Final = Draw()
+
+
+class Rounds:
+    """The rounds of a run.
+
+    Args:
+        prepared: the experiment.
+        folder: the run folder, new or of a run that was interrupted.
+        observer: who is told how the run goes on.
+
+    Raises:
+        RunFolderError: a damaged folder, or another process at work in it.
+    """
+
+    def __init__(self, prepared: Prepared, folder: RunFolder, observer: Observer) -> None:
+        self._prepared, self._folder, self._observer = prepared, folder, observer
+        self.privacy = privacy_randomness(prepared.experiment)
+        guarantee = prepared.guarantee
+        self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
+        self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
+        folder.mend_metrics(self.checkpoint)
+        self._attempts, self._draw, self._began = 0, EVERYBODY, time.perf_counter()
+        observer.started(folder.path, prepared.experiment, self.checkpoint.round)
+
+    @property
+    def number(self) -> int:
+        """The round to play, from 1."""
+        return self.checkpoint.round + 1
+
+    @property
+    def left(self) -> bool:
+        """Whether there is a round to play."""
+        return self.number <= self._prepared.experiment.rounds
+
+    def close(self) -> None:
+        """Give the ledger back; closing twice is harmless."""
+        self._ledger.close()
+
+    def stopped(self, repeats: bool) -> str | None:
+        """Return why an attempt at the round may not begin, None if it may.
+
+        Args:
+            repeats: whether an attempt that is asked for again is the same release; else it costs another charge.
+        """
+        prepared, number = self._prepared, self.number
+        reason = over_budget(prepared, number, len(self._ledger.entries) + self._due(repeats))
+        if reason is None and not repeats and self._attempts == MOST_ATTEMPTS:
+            return (
+                f"silos vanished in each of {MOST_ATTEMPTS} attempts at round {number}; resume when they stay"
+            )
+        return reason
+
+    def begin(self, repeats: bool) -> Draw:
+        """Charge an attempt at the round where it is due, and draw who takes part."""
+        prepared, number, charged = self._prepared, self.number, self._charged()
+        due = self._due(repeats)
+        self._attempts += 1
+        self._began = time.perf_counter()
+        if due:
+            event = prepared.guarantee.of_round(prepared.guarantee.event, number)
+            self._ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
+        self._draw = self._drawn(number, 0 if repeats else charged)
+        return self._draw
+
+    def _charged(self) -> int:
+        return sum(entry.round == self.number for entry in self._ledger.entries)
+
+    def _due(self, repeats: bool) -> bool:
+        return not self._charged() or not repeats
+
+    def _drawn(self, number: int, attempt: int) -> Draw:
+        """Return who takes part, drawn once and kept: an attempt that is asked for again is the same."""
+        path, method, users = self._folder / _DRAWN, self._prepared.method, self._prepared.population.n_users
+        if method.protection.draws_blindly or method.sampler.rate == 1:
+            return EVERYBODY
+        document = None
+        if path.exists():
+            document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
+        with reading(path, RunFolderError):
+            if document is None or (document["round"], document["attempt"]) != (number, attempt):
+                drawn = draw_users(method, users, self.privacy, number, attempt)
+                if drawn is None:
+                    return EVERYBODY
+                bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
+                document = {"round": number, "attempt": attempt, "drawn": bits, "salt": salt}
+                self._folder.write_json(_DRAWN, document)
+            packed, salted = bytes.fromhex(document["drawn"]), bytes.fromhex(document["salt"])
+            if (len(packed), len(salted)) != (-(-users // 8), _SALT_BYTES):
+                raise ValueError
+            drawn = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=users).astype(np.bool_)
+            return Draw(users=drawn, commitment=hashlib.sha256(salted + packed).digest())
+
+    def release(self, total: Float64[np.ndarray, " d"], summed: int) -> None:
+        """Turn a sum into the next model and put it on the disk: then, and not before, it counts as released.
+
+        Raises:
+            ModelError: a sum or a model that is not finite.
+        """
+        prepared, number, setting = self._prepared, self.number, self._prepared.setting
+        drawn = setting.n_users if self._draw.users is None else int(self._draw.users.sum())
+        experiment = prepared.experiment
+        turn = Turn(
+            setting=replace(setting, method=prepared.method.at_round(number)),
+            model=self.checkpoint.model,
+            state=self.checkpoint.state,
+            round_number=number,
+            experiment=ExperimentRandomness(experiment.seed),
+            privacy=self.privacy,
+        )
+        silos = prepared.population.n_silos
+        model, state = coordinate(turn, total, n_silos=silos, summed=summed, drawn=drawn)
+        due = number % experiment.evaluate_every == 0 or number == experiment.rounds
+        self._complete(model, state, evaluate(prepared, model) if due else None, summed)
+
+    def pass_on(self, summed: int) -> None:
+        """Put on the disk that a round has ended whose model the silos alone have."""
+        self._complete(self.checkpoint.model, self.checkpoint.state, None, summed)
+
+    def _complete(
+        self,
+        model: Float32[Tensor, " d"],
+        state: State,
+        test: dict[str, float | None] | None,
+        summed: int,
+    ) -> None:
+        prepared, number, last = self._prepared, self.number, self.checkpoint
+        row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
+        seconds = time.perf_counter() - self._began
+        row |= {"summed": summed, "seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
+        checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
+        self._folder.write_checkpoint(checkpoint)
+        self.checkpoint, self._attempts = checkpoint, 0
+        self._folder.append("metrics.jsonl", row)
+        self._observer.completed(row)
+
+    def conclude(self, reason: str | None, *, has_model: bool) -> Outcome:
+        """Write what the run leaves behind, and give the ledger back."""
+        found = conclude(
+            self._prepared, self._folder, self.checkpoint, self._ledger, reason, has_model=has_model
+        )
+        self._ledger.close()
+        return found

@@ -1,0 +1,164 @@
+"""The two ends of a session, as a carrier holds them, over the state machines that play a protocol.
+
+A machine knows its own phases and messages; its end answers what every carrier asks
+(:mod:`fedveil.protection.protocol`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+from fedveil.crypto.agreement import RoundId
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER, Envelope, Message
+from fedveil.protection.protocol import Drawn, GivenIn, Outgoing, Place, ResultOut
+
+
+class ServerEnd(Generic[ResultOut]):
+    """The server's end.
+
+    Args:
+        server: the state machine.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    @property
+    def ready(self) -> bool:
+        """Whether the setup is complete."""
+        ready: bool = self._server.ready
+        return ready
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Clients whose message for the present step has not arrived."""
+        missing: tuple[int, ...] = self._server.missing
+        return missing
+
+    @property
+    def enough(self) -> bool:
+        """Whether the attempt can go on without the missing."""
+        enough: bool = self._server.enough
+        return enough
+
+    @property
+    def may_have_released(self) -> bool:
+        """Whether the attempt may have shown its sum."""
+        released: bool = self._server.may_have_released
+        return released
+
+    @property
+    def summed(self) -> int:
+        """How many clients' contributions the sum is over."""
+        return len(self._server.survivors)
+
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
+        """Begin an attempt with a cohort; who is drawn, the contributions say."""
+        outgoing: Outgoing = self._server.begin(round_id, cohort)
+        return outgoing
+
+    def receive(self, sender: int, data: bytes) -> Outgoing:
+        """Read a client's message; return those that follow."""
+        outgoing: Outgoing = self._server.receive(sender, data)
+        return outgoing
+
+    def proceed(self) -> Outgoing:
+        """Go on with the clients that have answered."""
+        outgoing: Outgoing = self._server.proceed()
+        return outgoing
+
+    def result(self) -> ResultOut:
+        """Return the sum, in grid units."""
+        result: ResultOut = self._server.result()
+        return result
+
+
+class ClientEnd(Generic[GivenIn, ResultOut]):
+    """A client's end, of a protocol whose result is the server's.
+
+    Args:
+        place: the client's in the session.
+        silo: the state machine.
+    """
+
+    def __init__(self, place: Place, silo: Any) -> None:
+        self._place, self._silo = place, silo
+
+    @property
+    def learned(self) -> bool:
+        """False: the result is the server's."""
+        return False
+
+    @property
+    def binding(self) -> bytes:
+        """Nothing: what is given depends on what was asked alone."""
+        return b""
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether :meth:`contribute` is due."""
+        awaits: bool = self._silo.awaits_input
+        return awaits
+
+    def check_round(self, round_id: RoundId) -> None:
+        """Return if this is the round that has begun here; else raise a ProtocolError."""
+        self._silo.check_round(round_id)
+
+    def announce(self) -> bytes | None:
+        """Return the first message, None if the server's comes first."""
+        first: bytes | None = self._silo.announce()
+        return first
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Read a message of the server, or what it relays of client 0; return the answers."""
+        answers: list[bytes] = self._silo.receive(data)
+        return answers
+
+    def contribute(self, round_id: RoundId, given: GivenIn) -> list[bytes]:
+        """Return the messages that bring what is given into the sum, once it is kept."""
+        self.check_round(round_id)
+        self._place.keep(given)
+        return self._send(given, round_id)
+
+    def result(self) -> ResultOut:
+        """Refuse: the sum is the server's."""
+        raise ProtocolError("clients learn no sum: it is the server's", silo=self._place.number)
+
+    def tag(self, content: bytes) -> bytes:
+        """Refuse: the clients have no result to compare."""
+        raise ProtocolError("clients have no result of their own to compare", silo=self._place.number)
+
+    def _send(self, given: GivenIn, round_id: RoundId) -> list[bytes]:
+        return [self._silo.contribute(given)]
+
+
+class MessageEnd(ClientEnd[GivenIn, ResultOut]):
+    """The end of a client whose contribution is one message to the server; no message of the server begins its round.
+
+    Args:
+        place: the client's in the session.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, None)
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether :meth:`contribute` is possible."""
+        return True
+
+    def check_round(self, round_id: RoundId) -> None:
+        """Return: what this client sends is read by itself, so nothing depends on what others were told."""
+
+    def announce(self) -> bytes | None:
+        """Nothing is to be set up."""
+        return None
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Refuse: no message is awaited."""
+        raise ProtocolError("a client in the open awaits no message", silo=self._place.number)
+
+    def _message(self, round_id: RoundId, content: Message) -> bytes:
+        number = self._place.number
+        return Envelope(round_id=round_id, sender=number, recipient=SERVER, message=content).encode()

@@ -1,0 +1,80 @@
+"""A statement does not depend on the carrier: every method that institutions play says the same as its simulation.
+
+What whole runs write is compared beside their models, in the tests of each protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import CompositionError, FedveilError
+from fedveil.federation.deployable import check_deployable
+from fedveil.federation.share import FixedPopulation
+from fedveil.registry import HOUSE
+from tests.federation_world import asked, clients, population, public_share_of, share_of
+
+PROTECTIONS: dict[str, dict[str, Any]] = {
+    "none": {"name": "none"},
+    "masks": {"name": "secure-aggregation"},
+    "recovery": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1},
+    "weighting": {"name": "private-weighting", "n_max": 30},
+    "partial": {"name": "partial-encryption", "ratio": 0.5},
+}
+NEEDED: dict[str, dict[str, float]] = {"dp-fed-ls": {"smoothing": 1.0}} | {
+    name: {"step": 1.0, "clip": 0.5} for name in HOUSE["methods"] if name.endswith("-sdq")
+}
+IN_ONE_PROCESS_ALONE = {"uldp-group"}
+"""Methods that institutions cannot play under any protection."""
+
+
+def composed(name: str, protection: dict[str, Any]) -> tuple[Prepared, Prepared, Prepared] | None:
+    """A method as a simulation, the coordinator and a silo hold it; None if there is no such composition."""
+    if protection["name"] == "partial-encryption" and find_spec("tenseal") is None:
+        return None
+    for held, users in ((population(), 6), (clients(), 3)):
+        method = {"name": name} | NEEDED.get(name, {})
+        changes: dict[str, Any] = {"method": method, "data": {"n_users": users}}
+        try:
+            experiment = asked(protection=protection, **changes)
+            simulated = prepare(experiment, FixedPopulation(held))
+        except FedveilError:
+            continue
+        shares = (public_share_of(held), share_of(held, 1))
+        public, own = (prepare(experiment, FixedPopulation(share)) for share in shares)
+        try:
+            check_deployable(public)
+        except CompositionError:
+            continue
+        return simulated, public, own
+    return None
+
+
+def published(prepared: Prepared) -> list[tuple[str, str, float]]:
+    """The figures of publications: of a round."""
+    delta = prepared.experiment.privacy.delta
+    return [(claim.name, claim.gap, claim.epsilon(1, delta)) for claim in prepared.guarantee.published]
+
+
+@pytest.mark.parametrize("name", HOUSE["methods"])
+def test_every_party_states_what_the_simulation_states(name: str) -> None:
+    """All that a statement is made of: guarantee and lines, what they leave uncovered, and how it is counted."""
+    compared = 0
+    for protection in PROTECTIONS.values():
+        found = composed(name, protection)
+        if found is None:
+            continue
+        simulated, *parties = found
+        for party in parties:
+            compared += 1
+            assert replace(party.guarantee, published=()) == replace(simulated.guarantee, published=())
+            assert published(party) == published(simulated)
+            assert party.uncovered == simulated.uncovered
+            assert party.method.sends() == simulated.method.sends()
+            assert party.task.dimension == simulated.task.dimension
+            assert party.accountant.name == simulated.accountant.name
+    assert (compared == 0) == (name in IN_ONE_PROCESS_ALONE)
