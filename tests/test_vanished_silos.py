@@ -17,6 +17,7 @@ from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.silo_side import local_sums, members_of
+from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
@@ -352,17 +353,14 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         whole.setting, cohort=replace(whole.setting.cohort, groups=part), weights=whole.setting.weights[kept]
     )
     sums = local_sums(setting, whole.task.initial(), members_of(part, None), 1, ExperimentRandomness(0))
-    expected = coordinate(
-        whole.method,
-        whole.task.initial(),
-        sums.total.numpy().sum(0),
-        n_silos=2,
-        n_users=whole.population.n_users,
-        drawn=None,
-        shapes=whole.setting.shapes,
+    turn = Turn(
+        setting=whole.setting,
+        model=whole.task.initial(),
         round_number=1,
+        experiment=ExperimentRandomness(0),
         privacy=PrivacyRandomness.insecure(11),
     )
+    expected, _ = coordinate(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
     for rule in ("retry", "recover"):
         protection = {
             "name": "secure-aggregation",

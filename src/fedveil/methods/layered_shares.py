@@ -190,6 +190,7 @@ class LayeredShares(Channel):
         sending = self.encode(total, n_silos=n_silos, silo=silo, round_number=round_number, source=source)
         coded = sending.coded
         assert coded is not None
+        assert sending.cost is not None
         received = self.decode(coded, senders=n_silos, length=len(total))
         return Transmission(received=received, cost=sending.cost, coded=coded)
 
