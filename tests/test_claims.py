@@ -46,7 +46,7 @@ from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import KINDS
 from fedveil.protection.open_sums import OpenSums, OpenVector
-from fedveil.protection.parts import PARTS
+from fedveil.protection.parts import PARTS, DrawnUsers
 from fedveil.randomness import PrivacyRandomness
 from fedveil.stage import Moves
 from tests.pins.compositions import compositions, public
@@ -220,7 +220,7 @@ def test_a_client_that_is_told_its_own_draw_keeps_the_amplification_and_would_lo
     facts = PublicFacts(n_silos=1000, n_users=1000)
     client = derive(method, facts).against(Role.SILO)
     assert client == PoissonUsers(rate=0.1).event(GaussianEvent(noise_multiplier=1.0))
-    told = knowledge(Role.SILO, (*method.sends(), Sent(PARTS[12], Role.SILO)), method.channel.content)
+    told = knowledge(Role.SILO, (*method.sends(), Sent(DrawnUsers, Role.SILO)), method.channel.content)
     spoiled = against(told, claims_of(method, moves_of(method, facts))).event
     assert spoiled == GaussianEvent(noise_multiplier=1.0)
     hundred = [epsilon(SelfComposedEvent(event=one, count=100), 1e-5) for one in (client, spoiled)]

@@ -37,7 +37,7 @@ from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
 from fedveil.protection.sealed_sums import SealedSums
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
-from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.protection.weighting_plan import CipherSizes, WeightingPlan
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
 EVERYBODY = tuple(range(SILOS))
@@ -121,7 +121,9 @@ def in_the_open(data: Data) -> list[Envelope]:
 
 
 def sealed(data: Data) -> list[Envelope]:
-    decode = partial(np.frombuffer, dtype=np.float64)
+    def decode(given: bytes, round_number: int) -> np.ndarray:
+        return np.frombuffer(given, dtype=np.float64)
+
     agreement = SealedSums(clients=SILOS, length=LENGTH, decode=decode)
     return play(agreement, lambda silo: data.vectors[silo].astype(np.float64).tobytes())
 
@@ -156,7 +158,10 @@ def _weighting_plan(places: int) -> WeightingPlan:
 
 def weighted(data: Data, cipher: str = "paillier", places: int = 0) -> list[Envelope]:
     plan, (holder, evaluator) = _weighting_plan(places), _holder(cipher, places)
-    agreement = WeightedSums(plan=plan, counts=data.counts, holder=lambda _: holder, evaluator=evaluator)
+    sizes = CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1)  # a transport's limits alone
+    agreement = WeightedSums(
+        plan=plan, counts=data.counts, holder=lambda _: holder, evaluator=evaluator, sizes=sizes
+    )
 
     def give(silo: int) -> WeightedGiven:
         rows = np.tile(data.vectors[silo], (int((data.counts[silo] > 0).sum()), 1))
@@ -170,13 +175,17 @@ def partly_encrypted(data: Data) -> list[Envelope]:
         run=bytes(16), silos=SILOS, length=LENGTH, ratio=0.4, clear_limit=LIMIT, hidden_limit=LIMIT
     )
 
-    def give(silo: int) -> PartialGiven:
-        vector = data.vectors[silo]
-        return PartialGiven(
-            values=vector.astype(np.float64), split=lambda chosen: (vector[~chosen], vector[chosen])
-        )
+    def divide(
+        message: np.ndarray, partition: np.ndarray, round_number: int, silo: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        units = message.astype(np.int64)
+        return units[~partition], units[partition]
 
-    return play(PartialSums(plan), give)
+    def give(silo: int) -> PartialGiven:
+        values = data.vectors[silo].astype(np.float64)
+        return PartialGiven(values=values, message=values)
+
+    return play(PartialSums(plan, divide), give)
 
 
 PROTOCOLS: dict[str, Callable[[Data], list[Envelope]]] = {
