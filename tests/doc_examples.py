@@ -71,6 +71,7 @@ TRIED = {
     "README.md:1": DIGITS,
     "README.md:2": "an installation and a run: .ci/wheel does both in a clean environment",
     "README.md:3": RUN,
+    "docs/architecture.md:0": "a drawing: nothing to run",
     "docs/deployment.md:0": PARSED
     + "processes that listen on ports: test_flower starts the same demonstration",
     "docs/deployment.md:1": "run by test_the_paths_of_a_founded_federation_are_those_of_the_page",

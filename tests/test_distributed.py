@@ -144,7 +144,7 @@ def test_what_cannot_be_dealt_out_is_refused_before_any_training(tmp_path: Path)
         "method": {"name": "uldp-group", "clip": 1.0, "noise_multiplier": 1.0, "group_size": 2},
     }
     document = merge(seeded("loop").model_dump(mode="json", exclude_none=True), group)
-    for key in ("client_sampling", "client_sampling_rate", "smoothing"):
+    for key in ("client_sampling", "client_sampling_rate", "smoothing", "denominator"):
         document["method"].pop(key, None)
     document["local"].pop("decay", None)
     with pytest.raises(ConfigError, match="one process"):

@@ -150,10 +150,9 @@ PRIVATE_FIELDS = {
 
 def agreed_numbers(prepared: Prepared) -> Any:
     """What the parties agree on before any round, but for what each of them alone knows."""
-    if prepared.agreed is None:
-        return None
-    protocol = prepared.agreed.protocol()
-    named = getattr(protocol, "__dict__", {})
+    protocol = prepared.agreed.protocol(PrivacyRandomness.insecure(11))
+    named = vars(protocol)
+    assert named
     return {
         key: repr(value)
         for key, value in named.items()

@@ -12,6 +12,7 @@ from fedveil.console import number, print_json, rows_table
 from fedveil.engine.release_document import read_release_document
 from fedveil.engine.releases import PreparedRelease, answered, make_release, prepare_release
 from fedveil.errors import ConfigError
+from fedveil.privacy.statement import show_epsilon
 from fedveil.report.statistics import write_statistics
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.figures import TOO_FEW, Row, rows
@@ -141,5 +142,6 @@ def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
     OUT.print(rows_table(found))
     OUT.print(
         f"{prepared.step.layout.length} numbers, noise multiplier {prepared.method.channel.nominal():.4g}, epsilon "
-        f"{epsilon:.4g} at delta {prepared.document.privacy.delta:g}; no record was read and nothing was charged"
+        f"{show_epsilon(epsilon)} at delta {prepared.document.privacy.delta:g}; no record was read "
+        "and nothing was charged"
     )

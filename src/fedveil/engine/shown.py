@@ -51,7 +51,7 @@ STATEMENT: Final[Mapping[str, Kind]] = MappingProxyType(
                 "epsilons",
             ),
             *("units", "mechanisms", "trust", "randomness", "secure_randomness", "uncovered", "as_published"),
-            *("reasons", "notes", "event"),
+            *("reasons", "notes", "released", "event"),
         ),
         Kind.COVERED,
     )
