@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.engine.experiment import parse
-from fedveil.engine.setup import Populations, Prepared, prepare, seat_with
+from fedveil.engine.setup import Populations, Prepared, prepare, setting_with
 from fedveil.errors import ModelError
 from fedveil.local.alone import _same, alone_in_a_batch
 from fedveil.local.choice import choose_trainer, records_together
@@ -389,7 +389,7 @@ def test_through_prepare_a_user_changes_nobody_elses_contribution(
     whole_cohort = by_pair(ready)
     for gone in (0, 5):
         kept = np.flatnonzero(everybody.train.user != gone)
-        fewer = seat_with(ready, everybody.train.select(kept))
+        fewer = setting_with(ready, everybody.train.select(kept))
         again = (
             choose_trainer(ready.task, ready.method.local, cohort=fewer.cohort, bound=ready.method.bound)
             if (method != "uldp-group")

@@ -30,7 +30,7 @@ from fedveil.engine.documents import read_statement
 from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
-from fedveil.engine.setup import Prepared, prepare, privacy_randomness, seat_with
+from fedveil.engine.setup import Prepared, prepare, privacy_randomness, setting_with
 from fedveil.engine.turn import Turn
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.local.choice import choose_trainer
@@ -168,7 +168,7 @@ def canary_scores(
     )
     coins = (privacy.stream("audit", "coins").uint64(canaries) >> np.uint64(63)).astype(bool)
     kept = ~np.isin(records.user, chosen[~coins])
-    setting = seat_with(prepared, records.select(np.flatnonzero(kept)))
+    setting = setting_with(prepared, records.select(np.flatnonzero(kept)))
     watcher = _canary_cohort(prepared, records, chosen)
     everyone, ones = torch.arange(canaries), torch.ones(canaries, dtype=torch.float64)
     model, scores = prepared.task.initial(), np.zeros(canaries)

@@ -196,8 +196,8 @@ def _agreed(
     return OpenRange(method=method, clients=clients, length=dimension)
 
 
-def seat_with(prepared: Prepared, records: Records) -> Setting:
-    """Return the run's seat over other records of the same population: fewer users, say; all else stays."""
+def setting_with(prepared: Prepared, records: Records) -> Setting:
+    """Return the run's setting over other records of the same population: fewer users, say; all else stays."""
     setting, population, method = prepared.setting, prepared.population, prepared.method
     records = _kept(method, records)
     groups, n_silos = _groups(method, population, records)

@@ -40,7 +40,7 @@ def local_sums(
     Args:
         setting: the method at work on all silos' records, or on those of the silos this process has.
         model: (d,) the global model.
-        members: indices into the seat's groups.
+        members: indices into the setting's groups.
         round_number: counts from 1; names the batches.
         experiment: of the experiment's seed.
         progress: called between chunks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +58,7 @@ class Membership:
         if len(set(self.silos)) != len(self.silos) or len(keys) != len(self.silos) + 1:
             raise ConfigError("two members of the federation have the same name or the same identity key")
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """SHA-256 of everything the members agree on."""
         return hashlib.sha256(self.to_toml().encode()).digest()
