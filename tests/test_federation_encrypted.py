@@ -25,7 +25,8 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_session import OwnSession
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
-from fedveil.federation.silo import LEDGER, MODELS
+from fedveil.federation.silo import MODELS
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role

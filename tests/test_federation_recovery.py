@@ -16,7 +16,7 @@ from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import Told
 from fedveil.federation.rounds import _DRAWN
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
 from fedveil.protection.ends import ServerEnd
