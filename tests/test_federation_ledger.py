@@ -6,17 +6,20 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen
+from fedveil.federation.ledger_audit import _signed, export_ledger, verify_ledger
 from fedveil.federation.silo import TERMS, SiloParty
 from fedveil.federation.silo_ledger import HEAD, LEDGER, adopt
 from fedveil.federation.store import RecordStore
 from fedveil.privacy.ledger import read_entries, read_head, read_lines
 from fedveil.privacy.ledger_lines import Entry, Note
+from fedveil.privacy.loss_distributions import PldAccountant
 from tests.federation_world import Killed, Moments, World, asked, population
 
 STATE = "state-0"
@@ -200,6 +203,71 @@ def test_an_adopted_ledger_says_so_and_goes_on(world: World, tmp_path: Path) -> 
         restart(world)
     assert adopt(state, "the head was lost") == 0
     restart(world)
+
+
+# --- for an auditor ------------------------------------------------------------------------------------------
+
+
+def exported(world: World, target: Path) -> dict[str, Any]:
+    """The ledger of silo 0 as an auditor gets it."""
+    export_ledger(
+        world.folder / STATE,
+        target,
+        identity=world.keys[0],
+        membership=world.membership,
+        number=0,
+        delta=1e-5,
+    )
+    document: dict[str, Any] = json.loads(target.read_text())
+    return document
+
+
+def failed(path: Path, trusted: tuple[str, ...] = ()) -> set[str]:
+    return {one.name for one in verify_ledger(path, trusted).checks if one.outcome == "fails"}
+
+
+def signed_again(world: World, document: dict[str, Any], path: Path) -> Path:
+    """What a silo would write that wants to deceive: its own key signs it."""
+    document["signature"] = world.keys[0].sign(_signed(document)).hex()
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> None:
+    assert stopped(world) is None
+    assert stopped(world) is None
+    target = tmp_path / "audit.json"
+    document = exported(world, target)
+    key = world.keys[0].public.raw.hex()
+    assert verify_ledger(target, (key,)).holds
+    details = {one.name: one.detail for one in verify_ledger(target, (key,)).checks}
+    assert details["terms"] == "1 proposals, each signed by the coordinator"  # two runs on the same terms
+    assert "4 charges" in details["epsilon"]
+    ledger = world.silos[0]
+    assert ledger is not None
+    spent = PldAccountant().epsilon(ledger._ledger.ledger.spent(), 1e-5)
+    assert document["epsilon"]["pld"] == pytest.approx(spent, rel=1e-12)
+    assert failed(target, ("0" * 64,)) == {"signature"}
+
+    for step in range(0, len(target.read_bytes()), 97):  # a byte anywhere
+        content = bytearray(target.read_bytes())
+        content[step] ^= 4
+        (tmp_path / "flipped.json").write_bytes(content)
+        try:
+            same = json.loads(content) == document
+        except ValueError:
+            same = False
+        assert same or failed(tmp_path / "flipped.json"), step
+
+    cheap = dict(document, epsilon={name: value / 1.02 for name, value in document["epsilon"].items()})
+    assert failed(signed_again(world, cheap, tmp_path / "cheap.json")) == {"epsilon"}
+    short = dict(document, lines=document["lines"][:2] + document["lines"][3:])
+    assert failed(signed_again(world, short, tmp_path / "short.json")) == {"file"}
+    unasked = dict(document, terms={})
+    assert failed(signed_again(world, unasked, tmp_path / "unasked.json")) == {"terms"}
+    (name, letter), *_ = document["terms"].items()
+    forged = dict(document, terms={name: letter[:-2] + ("00" if letter[-2:] != "00" else "01")})
+    assert failed(signed_again(world, forged, tmp_path / "forged.json")) == {"terms"}
 
 
 @pytest.mark.parametrize("moment", range(14))

@@ -19,8 +19,8 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.ledger import Budget, Head, Ledger, read_entries, read_head, read_lines
-from fedveil.privacy.ledger_lines import Entry, Note, Origin
+from fedveil.privacy.ledger import Budget, Ledger, read_entries, read_head, read_lines
+from fedveil.privacy.ledger_lines import Entry, Head, Note, Origin
 from fedveil.privacy.renyi import RdpAccountant
 from tests.children import forking
 
