@@ -256,7 +256,7 @@ def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
         (YOGI | {"learning_rate": float("inf")}, r"server\.optimizer\.learning_rate: must be a finite"),
         (
             ADAM | {"momentum": 0.9},
-            r"server\.optimizer\.momentum: no such key; known here: beta1, beta2, learning_rate, name, tau",
+            r"server\.optimizer\.momentum: no such key; known here: beta1, beta2, learning_rate, name, schedule, tau",
         ),
         (
             {"name": "sgd", "learning_rate": 1.0, "nesterov": True},

@@ -94,7 +94,7 @@ class _Mean(Average):
         """Return m_0 = 0, which the first weight of 1 wipes out, and how many rounds there were."""
         return {
             "mean": torch.zeros(len(model), dtype=torch.float64),
-            "round": torch.zeros((), dtype=torch.int64),
+            "round": torch.zeros(1, dtype=torch.int64),
         }
 
     def update(self, model: Float32[Tensor, " d"], state: State) -> State:
@@ -106,7 +106,7 @@ class _Mean(Average):
             mean = model.cpu().double()
         elif weight > 0:
             mean = mean + weight * (model.cpu().double() - mean)
-        return {"mean": mean, "round": torch.tensor(number, dtype=torch.int64)}
+        return {"mean": mean, "round": torch.tensor([number], dtype=torch.int64)}
 
     def released(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
         """Return the mean in float32; the last model where none is in it yet."""

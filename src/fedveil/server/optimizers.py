@@ -99,6 +99,12 @@ class _Scheduled(Optimizer):
     ] = field(default="constant", kw_only=True)
     rounds: Annotated[int | None, filled()] = field(default=None, kw_only=True)
 
+    def __post_init__(self) -> None:
+        """Forget a number of rounds that no schedule reads, so that equal steps are equal."""
+        super().__post_init__()
+        if self.schedule == "constant":
+            object.__setattr__(self, "rounds", None)
+
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse a schedule over an unknown number of rounds, besides what every optimiser refuses."""
         yield from super().refuses(method)
@@ -116,7 +122,7 @@ class _Scheduled(Optimizer):
 
     def _begun(self) -> dict[str, Tensor]:
         """Return the state of the schedule before the first round: nothing where the rate is constant."""
-        return {} if self.schedule == "constant" else {"round": torch.zeros((), dtype=torch.int64)}
+        return {} if self.schedule == "constant" else {"round": torch.zeros(1, dtype=torch.int64)}
 
     def _rate(self, base: float, state: State) -> tuple[float, dict[str, Tensor]]:
         """Return the learning rate of the next round, and the schedule's state after it."""
@@ -125,7 +131,7 @@ class _Scheduled(Optimizer):
         assert self.rounds is not None, "refused by the method"
         number = int(state["round"]) + 1
         return base * factor(self.schedule, number, self.rounds), {
-            "round": torch.tensor(number, dtype=torch.int64)
+            "round": torch.tensor([number], dtype=torch.int64)
         }
 
 

@@ -21,11 +21,11 @@ class Halfway(Average):
 
     def init(self, model: Tensor) -> State:
         """Return the model before the first round, twice."""
-        return {"before": model.cpu(), "last": model.cpu()}
+        return {"before": model.clone(), "last": model.clone()}
 
     def update(self, model: Tensor, state: State) -> State:
         """Return the last two models."""
-        return {"before": state["last"], "last": model.cpu()}
+        return {"before": state["last"], "last": model.clone()}
 
     def released(self, model: Tensor, state: State) -> Tensor:
         """Return the model between them."""
