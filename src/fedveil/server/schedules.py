@@ -21,7 +21,7 @@ from typing import Final, Literal, TypeAlias
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
-_SINE: Final = tuple(
+_SINE: Final[tuple[float, ...]] = tuple(
     (-1) ** k * (math.pi / 2) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(10, -1, -1)
 )
 
