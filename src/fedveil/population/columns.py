@@ -192,7 +192,9 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
         users += reader.identities(schema.user)
         silos += [path.stem] * table.num_rows if schema.silo is None else reader.identities(schema.silo)
         for name, declared in categories.items():
-            read[name].append(_numbers(reader, name) if declared is None else _places(reader, name, declared))
+            read[name].append(
+                numbers_of(reader, name) if declared is None else places_of(reader, name, declared)
+            )
     names, user = numbered(users)
     if len(names) > schema.n_users:
         raise DataError(
@@ -201,7 +203,7 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
         )
     silo_names, silo = silo_numbers(schema, files, silos)
     return ColumnTable(
-        columns={name: _joined(parts) for name, parts in read.items()},
+        columns={name: joined(parts) for name, parts in read.items()},
         silo=silo,
         user=user,
         n_users=schema.n_users,
@@ -209,7 +211,7 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
     )
 
 
-def _joined(parts: Sequence[Column]) -> Column:
+def joined(parts: Sequence[Column]) -> Column:
     """Return one column of those of all files."""
     values = np.concatenate([part.values for part in parts])
     state = np.concatenate([part.state for part in parts])
@@ -220,7 +222,7 @@ def _joined(parts: Sequence[Column]) -> Column:
     )
 
 
-def _numbers(reader: TableReader, name: str) -> Numbers:
+def numbers_of(reader: TableReader, name: str) -> Numbers:
     """Read a numeric column: what is no number is invalid, infinities are out of range."""
     found, missing = reader.cells(name)
     if pa.types.is_string(found.type):
@@ -230,7 +232,7 @@ def _numbers(reader: TableReader, name: str) -> Numbers:
     return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state.astype(np.int8))
 
 
-def _places(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
+def places_of(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
     """Read a column of categories: what is not declared is invalid."""
     place, missing = reader.places(name, declared)
     state = np.where(missing, State.MISSING, np.where(place < 0, State.INVALID, State.VALID))

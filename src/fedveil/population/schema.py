@@ -248,9 +248,9 @@ class Schema(_Part):
 def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the features with every pattern replaced by the listed columns that it stands for."""
     features, target = document["features"], document.get("target")
-    roles = {document.get("user"), document.get("silo")}
+    roles = [document.get("user"), document.get("silo")]
     if isinstance(target, dict):
-        roles |= {target.get(key) for key in ("column", "time", "event") if isinstance(target.get(key), str)}
+        roles += [target.get(key) for key in ("column", "time", "event")]
     listed = document.get("listed_columns", ())
     free = [one for one in listed if one not in roles and one not in features] if _are_names(listed) else []
     found: dict[str, Any] = {}
