@@ -141,12 +141,6 @@ CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
         "score",
         "it alone tells what is predicted",
     ),
-    "rare": (
-        changed({(i, "sick"): "n" for i in range(1, 40)}),
-        "model",
-        "sick",
-        "declared classes have no record",
-    ),
     "nearly none": (
         changed({(i, "sick"): "n" for i in range(3, 40)}),
         "model",
