@@ -211,7 +211,7 @@ MOST_PARAMETERS, MOST_LINES = 6, 400
 
 LONG_LISTS: dict[str, int] = {
     "api/training.py train": 14,
-    "commands/federation.py init_command": 10,
+    "commands/federation.py found_command": 8,
     "commands/planning.py plan_command": 16,
     "commands/training.py run_command": 9,
     "commands/training.py check_command": 7,
