@@ -17,13 +17,12 @@ from jaxtyping import Float64
 
 from fedveil.engine.folder import RunFolder, finite
 from fedveil.engine.release_document import DOCUMENT, ReleaseDocument, read_release_document
+from fedveil.engine.release_method import release_builder
 from fedveil.engine.release_sum import noisy_sum
 from fedveil.errors import ConfigError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.methods.statistic import statistic
-from fedveil.methods.weights import Weights
 from fedveil.population.columns import read_columns
 from fedveil.population.schema import Schema, read_schema
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
@@ -37,8 +36,6 @@ from fedveil.statistics.compose import compose
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
 from fedveil.statistics.released import FILE, Released, dumps, read_released, unit_of
-
-_WEIGHTS: Final = {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,7 +94,14 @@ def prepare_release(document: ReleaseDocument) -> PreparedRelease:
     silos = _silos(schema, table.files)
     step = compose(document.statistics, schema, silos)
     facts = PublicFacts(n_silos=len(silos), n_users=schema.n_users, dimension=step.layout.length)
-    build = _builder(document, step, facts)
+    build = release_builder(
+        document.protection,
+        document.statistics.silos,
+        step,
+        facts,
+        key="statistics.silos",
+        colluding=document.privacy.colluding_silos,
+    )
     accountant = make_accountant(document.privacy.accountant)
     event, loss = _costs(build, facts)
     budget = Budget(epsilon=_target(document), delta=document.privacy.delta, accountant=accountant)
@@ -174,41 +178,6 @@ def _silos(schema: Schema, files: tuple[Path, ...]) -> tuple[str, ...]:
             "schema: the silos are those that occur in a column, and which occur is for records to tell; declare silos"
         )
     return tuple(sorted({path.stem for path in files}))
-
-
-def _builder(
-    document: ReleaseDocument, step: LocalStatistic, facts: PublicFacts
-) -> Callable[[float], Method]:
-    """Return the method as a function of its noise multiplier."""
-    section, asked = document.protection, document.statistics
-    protection, weights = section.build(), _WEIGHTS[asked.silos]
-    if asked.silos == "equal" and protection.weighs:
-        protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
-    if weights.by_records and not protection.weighs:
-        raise ConfigError(
-            f"statistics.silos: '{asked.silos}' counts people, for which silos must weigh a person by what she has "
-            "elsewhere; in the open that shows her counts. Give protection.name = 'private-weighting', or "
-            "silos = 'uniform', which counts person-silo pairs (and needs no weights)"
-        )
-    if not (protection.masks or protection.weighs or not protection.agrees):
-        raise ConfigError(
-            f"protection.name: '{document.protection.name}' is for models; statistics run under none, "
-            "secure-aggregation or private-weighting"
-        )
-
-    def build(noise_multiplier: float) -> Method:
-        return statistic(
-            local=step,
-            n_silos=facts.n_silos,
-            n_users=facts.n_users,
-            weights=weights,
-            noise_multiplier=noise_multiplier,
-            protection=protection,
-            colluding_silos=document.privacy.colluding_silos,
-            missing_silos=protection.missing_silos,
-        )
-
-    return build
 
 
 def _costs(
