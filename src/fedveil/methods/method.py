@@ -25,7 +25,7 @@ from fedveil.protection.parts import Joined, Lost, Refused, Terms
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import Optimizer
 from fedveil.stage import ClosedForm, answers
-from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.local import LocalStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Method:
     name: str
     contribution: Contribution
     sampler: AnySampler
-    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStatistic
+    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStep
     bound: Bound
     weights: Weights
     channel: Channel

@@ -81,17 +81,20 @@ def positive(matrix: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "d d"]:
     return found
 
 
-def effect(name: str, values: tuple[float, float, float], unit: float, *, multiplies: bool) -> Effect:
+def effect(
+    name: str, values: tuple[float, float, float], unit: float, *, origin: float = 0.0, multiplies: bool
+) -> Effect:
     """Return one coefficient with its figures.
 
     Args:
         name: of the coefficient.
         values: coefficient, its variance, and the part of that which is noise, on the scale of the equation.
         unit: what the coefficient is multiplied by.
+        origin: what is added to it then.
         multiplies: whether e^coefficient means something.
     """
     value, variance, noise = values
-    estimate, error = value * unit, math.sqrt(variance) * unit
+    estimate, error = value * unit + origin, math.sqrt(variance) * unit
     low, high = estimate - NORMAL_95 * error, estimate + NORMAL_95 * error
     z = estimate / error if error > 0 else math.copysign(math.inf, estimate)
     return Effect(

@@ -49,13 +49,23 @@ class Family(ABC):
         exponential: whether the mean is e^predictor, so that the curvature changes with every step.
         multiplies: whether e^coefficient is a ratio (of odds, rates, hazards).
         unit: of a coefficient on the scale of the equation, in units of the target.
+        origin: what is added to the intercept, in units of the target.
     """
 
     name: ClassVar[str]
     least: ClassVar[float] = 3.0
     exponential: ClassVar[bool] = False
     multiplies: ClassVar[bool] = True
-    unit: float = 1.0
+
+    @property
+    def unit(self) -> float:
+        """1, unless a family has a scale of its own."""
+        return 1.0
+
+    @property
+    def origin(self) -> float:
+        """0, unless a family has a centre."""
+        return 0.0
 
     @property
     def leading(self) -> tuple[str, ...]:
@@ -183,9 +193,14 @@ class Linear(_Generalised):
     cut: float
 
     @property
-    def unit(self) -> float:  # type: ignore[override]
+    def unit(self) -> float:
         """Half the cut."""
         return self.cut / 2
+
+    @property
+    def origin(self) -> float:
+        """The centre."""
+        return self.centre
 
     def score_norm(self, bound: float) -> float:
         """2 B."""

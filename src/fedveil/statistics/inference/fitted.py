@@ -21,8 +21,10 @@ from fedveil.errors import ConfigError, DataError, RunFolderError
 from fedveil.files import parse_json, read_text, reading
 from fedveil.population.schema import Schema
 from fedveil.statistics.inference.covariance import Effect, covariance, effect
+from fedveil.statistics.inference.design import Design
 from fedveil.statistics.inference.equation import Equation, Sums
-from fedveil.statistics.inference.newton import Estimate, estimate, step
+from fedveil.statistics.inference.families import Family
+from fedveil.statistics.inference.newton import SOLVABLE, Estimate, estimate, solvable, step
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.schedule import Part, schedule
 
@@ -66,17 +68,38 @@ class Fitted:
     releases: tuple[Noisy, ...] = ()
 
     @cached_property
+    def family(self) -> Family:
+        """The equation that is solved."""
+        return self.request.equation(self.schema)
+
+    @cached_property
+    def design(self) -> Design:
+        """The covariates."""
+        return self.request.design(self.schema)
+
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The releases of a whole regression."""
-        return schedule(self.request.equation(self.schema))
+        return schedule(self.family)
 
-    def equation(self) -> Equation:
-        """Return the next release's local step, at the theta that follows from those before.
+    def equation(self, place: int) -> Equation:
+        """Return a release's local step: at the theta that follows from those before it, or else at the start.
 
         Raises:
             ConfigError: a request that does not fit its schema.
         """
-        return _equation(self, step(self.sums) if self.releases else None)
+        before = self.sums[:place]
+        request, family, design = self.request, self.family, self.design
+        at = step(before) if before else family.start(len(design.names))
+        return Equation(
+            family=family,
+            design=design,
+            bound=request.bound or design.usual_bound,
+            theta=tuple(float(value) for value in at),
+            shares=self.parts[place].shares,
+            combine=request.combine,
+            order=request.order,
+        )
 
     def with_release(self, noisy: Noisy) -> Fitted:
         """Return the regression with one more release."""
@@ -85,12 +108,11 @@ class Fitted:
     @cached_property
     def sums(self) -> tuple[Sums, ...]:
         """What all releases say, each at the theta that follows from those before it."""
-        found: list[Sums] = []
-        for place, noisy in enumerate(self.releases):
-            before = replace(self, releases=self.releases[:place])
-            at = _equation(before, step(tuple(found)) if found else None)
-            found.append(at.sums(noisy.vector, noisy.std))
-        return tuple(found)
+        if not self.releases:
+            return ()
+        before, last = replace(self, releases=self.releases[:-1]), self.releases[-1]
+        at = before.equation(len(before.releases))
+        return (*before.sums, at.sums(last.vector, last.std))
 
     @cached_property
     def estimate(self) -> Estimate:
@@ -100,22 +122,20 @@ class Fitted:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all coefficients."""
-        return (*self.request.equation(self.schema).leading, *self.request.design(self.schema).names)
+        return (*self.family.leading, *self.design.names)
 
     @property
     def shown(self) -> bool:
-        """Whether there are people enough for intervals: whether the curvature is far enough from its noise."""
-        family = self.request.equation(self.schema)
-        last = self.sums[-1]
-        own = float(np.linalg.eigvalsh(last.curvature).min()) / last.curvature_sd
-        return min(own, self.estimate.least) >= family.least
+        """Whether there are people enough for intervals: whether curvatures are far enough from their noise."""
+        _, own = solvable(self.sums[-1].curvature, self.sums[-1].curvature_sd)
+        return own >= SOLVABLE and self.estimate.least >= self.family.least
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
         """All coefficients in units of their columns; none where there are too few people."""
         if not self.shown:
             return ()
-        family, design = self.request.equation(self.schema), self.request.design(self.schema)
+        family, design = self.family, self.design
         whole, noise = covariance(self.estimate, self.sums[-1])
         units = (*(1.0 for _ in family.leading), *(1 / unit for unit in design.units))
         return tuple(
@@ -123,6 +143,7 @@ class Fitted:
                 name,
                 (float(value), float(whole[place, place]), float(noise[place, place])),
                 unit * family.unit,
+                origin=family.origin if place < len(family.leading) else 0.0,
                 multiplies=family.multiplies,
             )
             for place, (name, value, unit) in enumerate(
@@ -184,24 +205,9 @@ class Fitted:
             return found
 
 
-def _equation(fitted: Fitted, theta: Float64[np.ndarray, " d"] | None) -> Equation:
-    request = fitted.request
-    family, design = request.equation(fitted.schema), request.design(fitted.schema)
-    at = family.start(len(design.names)) if theta is None else theta
-    return Equation(
-        family=family,
-        design=design,
-        bound=request.bound or design.usual_bound,
-        theta=tuple(float(value) for value in at),
-        shares=fitted.parts[len(fitted.releases)].shares,
-        combine=request.combine,
-        order=request.order,
-    )
-
-
 def _checked(found: Fitted, noisy: Noisy, theta: Float64[np.ndarray, " d"], origin: object) -> Fitted:
     """Return a regression with one more release, whose theta must follow from those before."""
-    own = found.equation()
+    own = found.equation(len(found.releases))
     whole = noisy.vector.shape == (own.length,) and bool(np.isfinite(noisy.vector).all())
     if not whole or not (math.isfinite(noisy.std) and noisy.std > 0):
         raise RunFolderError(f"{origin} is damaged: its numbers do not fit its request")

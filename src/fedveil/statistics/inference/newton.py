@@ -27,7 +27,7 @@ from fedveil.statistics.inference.equation import Sums
 
 LONGEST_STEP: Final = 2.0
 """Largest l2 length of a step of theta."""
-_SOLVABLE: Final = 1.5
+SOLVABLE: Final = 1.5
 """Smallest eigenvalue of a slope in standard deviations of its noise, below which it is raised to that to be solved:
 the estimate then stays finite, and has no interval."""
 _CURVED: Final = 0.5
@@ -87,12 +87,12 @@ def step(releases: Sequence[Sums]) -> Float64[np.ndarray, " d"]:
 def solvable(matrix: Float64[np.ndarray, "d d"], sd: float) -> tuple[Float64[np.ndarray, "d d"], float]:
     """Return the matrix with small eigenvalues raised, and its smallest eigenvalue over ``sd`` as it was."""
     values, vectors = np.linalg.eigh(matrix)
-    raised = (vectors * np.maximum(values, _SOLVABLE * sd)) @ vectors.T
+    raised = (vectors * np.maximum(values, SOLVABLE * sd)) @ vectors.T
     return raised, float(values.min() / sd)
 
 
 def _slope(one: Sums, last: Sums) -> Float64[np.ndarray, "d d"]:
-    return last.curvature if one is last else (one.curvature + last.curvature) / 2
+    return last.curvature if one is last else np.asarray((one.curvature + last.curvature) / 2)
 
 
 def _bent(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> float:
@@ -127,9 +127,10 @@ def _noise(
             half = weight * distance / 2
             of_last = of_last + half
             found += _along(half, one.curvature_sd)
-    return found + _along(of_last, last.curvature_sd)
+    found += _along(of_last, last.curvature_sd)
+    return found
 
 
 def _along(vector: Float64[np.ndarray, " d"], sd: float) -> Float64[np.ndarray, "d d"]:
     """Return the covariance of E v for symmetric noise E: sd^2 on its diagonal, sd^2 / 2 off it."""
-    return sd**2 / 2 * (float(vector @ vector) * np.eye(len(vector)) + np.outer(vector, vector))
+    return np.asarray(sd**2 / 2 * (float(vector @ vector) * np.eye(len(vector)) + np.outer(vector, vector)))
