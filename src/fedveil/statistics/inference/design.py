@@ -146,13 +146,9 @@ class Design:
         return tuple(term.expected for term in self.terms for _ in term.names)
 
     @property
-    def usual_bound(self) -> float:
-        """A bound B for (1, x): seven eighths of its expected length, and 1.5 at least.
-
-        A larger one lets longer records through and needs more noise for all; a smaller one gives long records less
-        weight. Intervals hold for any.
-        """
-        return max(1.5, 0.875 * math.sqrt(1 + sum(mean**2 + spread for mean, spread in self.expected)))
+    def length(self) -> float:
+        """The expected length of (1, x)."""
+        return math.sqrt(1 + sum(mean**2 + spread for mean, spread in self.expected))
 
     def of(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n p"], Bool[np.ndarray, " n"]]:
         """Return the covariates of all records, and which records have all of them."""

@@ -47,6 +47,9 @@ class Family(ABC):
         least: how many standard deviations of its noise the smallest eigenvalue of the curvature must be from 0, for
             intervals to hold (measured; docs/theory/inference.md).
         exponential: whether the mean is e^predictor, so that the curvature changes with every step.
+        usual: the bound B of (1, x), as a part of its expected length, where none is given. A larger one lets longer
+            records through and needs more noise for all, above all for the curvature; a smaller one gives long
+            records less weight. Intervals hold for any.
         multiplies: whether e^coefficient is a ratio (of odds, rates, hazards).
         unit: of a coefficient on the scale of the equation, in units of the target.
         origin: what is added to the intercept, in units of the target.
@@ -55,6 +58,7 @@ class Family(ABC):
     name: ClassVar[str]
     least: ClassVar[float] = 3.0
     exponential: ClassVar[bool] = False
+    usual: ClassVar[float] = 0.875
     multiplies: ClassVar[bool] = True
 
     @property
@@ -239,6 +243,7 @@ class Poisson(_Generalised):
     name: ClassVar[str] = "poisson"
     least: ClassVar[float] = 6.0
     exponential: ClassVar[bool] = True
+    usual: ClassVar[float] = 0.75
 
     cap: int
 
@@ -298,6 +303,7 @@ class PiecewiseExponential(Family):
     name: ClassVar[str] = "survival"
     least: ClassVar[float] = 6.0
     exponential: ClassVar[bool] = True
+    usual: ClassVar[float] = 0.75
 
     time: str
     event: str

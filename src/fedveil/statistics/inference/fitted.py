@@ -29,6 +29,7 @@ from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.schedule import Part, schedule
 
 SCHEMA_VERSION: Final = 1
+_LEAST_BOUND: Final = 1.5
 FILE: Final = "inference.json"
 TOO_FEW: Final = "too few people or events for this budget"
 _REQUEST: Final[TypeAdapter[Inference]] = TypeAdapter(Inference)
@@ -94,7 +95,7 @@ class Fitted:
         return Equation(
             family=family,
             design=design,
-            bound=request.bound or design.usual_bound,
+            bound=request.bound or max(_LEAST_BOUND, family.usual * design.length),
             theta=tuple(float(value) for value in at),
             shares=self.parts[place].shares,
             combine=request.combine,

@@ -43,8 +43,7 @@ def planned(releases: Sequence[tuple[Equation, float]], people: float) -> tuple[
     """
     last, std = releases[-1]
     family, design = last.family, last.design
-    square = 1 + sum(mean**2 + spread for mean, spread in design.expected)
-    weight = min(1.0, last.bound**2 / square)
+    weight = min(1.0, (last.bound / design.length) ** 2)
     leading = len(family.leading)
     spreads = [1 / leading] * leading + [spread for _, spread in design.expected]
     units = [1.0] * leading + [1 / unit for unit in design.units]

@@ -45,7 +45,9 @@ class _Asked(_Part):
         {}, description="of a category: what others are compared with; default: the first declared"
     )
     bound: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
-        None, description="B: longer designs (1, x) weigh less; default: seven eighths of the expected length"
+        None,
+        description="B: longer designs (1, x) weigh less; default: seven eighths of the expected length, three quarters "
+        "for Poisson and survival",
     )
     combine: Literal["mean", "first", "last"] = Field(
         "mean", description="of a person's records in a silo; first and last need order"
@@ -109,7 +111,8 @@ class _Asked(_Part):
             middle, sixth = (feature.lower + feature.upper) / 2, (feature.upper - feature.lower) * _SIXTH
             given = self.scale.get(name) or Scale(centre=middle, scale=sixth)
             return Scaled(name, feature.lower, feature.upper, given.centre, given.scale)
-        categories = feature.categories
+        categories = categories_of(schema, name)
+        assert categories is not None, "what is no number has categories"
         if name in self.scale:
             raise ConfigError(f"inference.scale.{name}: categories have no scale")
         reference = self.reference.get(name, categories[0])
