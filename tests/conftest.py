@@ -1,6 +1,7 @@
 """Shapes and types of every annotated function in the numerical rooms are checked while the tests run."""
 
 import gc
+import logging
 import os
 from pathlib import Path
 
@@ -20,18 +21,25 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.shape_checks import install
 
     install([f"fedveil.{room}" for room in ROOMS], "beartype.beartype")
+    from tests.remembered import remember_signatures
     from tests.trials import remember_trials
 
     settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("fedveil")
     torch.set_num_threads(1)
     remember_trials()
+    remember_signatures()
 
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the libraries, which stay."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """Take back what a command showed its log on: the stream that was standard error is closed by then."""
+    logging.getLogger("fedveil").handlers.clear()
 
 
 @pytest.fixture(scope="session")
