@@ -85,14 +85,13 @@ def _how(of: type) -> str:
         ("class", (type,)),
         ("plain", (str, bytes, range, Enum)),
         ("unknown", (Collection,)),
+        ("plain", (object,)),
     ):
         if issubclass(of, types_):
-            break
-    else:
-        how = "plain"
-    if how == "plain":
-        _PLAIN.add(of)
-    return how
+            if how == "plain":
+                _PLAIN.add(of)
+            return how
+    raise AssertionError(of)
 
 
 class _Checks:
