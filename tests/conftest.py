@@ -4,11 +4,14 @@ import gc
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOMS = ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
 ROOT = Path(__file__).resolve().parents[1]
+TOGETHER = (("tests/test_run.py", "tests/test_distributed.py"),)
+"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +32,19 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     remember_trials()
     remember_signatures()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal whole files out to workers: what a file's tests share is made once, and what files share once in a group."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Dealt(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((group[0] for group in TOGETHER if file in group), file)
+
+    return Dealt(config, log)
 
 
 def pytest_collection_finish() -> None:
