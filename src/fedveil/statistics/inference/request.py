@@ -46,8 +46,8 @@ class _Asked(_Part):
     )
     bound: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
         None,
-        description="B: longer designs (1, x) weigh less; default: seven eighths of the expected length, three quarters "
-        "for Poisson and survival",
+        description="B: longer designs (1, x) weigh less; default: seven eighths of the expected length, three "
+        "quarters for Poisson and survival",
     )
     combine: Literal["mean", "first", "last"] = Field(
         "mean", description="of a person's records in a silo; first and last need order"
