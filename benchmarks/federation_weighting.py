@@ -150,7 +150,9 @@ class _Federation:
     def __enter__(self) -> _Federation:
         self._processes = [subprocess.Popen(["fedveil", "coordinator", "serve", str(self._home.path)])]
         wait_for(self._home / "run" / SOCKET)
-        self._processes += [subprocess.Popen(["fedveil", "silo", "serve", str(path)]) for path in self._founded.silos]
+        self._processes += [
+            subprocess.Popen(["fedveil", "silo", "serve", str(path)]) for path in self._founded.silos
+        ]
         for path in self._founded.silos:
             wait_for(path / "run" / "guard")
         return self
