@@ -136,7 +136,7 @@ class SiloSums(Workload):
         turn, self._attempt = self.turn, attempt
         if self._sums is None or turn.setting.method.sampler.samples:
             self.drawn = turn.draw(attempt)
-            self._members = members_of(turn.setting.cohort.groups, self.drawn)
+            self._members = members_of(turn.setting, self.drawn)
             self._sums = local_sums(
                 turn.setting, turn.model, self._members, turn.round_number, turn.experiment, turn.progress
             )
