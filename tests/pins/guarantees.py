@@ -43,7 +43,7 @@ INTENDED = {
     "records elsewhere take weight from those here": Intended(
         why="weights n_su / N_u move by what a user holds elsewhere: the sum moves by 2 C against a silo, unamplified",
         lines=frozenset({"silo"}),
-        methods=lambda method: method.weights is Weights.BY_RECORDS and method.protection.weighs,
+        methods=lambda method: method.weights == Weights.BY_RECORDS and method.protection.weighs,
     ),
     "counts are shown": Intended(
         why="weights by records in the open send counts up and totals down, which no noise covers",
