@@ -25,6 +25,8 @@ class RefusalError(FedveilError):
         silo: the silo's name, where the coordinator tells of it.
     """
 
+    exit_code = 3
+
     def __init__(self, cause: Cause, reason: str, *, silo: str | None = None) -> None:
         self.cause, self.reason, self.silo = cause, reason, silo
         super().__init__(f"{'' if silo is None else f'silo {silo} '}refuses ({cause}): {reason}")
