@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedveil.errors import ConfigError, DataError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.steps import LocalSgd
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Population
 from fedveil.population.schema import Schema
 from fedveil.population.tables import read_own, read_tables
@@ -295,13 +295,15 @@ def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: s
         start = trainer.task.initial()
         ones = torch.ones(len(groups), dtype=torch.float64)
         found = trainer.sums(
-            start,
-            cohort,
-            torch.arange(len(groups)),
-            ones,
-            Clip(norm=1.0),
-            ExperimentRandomness(0),
-            ("round", 1),
+            TrainJob(
+                start,
+                cohort,
+                torch.arange(len(groups)),
+                ones,
+                Clip(norm=1.0),
+                ExperimentRandomness(0),
+                ("round", 1),
+            ),
         )
         keys, counts = np.unique(groups.key, return_counts=True)
         return dict(zip(keys.tolist(), counts.tolist(), strict=True)), found.total

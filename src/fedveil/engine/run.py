@@ -32,6 +32,7 @@ from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
+from fedveil.methods.method import Method
 from fedveil.privacy.ledger import Head, Ledger
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
@@ -227,6 +228,7 @@ def _round(
     seconds = time.perf_counter() - begin
     test = evaluate(prepared, prepared.method.model_of(model, kept)) if due else None
     row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
+    row["clip"] = _clip(prepared.method.at_round(number, last.state))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
     return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
 
@@ -283,7 +285,7 @@ def row_of(
         "round": number,
         "test": test,
         "epsilon": finite(prepared.epsilon_after(spent)) if prepared.secure else None,
-        "clip": prepared.method.bound.norm if prepared.method.bound.bounded else None,
+        "clip": _clip(prepared.method),
         **shown,
     }
 
@@ -298,6 +300,11 @@ def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, floa
     targets = torch.from_numpy(population.test_targets)
     weights = None if population.test_weights is None else torch.from_numpy(population.test_weights)
     return {name: finite(metric(outputs, targets, weights)) for name, metric in prepared.task.metrics.items()}
+
+
+def _clip(method: Method) -> float | None:
+    """Return the bound of an update, in its own unit; a function of what was released before."""
+    return method.bound.longest if method.bound.bounded else None
 
 
 def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> str | None:

@@ -1,20 +1,21 @@
-"""A silo's part of a round before its channel: train the users it holds, bound, and add up.
+"""A silo's part of a round before its channel: train the users it holds, and bound what each contributes.
 
 The same functions serve a simulation, which plays all silos, and a silo of a federation.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.setting import Setting, trainer_of
+from fedveil.engine.setting import Setting
 from fedveil.engine.turn import Turn
-from fedveil.local.trainer import Progress, Sums
+from fedveil.local.trainer import Progress, Sums, Trainer, TrainJob
 from fedveil.protection.weighting_silo import SEED_BYTES
-from fedveil.randomness import ExperimentRandomness
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
 
@@ -27,28 +28,18 @@ def members_of(setting: Setting, drawn: Bool[np.ndarray, " users"] | None) -> In
     return torch.from_numpy(np.flatnonzero(takes_part))
 
 
-def local_sums(
-    setting: Setting,
-    model: Float32[Tensor, " d"],
-    members: Int64[Tensor, " m"],
-    round_number: int,
-    experiment: ExperimentRandomness,
-    progress: Progress | None = None,
-) -> Sums:
-    """Train the members from the global model; return each silo's bounded, weighted sum of updates.
+def bounded_sums(trainer: Trainer, job: TrainJob, progress: Progress | None = None) -> Sums:
+    """Train what is asked; return the bounded sums of the updates, with what the bound adds beside them.
 
-    Args:
-        setting: the method at work on all silos' records, or on those of the silos this process has.
-        model: (d,) the global model.
-        members: indices into the setting's groups.
-        round_number: counts from 1; names the batches.
-        experiment: of the experiment's seed.
-        progress: called between chunks.
+    What is beside is added in whole numbers of the grid, so the sums stay exact.
     """
-    path = ("round", round_number)
-    weights, bound = setting.weights[members], setting.method.local_bound
-    trainer = trainer_of(setting, round_number)
-    return trainer.sums(model, setting.cohort, members, weights, bound, experiment, path, progress)
+    sums = trainer.sums(job, progress)
+    if not job.bound.extra:
+        return sums
+    marks = job.bound.marks(sums.norms.cpu(), job.weights.cpu())
+    beside = torch.zeros(len(sums.total), job.bound.extra, dtype=torch.float64)
+    beside.index_add_(0, job.cohort.silos(job.members).cpu(), marks)
+    return replace(sums, total=torch.cat([sums.total, beside.to(sums.total.device)], dim=1))
 
 
 class WeightedTraining:
@@ -63,12 +54,12 @@ class WeightedTraining:
 
     def __init__(self, turn: Turn, attempt: int = 0) -> None:
         self._turn, self._attempt = turn, attempt
-        self._trainer = trainer_of(turn.setting, turn.round_number)
+        self._trainer = turn.trainer
         self.norms = torch.full((len(turn.setting.cohort.groups),), torch.nan, dtype=torch.float64)
 
     def share(self, silo: int) -> Float64[np.ndarray, " d"]:
         """Return a silo's share of the noise."""
-        nothing = np.zeros(len(self._turn.model))
+        nothing = np.zeros(self._turn.length)
         return self._turn.setting.method.channel.send(nothing, self._turn.sender(silo, self._attempt)).numbers
 
     def dither(self, silo: int) -> bytes:
@@ -80,19 +71,11 @@ class WeightedTraining:
         """Return the clipped updates of a silo's users, ascending, multiples of the bound's grid."""
         turn, cohort = self._turn, self._turn.setting.cohort
         members = torch.from_numpy(np.flatnonzero(cohort.groups.silo == silo))
-        rows = np.empty((len(members), len(turn.model)))
-        size = max(1, _CHUNK_ELEMENTS // len(turn.model))
+        rows = np.empty((len(members), turn.length))
+        size = max(1, _CHUNK_ELEMENTS // turn.length)
         for first in range(0, len(members), size):
             chunk = members[first : first + size]
-            sums = self._trainer.sums(
-                turn.model,
-                cohort.apart(chunk),
-                chunk,
-                torch.ones(len(chunk), dtype=torch.float64),
-                turn.setting.method.bound,
-                turn.experiment,
-                ("round", turn.round_number),
-            )
+            sums = bounded_sums(self._trainer, turn.job(chunk, turn.setting.method.bound).apart())
             rows[first : first + size] = sums.total.cpu().numpy()
             self.norms[chunk] = sums.norms.cpu()
             if turn.progress is not None:

@@ -36,7 +36,7 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
             spent,
             delta,
             guarantee.adjacency,
-            loss=guarantee.grid_loss_after(charges, prepared.task.dimension),
+            loss=guarantee.grid_loss_after(charges, prepared.length),
         ),
         event=spent,
         units=prepared.population.n_users,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.errors import PrivacyError
 from fedveil.local.span_features import BLOCK_ROWS
-from fedveil.privacy.bounds import Bound, Clip
+from fedveil.privacy.bounds import Bound
 
 _UNIT: Final = 2.0**-52
 _CANCELLATION: Final = 64.0
@@ -70,12 +70,12 @@ def coefficients(
     if bool((~((weights >= 0) & (weights <= 1))).any()):
         raise PrivacyError("a contribution's weight is not in [0, 1]; a user's weights must sum to at most 1")
     finite = ~lengths.norms.isnan()
-    if not isinstance(bound, Clip):
+    if not bound.bounded:
         return torch.where(finite, weights, 0)
-    margin = (math.sqrt(dimension) + 1) * bound.grid
+    margin = (math.sqrt(dimension) + 1) * bound.grid * bound.unit
     allowed = (weights * bound.effective_norm - margin).clamp(min=0)
     scaled = torch.minimum(weights, allowed / lengths.upper)
-    scaled = torch.minimum(scaled, _CANCELLATION * bound.norm * weights / lengths.mass)
+    scaled = torch.minimum(scaled, _CANCELLATION * bound.longest * weights / lengths.mass)
     scaled = torch.where(weights > 0, scaled, 0)
     return torch.where(finite, torch.where(lengths.upper > 0, scaled, 0), 0)
 
@@ -83,7 +83,7 @@ def coefficients(
 def round_to_grid(
     bound: Bound, total: Float64[Tensor, "d"], weight: float, records: int
 ) -> Float64[Tensor, "d"]:
-    """Round one silo's total to the nearest multiple of the grid; nothing without a clip.
+    """Round one silo's total to the nearest multiple of the grid, in the unit of a message; nothing without a clip.
 
     Args:
         bound: the bound of the contributions.
@@ -94,11 +94,11 @@ def round_to_grid(
     Raises:
         PrivacyError: so many contributions that the product's own rounding could exceed the margin.
     """
-    if not isinstance(bound, Clip):
+    if not bound.bounded:
         return total
     if weight * (BLOCK_ROWS + records / BLOCK_ROWS + 8) > _LARGEST_LOAD:
         raise PrivacyError(
             f"a silo of {records} records and total weight {weight:.3g} is beyond what the span trainer can "
             'bound; use trainer = "vmap"'
         )
-    return (total / bound.grid).round_() * bound.grid
+    return (total / (bound.grid * bound.unit)).round_() * bound.grid

@@ -10,6 +10,7 @@ from fedveil.errors import PrivacyError
 from fedveil.keys import filled, found
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.weights import Power
+from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip
 
 
@@ -44,6 +45,13 @@ ClipNorm = Annotated[
         description="C, l2 bound of a contribution; l1 where clients send Laplace noise",
     ),
     AfterValidator(_clippable),
+]
+Clipping = Annotated[
+    ClipNorm | AdaptiveClip,
+    Field(
+        description="C, l2 bound of a contribution; a table of `start`, `quantile`, `share`, `least` and `most` lets it "
+        "follow a quantile of the updates' lengths ([how](../theory/adaptive-clipping.md))"
+    ),
 ]
 _NOISE = (
     'sigma; `"calibrated"` finds the least noise for `privacy.epsilon` by the accountant, `"closed-form"` takes it '

@@ -26,7 +26,8 @@ from fedveil.methods.keys import (
 )
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
-from fedveil.privacy.bounds import Clip
+from fedveil.privacy.adaptive_clip import AdaptiveClip
+from fedveil.privacy.bounds import Clip, bound_of
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.server.optimizers import ServerSgd
 
@@ -97,7 +98,7 @@ def uldp_group(
 
 def uldp_sgd_w(
     *,
-    clip: ClipNorm,
+    clip: Clipping,
     noise_multiplier: Noise,
     power: WeightPower = 1.0,
     user_sampling_rate: UserRate = 1.0,
@@ -116,7 +117,7 @@ def uldp_sgd_w(
 
 def uldp_sgd(
     *,
-    clip: ClipNorm,
+    clip: Clipping,
     noise_multiplier: Noise,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
@@ -132,7 +133,7 @@ def uldp_sgd(
 def uldp_avg(
     *,
     local: Local,
-    clip: ClipNorm,
+    clip: Clipping,
     noise_multiplier: Noise,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
@@ -145,7 +146,7 @@ def uldp_avg(
 def uldp_avg_w(
     *,
     local: Local,
-    clip: ClipNorm,
+    clip: Clipping,
     noise_multiplier: Noise,
     power: WeightPower = 1.0,
     user_sampling_rate: UserRate = 1.0,
@@ -162,7 +163,7 @@ def uldp_avg_w(
 
 def _pairs(
     local: LocalSgd | LocalGradient,
-    clip: float,
+    clip: float | AdaptiveClip,
     noise_multiplier: float,
     user_sampling_rate: float,
     colluding_silos: int,
@@ -174,15 +175,16 @@ def _pairs(
     x <- x + eta_g / (q |U| |S|) * sum (line 6). A user's weights sum to at most 1 over the silos, so adding or
     removing one user moves the sum by at most C (Theorem 3), whatever the number of her records.
     """
+    bound = bound_of(clip)
     return Method(
         name="uldp-avg",
         contribution=SiloUserContribution(),
         sampler=PoissonUsers(rate=user_sampling_rate) if user_sampling_rate < 1 else Everyone(),
         local=local,
-        bound=Clip(norm=clip),
+        bound=bound,
         weights=Weights.UNIFORM,
         channel=GaussianShares(
-            noise_multiplier=noise_multiplier, scale=clip, colluding_silos=colluding_silos
+            noise_multiplier=noise_multiplier, scale=bound.norm, colluding_silos=colluding_silos
         ),
         server=ServerSgd(learning_rate),
     )

@@ -151,6 +151,11 @@ class AdaptiveClip(SteadyBound):
     # --- what is stored ----------------------------------------------------------------------------------------
 
     @property
+    def longest(self) -> float:
+        """C_t, in the unit of the updates."""
+        return self.unit
+
+    @property
     def effective_norm(self) -> float:
         """What the computed norm is scaled to, in the unit of the updates: C_t (1 - 2^-20)."""
         return self.unit * (1.0 - SLACK)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import torch
-from jaxtyping import Bool, Float, Float32, Float64
+from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import PrivacyError
@@ -85,6 +85,11 @@ class _NormClip(SteadyBound):
         """Spacing g of the grid: the power of two with 2^17 < C / g <= 2^18 (l1: 2^21 and 2^22)."""
         mantissa, exponent = math.frexp(self.norm)
         return math.ldexp(1.0, exponent - (1 if mantissa == 0.5 else 0) - self.units_bits)
+
+    @property
+    def longest(self) -> float:
+        """C, in the unit of the updates."""
+        return self.norm
 
     @property
     def effective_norm(self) -> float:
@@ -309,3 +314,8 @@ class Unbounded(SteadyBound):
 
 
 Bound = Clip | ClipL1 | FixedVector | AdaptiveClip | Unbounded
+
+
+def bound_of(clip: float | AdaptiveClip) -> Clip | AdaptiveClip:
+    """Return the l2 bound that a method's key ``clip`` asks for: a number, or one that moves."""
+    return clip if isinstance(clip, AdaptiveClip) else Clip(norm=clip)

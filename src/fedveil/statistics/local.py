@@ -35,6 +35,7 @@ class LocalStatistic(Source):
     """
 
     own_noise: ClassVar[bool] = False
+    one_gradient: ClassVar[bool] = False
 
     layout: Layout
     combine: Combine = "mean"
