@@ -49,8 +49,8 @@ ClipNorm = Annotated[
 Clipping = Annotated[
     ClipNorm | AdaptiveClip,
     Field(
-        description="C, l2 bound of a contribution; a table of `start`, `quantile`, `share`, `least` and `most` lets it "
-        "follow a quantile of the updates' lengths ([how](../theory/adaptive-clipping.md))"
+        description="C, l2 bound of a contribution; a table of `start`, `quantile`, `share`, `least` and `most` lets "
+        "it follow a quantile of the updates' lengths ([how](../theory/adaptive-clipping.md))"
     ),
 ]
 _NOISE = (

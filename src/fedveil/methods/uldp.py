@@ -15,6 +15,7 @@ from fedveil.methods.channels import GaussianShares, Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
 from fedveil.methods.keys import (
     ClipNorm,
+    Clipping,
     Colluding,
     GroupSize,
     Local,

@@ -13,9 +13,9 @@ released last coordinate,
 
     C_{t+1} = C_t exp(-h_t v / (kappa q |U|)),   h_t = 0.2 + 1.3 x 0.7^(t-1):
 
-C_t is a function of what was released, and so costs nothing more (Andrew, Thakkar, McMahan and Ramaswamy, "Differentially
-private learning with adaptive clipping", NeurIPS 2021, with marks centred at their mean). Messages are in units of C_t:
-grid, noise and range are the same in every round, and the server multiplies by C_t afterwards.
+C_t is a function of what was released, and so costs nothing more (Andrew, Thakkar, McMahan and Ramaswamy,
+"Differentially private learning with adaptive clipping", NeurIPS 2021, with marks centred at their mean). Messages are
+in units of C_t: grid, noise and range are the same in every round, and the server multiplies by C_t afterwards.
 docs/theory/adaptive-clipping.md has the claim and its proof.
 """
 
@@ -45,7 +45,7 @@ class AdaptiveClip(SteadyBound):
 
     Guarantee: for every float32 row, every weight w in [0, 1] and every C_t, what is stored of a contribution, update
     and mark together, has l2 norm at most w :attr:`norm` as real numbers. Edge cases of an update are those of
-    :class:`~fedveil.privacy.bounds.Clip`: a row with a NaN or an infinity is the zero update, and its mark says "longer".
+    :class:`~fedveil.privacy.bounds.Clip`: a row with a NaN or an infinity is the zero update; its mark says "longer".
 
     Args:
         start: C_1, in the unit of the updates; too low costs little, too high costs noise.
@@ -100,8 +100,8 @@ class AdaptiveClip(SteadyBound):
             yield "adaptive clipping divides by the expected number of users"
         if method.protection.divides:
             yield (
-                "adaptive clipping needs the mark beside the whole update at the server, and partial encryption divides "
-                "both among the silos: give clip a number"
+                "adaptive clipping needs the mark beside the whole update at the server, and partial encryption "
+                "divides both among the silos: give clip a number"
             )
         if method.local.one_gradient and self.most >= _UNLIMITED:
             yield (
@@ -112,15 +112,15 @@ class AdaptiveClip(SteadyBound):
     def told(self) -> tuple[str, ...]:
         """Return how the clip moves."""
         return (
-            f"updates are clipped to C_t and sent in units of it, with a mark for 'longer than C_t' in the same release "
-            f"(at most {self.norm:g} together); C_t starts at {self.start:g} and follows the quantile "
+            f"updates are clipped to C_t and sent in units of it, with a mark for 'longer than C_t' in the same "
+            f"release (at most {self.norm:g} together); C_t starts at {self.start:g} and follows the quantile "
             f"{self.quantile:g} of the lengths by the released marks alone: post-processing",
         )
 
     # --- the course of C_t -------------------------------------------------------------------------------------
 
     @property
-    def unit(self) -> float:  # type: ignore[override]
+    def unit(self) -> float:
         """C_t, in the unit of the updates."""
         return self.start
 

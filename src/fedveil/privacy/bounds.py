@@ -65,7 +65,6 @@ class _NormClip(SteadyBound):
     norm: float
 
     bounded: ClassVar[bool] = True
-    unit: ClassVar[float] = 1.0
     order: ClassVar[int]
     exact_rows: ClassVar[int]
     units_bits: ClassVar[int]
@@ -283,8 +282,9 @@ class Unbounded(SteadyBound):
     """
 
     bounded: ClassVar[bool] = False
-    unit: ClassVar[float] = 1.0
     norm: ClassVar[float] = math.inf
+    longest: ClassVar[float] = math.inf
+    effective_norm: ClassVar[float] = math.inf
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
 
     def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:

@@ -15,11 +15,14 @@ class SteadyBound:
 
     Attributes:
         extra: coordinates of a message beside those of the update.
-        unit: what 1 in a message stands for, in the unit of the updates.
     """
 
     extra: ClassVar[int] = 0
-    unit: float
+
+    @property
+    def unit(self) -> float:
+        """1: messages are in the unit of the updates."""
+        return 1.0
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Return the reasons why the bound has no place in a method."""
