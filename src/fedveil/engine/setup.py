@@ -25,7 +25,7 @@ from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.metrics import load_metric
-from fedveil.local.models import build_model
+from fedveil.local.models import build_model, start_at_zero
 from fedveil.local.pretrained import take_parameters
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
@@ -136,7 +136,7 @@ def prepare(
     method = composition.method()
     records = _kept(method, population.train)
     public = composition.public_facts(method, records, task.dimension + method.bound.extra)
-    method = composition.at_noise(method, public)
+    method = composition.found(method, public)
     guarantee = derive(method, public)
     accountant = composition.accountant(guarantee)
     groups, n_silos = _groups(method, population, records)
@@ -316,6 +316,8 @@ def task_of(experiment: Experiment, population: Population) -> Task:
         n_outputs=outputs,
         randomness=ExperimentRandomness(experiment.seed),
     )
+    if asked.start == "zeros":
+        start_at_zero(model)
     if asked.initial is not None:
         take_parameters(model, asked.initial, asked.initial_layers)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)

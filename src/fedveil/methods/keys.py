@@ -37,6 +37,16 @@ Colluding = Annotated[int, filled()]
 ServerRate = Annotated[
     float, Field(gt=0, allow_inf_nan=False, description="eta_g, the server's learning rate")
 ]
+PairRate = Annotated[
+    float,
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        description='eta_g, the server\'s learning rate; `"by-rule"` takes |S| min(3, 0.25 / rho), rho the '
+        "[noise-to-travel ratio](../theory/noise-to-travel.md)",
+    ),
+    found("by-rule"),
+]
 ClipNorm = Annotated[
     float,
     Field(

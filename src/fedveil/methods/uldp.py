@@ -20,6 +20,7 @@ from fedveil.methods.keys import (
     GroupSize,
     Local,
     Noise,
+    PairRate,
     ServerRate,
     Silos,
     UserRate,
@@ -104,7 +105,7 @@ def uldp_sgd_w(
     power: WeightPower = 1.0,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
 
@@ -122,7 +123,7 @@ def uldp_sgd(
     noise_multiplier: Noise,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
     pairs = _pairs(
@@ -138,7 +139,7 @@ def uldp_avg(
     noise_multiplier: Noise,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3)."""
     return _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
@@ -152,7 +153,7 @@ def uldp_avg_w(
     power: WeightPower = 1.0,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
 
