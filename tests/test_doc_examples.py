@@ -237,6 +237,7 @@ def test_plans_are_made(here: Path) -> None:
     page = "docs/how-to/choose-noise-and-rounds.md"
     for place in range(3):
         assert "uldp-sgd, uldp-avg, uldp-avg-w" in fedveil(only(page, place))
+    assert "rho" in fedveil(only(page, 3))
 
 
 def columns(table: str) -> dict[str, list[str]]:

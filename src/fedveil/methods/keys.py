@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from fedveil.errors import PrivacyError
 from fedveil.keys import filled, found
@@ -56,8 +56,17 @@ ClipNorm = Annotated[
     ),
     AfterValidator(_clippable),
 ]
+
+
+def _kind_of_clip(given: object) -> str:
+    return _NUMBER if isinstance(given, int | float | str) else _TABLE
+
+
+_NUMBER, _TABLE = "float", "literal[table]"
+"""Names of the alternatives in a path, which errors leave out."""
 Clipping = Annotated[
-    ClipNorm | AdaptiveClip,
+    Annotated[ClipNorm, Tag(_NUMBER)] | Annotated[AdaptiveClip, Tag(_TABLE)],
+    Discriminator(_kind_of_clip),
     Field(
         description="C, l2 bound of a contribution; a table of `start`, `quantile`, `share`, `least` and `most` lets "
         "it follow a quantile of the updates' lengths ([how](../theory/adaptive-clipping.md))"

@@ -131,9 +131,13 @@ class AdaptiveClip(SteadyBound):
             "round": torch.zeros(1, dtype=torch.int64),
         }
 
+    def measured_in(self, unit: float) -> AdaptiveClip:
+        """Return the bound of the round whose C_t this is."""
+        return replace(self, start=unit)
+
     def at(self, state: Mapping[str, Tensor]) -> AdaptiveClip:
         """Return the bound of the next round, which starts at C_t."""
-        return replace(self, start=float(state["norm"])) if state else self
+        return self.measured_in(float(state["norm"])) if state else self
 
     def moved(
         self, marks: Float64[Tensor, " extra"], users: float, state: Mapping[str, Tensor]

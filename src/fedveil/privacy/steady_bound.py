@@ -36,6 +36,10 @@ class SteadyBound:
         """Return what is remembered before the first round."""
         return {}
 
+    def measured_in(self, unit: float) -> Self:
+        """Return the bound whose messages are in this unit, as another process said."""
+        return self
+
     def at(self, state: Mapping[str, Tensor]) -> Self:
         """Return the bound of the next round."""
         return self
