@@ -137,7 +137,10 @@ def updated() -> Record:
     """Return the record with what the house claims now, each difference under the name of its change."""
     recorded, now, methods = read(), found(), dict(compositions())
     for name, facts in now.items():
-        old = recorded.get(name, {})
+        if name not in recorded:
+            recorded[name] = dict(facts)
+            continue
+        old = recorded[name]
         for line in sorted(facts.keys() | old.keys() - {"was"}):
             if not same(old.get(line), facts.get(line)):
                 change = change_of(methods[name], line, old.get(line), facts.get(line))

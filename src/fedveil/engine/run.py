@@ -33,7 +33,8 @@ from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
 from fedveil.methods.method import Method
-from fedveil.privacy.ledger import Head, Ledger
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_lines import Head
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.transcript import Transcript
