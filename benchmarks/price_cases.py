@@ -258,6 +258,7 @@ def cells(quick: bool) -> Iterator[PriceCell]:
         if quick and not case.cheap:
             continue
         for column in COLUMNS:
-            yield PriceCell(case=case, column=column)
+            if column != "best declared" or case.best:  # none was better than recipe U
+                yield PriceCell(case=case, column=column)
         for column in ("published", "recipe U") if not quick else ():
             yield PriceCell(case=case, column=column, epsilon=2.0)

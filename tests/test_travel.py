@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil.engine.planning import Plan, read_rounds, travel_rows
 from fedveil.engine.setup import prepare
@@ -81,7 +82,7 @@ def test_images_are_smoothed_more_and_an_unresolved_rule_estimates_nothing() -> 
     assert large == Laplacian(smoothing=1.0)
     assert ByRule().resolved(lambda: 0.4, (1, 28, 28)) == NoDenoiser()
     with pytest.raises(CompositionError, match="resolved once the noise"):
-        ByRule().estimate(np.zeros(3), 1.0, [(3,)])
+        ByRule().estimate(torch.zeros(3), 1.0, [(3,)])
 
 
 def test_calibrated_noise_comes_first_and_the_rate_follows_it() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+
+_Bound = TypeVar("_Bound", bound="SteadyBound")
 
 
 class SteadyBound:
@@ -36,11 +38,11 @@ class SteadyBound:
         """Return what is remembered before the first round."""
         return {}
 
-    def measured_in(self, unit: float) -> Self:
+    def measured_in(self: _Bound, unit: float) -> _Bound:
         """Return the bound whose messages are in this unit, as another process said."""
         return self
 
-    def at(self, state: Mapping[str, Tensor]) -> Self:
+    def at(self: _Bound, state: Mapping[str, Tensor]) -> _Bound:
         """Return the bound of the next round."""
         return self
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Final, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Annotated, Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Float64
@@ -128,7 +128,7 @@ class _Scheduled(Optimizer):
             return ()
         return (_free(f"a learning rate on a {self.schedule} schedule over {self.rounds} rounds"),)
 
-    def at_rate(self, learning_rate: float) -> Self:
+    def at_rate(self, learning_rate: float) -> Optimizer:
         """Return the same steps with another learning rate."""
         return replace(self, learning_rate=learning_rate)  # type: ignore[call-arg]
 
