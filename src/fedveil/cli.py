@@ -82,6 +82,7 @@ COMMANDS: Final = {
         "statistics:show_command",
         "Read what was released again, or figures that follow from it: free, and no record is touched.",
     ),
+    "spent": Command("results:spent_command", "Say what several runs over the same people cost together."),
     "report": Command("results:report_command", "Write the self-contained report of a run again."),
     "compare": Command(
         "results:compare_command",

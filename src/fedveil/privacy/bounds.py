@@ -285,6 +285,7 @@ class Unbounded(SteadyBound):
     norm: ClassVar[float] = math.inf
     longest: ClassVar[float] = math.inf
     effective_norm: ClassVar[float] = math.inf
+    order: ClassVar[int] = 2
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
 
     def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
