@@ -22,6 +22,7 @@ from fedveil.engine.setting import Setting
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
+from fedveil.local.class_weights import ClassWeighted
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
@@ -94,8 +95,8 @@ class Defaults(NamedTuple):
 
 BY_TASK: Final[Mapping[str, Defaults]] = {
     "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
-    "two classes": Defaults("linear", "binary_cross_entropy", ("accuracy", "auc", "loss")),
-    "regression": Defaults("linear", "squared_error", ("loss",)),
+    "two classes": Defaults("linear", "binary_cross_entropy", ("auc", "accuracy", "loss")),
+    "regression": Defaults("linear", "squared_error", ("r2", "mae", "loss")),
     "survival": Defaults("linear", "cox", ("c_index", "loss")),
 }
 """Model, loss and metrics where neither the experiment nor the data set names them."""
@@ -316,6 +317,8 @@ def task_of(experiment: Experiment, population: Population) -> Task:
     )
     if asked.initial is not None:
         take_parameters(model, asked.initial, asked.initial_layers)
+    if asked.class_weights is not None:
+        loss = ClassWeighted(loss, asked.class_weights, population.n_classes)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
     found = {name: load_metric(name, loss) for name in asked.metrics or default.metrics}

@@ -250,9 +250,28 @@ class Comparison:
             ]
             for row in self.rows
         ]
+        for label, constant in self._baselines():
+            cells = [show(constant[metric]) if metric in constant else "" for metric in metrics]
+            rows.append([label, *cells, *([""] if counted else []), "", "", ""])
         return table(
             header, rows, caption="Mean ± sample standard deviation over seeds, at the last common round"
         )
+
+    def _baselines(self) -> list[tuple[str, Mapping[str, float]]]:
+        """What the best constant answer reaches: one line for all variants, or one for each that has another."""
+        found: dict[tuple[tuple[str, float], ...], list[str]] = {}
+        for variant in self.variants:
+            constant = variant.runs[0].baseline
+            if constant:
+                found.setdefault(tuple(constant.items()), []).append(variant.label)
+        told = len(found) > 1
+        return [
+            (
+                f"always the same answer ({', '.join(labels)})" if told else "always the same answer",
+                dict(items),
+            )
+            for items, labels in found.items()
+        ]
 
     def _curves(self) -> str:
         shown = []

@@ -78,13 +78,19 @@ def result_section(run: RunData) -> Section | None:
         return None
     first, last = run.rounds[0], run.rounds[-1]
     rows = [
-        [f"Test {words(metric)}", _first(run.rounds, metric, first), _first(run.rounds[::-1], metric, last)]
+        [
+            f"Test {words(metric)}",
+            _first(run.rounds, metric, first),
+            _first(run.rounds[::-1], metric, last),
+            show(run.baseline[metric]) if metric in run.baseline else "",
+        ]
         for metric in run.metrics
     ]
-    rows.append([f"ε for one {run.statement.unit}", show_epsilon(first.epsilon), show_epsilon(last.epsilon)])
-    rows.append(["Seconds, in all", show(first.seconds), show(sum(row.seconds for row in run.rounds))])
-    body = table(
-        ["", f"round {first.round}", f"round {last.round}"],
+    unit = run.statement.unit
+    rows.append([f"ε for one {unit}", show_epsilon(first.epsilon), show_epsilon(last.epsilon), ""])
+    rows.append(["Seconds, in all", show(first.seconds), show(sum(row.seconds for row in run.rounds)), ""])
+    body = _verdict(run) + table(
+        ["", f"round {first.round}", f"round {last.round}", "always the same answer"],
         rows,
         caption="Before training and at the last round",
     )
@@ -95,6 +101,18 @@ def result_section(run: RunData) -> Section | None:
             kind="warning",
         )
     return Section(identifier="result", title="Result", body=body)
+
+
+def _verdict(run: RunData) -> str:
+    """Say where the model has learned nothing, in the metric that leads."""
+    metric = next(iter(run.metrics), "")
+    if run.beats_baseline(metric) is not False:
+        return ""
+    return notice(
+        f"The model is no better than always giving the same answer, by test {words(metric)}. More people, fewer "
+        "parameters, more rounds or less noise may help; for a rare class, weights of the classes or the focal loss.",
+        kind="warning",
+    )
 
 
 def curves_section(run: RunData) -> Section | None:
