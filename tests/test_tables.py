@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fedveil.errors import ConfigError, DataError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.steps import LocalSgd
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Population
 from fedveil.population.schema import Format, Schema
 from fedveil.population.table_file import open_table
@@ -299,13 +299,15 @@ def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: s
         start = trainer.task.initial()
         ones = torch.ones(len(groups), dtype=torch.float64)
         found = trainer.sums(
-            start,
-            cohort,
-            torch.arange(len(groups)),
-            ones,
-            Clip(norm=1.0),
-            ExperimentRandomness(0),
-            ("round", 1),
+            TrainJob(
+                start,
+                cohort,
+                torch.arange(len(groups)),
+                ones,
+                Clip(norm=1.0),
+                ExperimentRandomness(0),
+                ("round", 1),
+            ),
         )
         keys, counts = np.unique(groups.key, return_counts=True)
         return dict(zip(keys.tolist(), counts.tolist(), strict=True)), found.total

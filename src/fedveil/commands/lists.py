@@ -16,7 +16,7 @@ from fedveil.population.catalogue.files import store
 from fedveil.population.draft import draft_schema
 from fedveil.reference import SECTIONS, Entry, entries
 
-_STAGES: Final = ("channels", "protections", "denoisers", "optimizers")
+_STAGES: Final = ("channels", "protections", "denoisers", "optimizers", "averages")
 
 
 def presets_command(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedveil.population.data_report import DataReport
 from fedveil.report.document import Section, document, notice, table, write_document
 from fedveil.report.drawing import show
+
+if TYPE_CHECKING:  # a page needs the figures of a report, and nothing that reads tables
+    from fedveil.population.data_report import DataReport
 
 FOR_WHOM = (
     "Made from these tables alone, for whoever holds them. It is as private as the records: no guarantee covers it, "
