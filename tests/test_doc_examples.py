@@ -62,7 +62,9 @@ def table_rows(printed: str) -> list[list[str]]:
 
 def like(line: str) -> str:
     """Return a pattern for a round's line with any metric and seconds: those differ from run to run."""
-    return r"\S+".join(re.escape(part) for part in re.split(r"(?<=accuracy )\S+|(?<=auc )\S+|\S+(?=s$)", line))
+    return r"\S+".join(
+        re.escape(part) for part in re.split(r"(?<=accuracy )\S+|(?<=auc )\S+|\S+(?=s$)", line)
+    )
 
 
 def words(text: str) -> str:

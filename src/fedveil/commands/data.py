@@ -36,8 +36,8 @@ def check_data_command(
 def print_report(report: DataReport) -> None:
     """Print who holds what, and what was found."""
     OUT.print(FOR_WHOM)
-    for one in report.silos:
-        OUT.print(f"{one.name}: {one.records} records of {one.people} people")
+    for silo in report.silos:
+        OUT.print(f"{silo.name}: {silo.records} records of {silo.people} people")
     OUT.print(f"all silos: {report.records} records of {report.people} people, {report.n_users} declared")
     for one in report.findings:
         OUT.print(f"{one.bears_on}: {one.where}: {one.found}. {one.effect[0].upper()}{one.effect[1:]}.")
