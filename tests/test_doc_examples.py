@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.experiment import merge, parse, parse_assignment
+from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.run import over_budget
 from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
@@ -199,6 +200,8 @@ def test_fragments_of_documents_are_valid() -> None:
     assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
     table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
     assert Schema.model_validate(table).n_users == 500
+    effects = tomllib.loads(BLOCKS["docs/how-to/estimate-effects.md:0"].text)
+    assert InferenceDocument.model_validate(effects).inference.family == "logistic"
     fragment = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:1"].text)
     both = table | fragment | {"features": table["features"] | fragment["features"]}
     assert Schema.model_validate(both).format.encoding == "cp1252"

@@ -99,7 +99,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_a_chooser_takes_what_its_method_and_local_training_take() -> None:
     listed = [name for name in fv.__all__ if name.replace("_", "-") in names("methods")]
-    assert len(listed) == 11
+    assert len(listed) == 12
     for name in listed:
         shown = set(fv.__getattr__(name).__signature__.parameters)
         own = {key.name for key in own_keys(find("methods", name.replace("_", "-")).load())}
