@@ -85,6 +85,7 @@ def read_tables(
     notes = [
         "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records."
     ]
+    test_rows = None
     if test is not None:
         test_part = _read_part(schema, test, tested=True)
         kept = np.ones(len(features), dtype=np.bool_)
@@ -94,10 +95,11 @@ def read_tables(
         held_out = holdout_by_user(
             user, key, test_share, ExperimentRandomness(seed).integer("tables", "test")
         )
-        kept, test_features, test_targets = ~held_out, features[held_out], targets[held_out]
+        kept, test_rows = ~held_out, np.flatnonzero(held_out)
+        test_features, test_targets = features[held_out], targets[held_out]
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
-            "records on both sides, and no guarantee covers the held-out ones."
+            "records on both sides."
         )
     if schema.silo is not None and schema.silos is None:
         notes.append(
@@ -111,6 +113,7 @@ def read_tables(
         ),
         test_features=test_features,
         test_targets=test_targets,
+        test_rows=test_rows,
         n_users=schema.n_users,
         silo_names=silo_names,
         task=TASKS[schema.target.kind],
