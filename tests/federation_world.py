@@ -78,7 +78,10 @@ def clients(number: int = 3) -> Population:
 
 ADAPTIVE: dict[str, Any] = {
     "method": {"learning_rate": None},
-    "server": {"optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9}},
+    "server": {
+        "optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9, "schedule": "linear"},
+        "average": {"name": "ema"},
+    },
 }
 """A server's step that remembers."""
 

@@ -58,6 +58,10 @@ COMMANDS: Final = {
     "check": Command(
         "training:check_command", "Check data, model, configuration and budget, before any training."
     ),
+    "check-data": Command(
+        "data:check_data_command",
+        "Look through tables that you hold, before a run: people, ids, duplicates, columns, classes; for you alone.",
+    ),
     "sweep": Command(
         "training:sweep_command",
         "Run a grid over any keys; the same command again goes on where it was interrupted.",

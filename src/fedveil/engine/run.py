@@ -191,8 +191,9 @@ def conclude(
     """Write what a run leaves behind at its end: the statement, model and spectrum unless the silos alone have them."""
     spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
     if has_model:
-        folder.write_model(prepared.task.state(checkpoint.model))
-        moved = checkpoint.model.cpu() - prepared.task.initial().cpu()
+        released = prepared.method.model_of(checkpoint.model, checkpoint.state)
+        folder.write_model(prepared.task.state(released))
+        moved = released.cpu() - prepared.task.initial().cpu()
         folder.write_json("spectrum.json", asdict(spectrum(moved)))
     statement = state(prepared, checkpoint.round, spent)
     folder.write_json("privacy.json", statement.to_json())
@@ -237,7 +238,7 @@ def _round(
     )
     model, kept, diagnostics = play_round(turn, parties, retry)
     seconds = time.perf_counter() - begin
-    test = evaluate(prepared, model) if due else None
+    test = evaluate(prepared, prepared.method.model_of(model, kept)) if due else None
     spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
     row = row_of(prepared, number, test, diagnostics, charges=spent.charges)
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
@@ -254,10 +255,11 @@ def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Ch
     if found is None:
         return initial_checkpoint(prepared, folder, ledger.head)
     ledger.require_extends(found.ledger)
-    if not matching(prepared.method.server, found.model, found.state):
+    method = prepared.method
+    if not matching(method, found.model, found.state):
         raise RunFolderError(
-            f"{folder.path}: the checkpoint has no state of server.optimizer "
-            f"({type(prepared.method.server).__name__}) for this model; it was put there by another run"
+            f"{folder.path}: the checkpoint has no state of server.optimizer ({type(method.server).__name__}) and "
+            f"server.average ({type(method.average).__name__}) for this model; it was put there by another run"
         )
     return found
 
@@ -266,9 +268,7 @@ def initial_checkpoint(prepared: Prepared, folder: RunFolder, charged: Head) -> 
     """Write and return round 0: the initial model."""
     model = prepared.task.initial()
     row = row_of(prepared, 0, evaluate(prepared, model), None) | {"seconds": 0.0, "elapsed": 0.0}
-    checkpoint = Checkpoint(
-        round=0, model=model, state=prepared.method.server.init(model), row=row, ledger=charged
-    )
+    checkpoint = Checkpoint(round=0, model=model, state=prepared.method.init(model), row=row, ledger=charged)
     folder.write_checkpoint(checkpoint)
     return checkpoint
 

@@ -53,7 +53,8 @@ def release_evaluation(prepared: Prepared, folder: RunFolder, checkpoint: Checkp
     if evaluation is None or read_evaluated(folder.path) is not None:
         return
     charge(ledger, experiment.name, evaluation.releases)
-    scores = scores_of(prepared.task, prepared.population, checkpoint.model)
+    model = prepared.method.model_of(checkpoint.model, checkpoint.state)
+    scores = scores_of(prepared.task, prepared.population, model)
     table = scored(evaluation.asked, experiment, prepared.population, scores)
     privacy = privacy_randomness(experiment)
     folder.write(FILE, dumps(make_evaluation(evaluation, experiment, checkpoint.round, table, privacy)))

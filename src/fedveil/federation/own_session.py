@@ -244,9 +244,9 @@ class OwnSession:
         Raises:
             RefusalError: the sum of that round has not arrived here, so it is still the round to play.
         """
-        initial, optimizer = self.prepared.task.initial().cpu(), self.prepared.method.server
+        initial, method = self.prepared.task.initial().cpu(), self.prepared.method
         if last is None:
-            return _kept(initial, optimizer.init(initial))
+            return _kept(initial, method.init(initial))
         if _MODEL not in last.after:
             raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
         after = last.after[_MODEL]
@@ -255,8 +255,8 @@ class OwnSession:
                 "replay",
                 f"round {last.round} ended with a model of {len(after)} parameters, not {len(initial)}",
             )
-        if not matching(optimizer, as_tensor(after), _state(last.after)):
-            raise RefusalError("replay", f"round {last.round} ended with the state of another optimiser")
+        if not matching(method, as_tensor(after), _state(last.after)):
+            raise RefusalError("replay", f"round {last.round} ended with the state of another server")
         return last.after
 
     def _learn(self) -> list[Part]:
@@ -284,7 +284,7 @@ class OwnSession:
             self._books.records.write(self._books.run, self._record)
         elif save(dict(record.after)) != save(dict(after)):
             raise RefusalError("state", f"round {record.round} ended here with another sum before")
-        self._books.models.put(self.prepared.task.state(made))
+        self._books.models.put(self.prepared.task.state(setting.method.model_of(made, state)))
         self._ended = True
         content = struct.pack(">I", record.round) + save(dict(after))
         return [Learned(tag=self.client.tag(content))]
