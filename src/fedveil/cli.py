@@ -91,8 +91,8 @@ COMMANDS: Final = {
     "export": Command("bundles:export_command", "Write a bundle's model for other programs."),
     "sign": Command("bundles:sign_command", "Sign a bundle that you made, or have checked."),
     "verify": Command(
-        "bundles:verify_command",
-        "Check a bundle's bytes, signatures and ledger, recompute its epsilon, and list what cannot be checked.",
+        "verification:verify_command",
+        "Check a bundle or an exported ledger: bytes, signatures, chain, epsilon; and list what cannot be checked.",
     ),
     "audit": Command(
         "audit:audit_command",
@@ -132,8 +132,8 @@ COMMANDS: Final = {
         "Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host.",
     ),
     "silo": Command(
-        "federation:silo_command",
-        "Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened.",
+        "silo:silo",
+        "Serve a silo; export its ledger, or answer for one that lost lines.",
     ),
 }
 

@@ -31,7 +31,8 @@ from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
-from fedveil.privacy.ledger import Entry, Head, Ledger
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_lines import Entry, Head
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.transcript import Transcript
