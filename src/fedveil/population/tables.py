@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.population.identities import keys_of, numbered
@@ -26,12 +26,19 @@ TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "su
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """What one file holds, before users and silos of all files are numbered together; it may be no record at all."""
+    """What one file holds, before users and silos of all files are numbered together; it may be no record at all.
+
+    Attributes:
+        rows: which of the file's records these are: all, but those whose target is invalid, where that is no error.
+        records: how many the file has.
+    """
 
     features: Float32[np.ndarray, "n d"]
     targets: Targets
-    silo: tuple[str, ...] | list[str]
+    silo: list[str]
     user: list[str]
+    rows: Int64[np.ndarray, "n"]
+    records: int
 
 
 def read_tables(
@@ -96,7 +103,9 @@ def read_tables(
         held_out = holdout_by_user(
             user, key, test_share, ExperimentRandomness(seed).integer("tables", "test")
         )
-        kept, test_rows = ~held_out, np.flatnonzero(held_out)
+        starts = np.cumsum([0, *(part.records for part in parts)])
+        rows = np.concatenate([start + part.rows for start, part in zip(starts, parts, strict=False)])
+        kept, test_rows = ~held_out, rows[held_out]
         test_features, test_targets = features[held_out], targets[held_out]
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
@@ -177,10 +186,10 @@ def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "
     Raises:
         DataError: as :func:`read_tables`.
     """
-    table = open_table(path, tuple(schema.features), schema.format)
+    table = open_table(path, tuple(schema.features), schema.format, tolerant=schema.binned)
     if table.num_rows == 0:
         return np.zeros((0, schema.width), dtype=np.float32)
-    reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
+    reader = TableReader(path, table, schema.missing_values, schema.format.decimal, binned=schema.binned)
     return np.concatenate([reader.encode(name, feature) for name, feature in schema.features.items()], axis=1)
 
 
@@ -223,20 +232,27 @@ def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, tes
 def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
     """Read one file; ``tested`` leaves user and silo out."""
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
-    table = open_table(path, columns, schema.format)
+    table = open_table(path, columns, schema.format, tolerant=schema.binned)
     if tested and table.num_rows == 0:
         raise DataError(f"{path} has no record; a test table needs at least one")
     if table.num_rows == 0:  # columns without a value may have any type, or none
         table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
-    reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
+    reader = TableReader(path, table, schema.missing_values, schema.format.decimal, binned=schema.binned)
     features = [reader.encode(column, feature) for column, feature in schema.features.items()]
     if tested:
         silo, user = [""] * table.num_rows, [""] * table.num_rows
     else:
         user = reader.identities(schema.user)
         silo = reader.identities(schema.silo) if schema.silo is not None else [path.stem] * table.num_rows
+    targets = reader.targets(schema)
+    rows = np.flatnonzero(~reader.invalid(*schema.target_columns))
     return _Part(
-        features=np.concatenate(features, axis=1), targets=reader.targets(schema), silo=silo, user=user
+        features=np.concatenate(features, axis=1)[rows],
+        targets=targets[rows],
+        silo=[silo[row] for row in rows],
+        user=[user[row] for row in rows],
+        rows=rows,
+        records=table.num_rows,
     )
 
 
