@@ -71,8 +71,9 @@ class TableReader:
 
     def encode(self, column: str, feature: Feature) -> Float32[np.ndarray, "n width"]:
         """Return a column's features by its declaration; where invalid cells have a place, it is the last."""
-        is_category = isinstance(feature, Category)
-        encoded = self._one_hot(column, feature) if is_category else self._scaled(column, feature)
+        encoded = (
+            self._one_hot(column, feature) if isinstance(feature, Category) else self._scaled(column, feature)
+        )
         if not self._binned:
             return encoded
         wrong = self.invalid(column)
@@ -152,7 +153,8 @@ class TableReader:
         place, missing = self.places(target.column, target.classes)
         self._count(missing, target.column, "the label is missing")
         self._count(place < 0, target.column, "the label is not among the declared classes")
-        return np.maximum(place, 0)
+        found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
+        return found
 
     def _required(self, column: str) -> Float64[np.ndarray, "n"]:
         values, missing = self._numbers(column)

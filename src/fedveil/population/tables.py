@@ -148,7 +148,9 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
     """
     part = _read_part(schema, path)
     if schema.silo is not None:
-        _refuse_first(path, schema.silo, [where != name for where in part.silo], f"is not of silo '{name}'")
+        _refuse_first(
+            path, schema.silo, part.rows[[where != name for where in part.silo]], f"is not of silo '{name}'"
+        )
     known = range(schema.n_users) if users is None else users
     number = {str(who): place for place, who in enumerate(known)}
     if len(number) != len(known) or len(number) > schema.n_users:
@@ -160,7 +162,7 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
     problem = (
         f"the user is no whole number below {schema.n_users}" if users is None else "the user is not listed"
     )
-    _refuse_first(path, schema.user, [at < 0 for at in place], problem)
+    _refuse_first(path, schema.user, part.rows[[at < 0 for at in place]], problem)
     return Records(
         features=part.features,
         targets=part.targets,
@@ -206,11 +208,11 @@ def read_number_columns(path: Path, columns: Sequence[str] | None) -> Float32[np
     return np.stack([reader.number(name) for name in columns or table.column_names], axis=1)
 
 
-def _refuse_first(path: Path, column: str, wrong: list[bool], problem: str) -> None:
-    """Raise the error of the first wrong record, if any."""
-    if any(wrong):
+def _refuse_first(path: Path, column: str, wrong: Int64[np.ndarray, "k"], problem: str) -> None:
+    """Raise the error of the first wrong record of a file, if any."""
+    if len(wrong):
         raise DataError(
-            f"{path}, record {wrong.index(True) + 1} (the header not counted), column '{column}': {problem}"
+            f"{path}, record {int(wrong[0]) + 1} (the header not counted), column '{column}': {problem}"
         )
 
 
