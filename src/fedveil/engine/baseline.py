@@ -16,8 +16,10 @@ def baseline(prepared: Prepared) -> dict[str, float | None]:
 
     The answer is made of the test targets themselves: the shares of the classes, so that the most frequent one is
     predicted; the mean of numbers; no difference between people for survival. It is of the same kind as the metrics of
-    the model, and as little covered by a guarantee.
+    the model, and as little covered by a guarantee: nothing at all where test metrics are released under one.
     """
+    if prepared.evaluation is not None:
+        return {}
     population, metrics = prepared.population, prepared.task.metrics
     if not len(population.test_targets):
         return dict.fromkeys(metrics)
