@@ -30,6 +30,7 @@ from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.keys import Filled, keys_of
 from fedveil.methods import Method, keys
+from fedveil.methods.weights import Weights
 from fedveil.population.schema import Schema
 from fedveil.registry import find, names
 from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
@@ -321,11 +322,13 @@ def test_the_table_of_stages_has_every_field_and_every_value() -> None:
     assert set(rows) == set(hints)
     for name, kind in hints.items():
         values = tuple(None if value is NoneType else value for value in get_args(kind) if value is not ...)
-        if name == "weights":
-            values = tuple(kind)
+        if kind is Weights:
+            values = tuple(place for place in vars(Weights) if place.isupper())
         for value in values:
             plain = "`None`" if value is None else f'"{value}"'
-            shown = value.__name__ if isinstance(value, type) else getattr(value, "name", plain)
+            shown = value.__name__ if isinstance(value, type) else plain
+            if kind is Weights:
+                shown = f"Weights.{value}"
             assert shown in rows[name], f"{name}: {shown}"
 
 
