@@ -21,7 +21,7 @@ from fedveil import __version__
 from fedveil.engine.experiment import parse
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
-from fedveil.engine.run import evaluate
+from fedveil.engine.run_evaluation import evaluate
 from fedveil.engine.setup import Populations, Prepared, prepare, privacy_randomness
 from fedveil.engine.turn import Turn
 from fedveil.errors import FedveilError
@@ -120,7 +120,9 @@ def trained(prepared: Prepared) -> dict[str, float | None]:
             privacy=privacy,
         )
         model, state, _ = play_round(turn, parties)
-    return evaluate(prepared, method.model_of(model, state))
+    found = evaluate(prepared, method.model_of(model, state))
+    assert found is not None, "no metric is released here"
+    return found
 
 
 def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:
