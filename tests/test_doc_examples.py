@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -20,12 +21,16 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.experiment import merge, parse, parse_assignment
+from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.run import over_budget
 from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
+from fedveil.flower.folders import SiloFolder
+from fedveil.flower.guard import open_silo
 from fedveil.keys import Filled, keys_of
 from fedveil.methods import Method, keys
+from fedveil.methods.weights import Weights
 from fedveil.population.schema import Schema
 from fedveil.registry import find, names
 from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
@@ -61,8 +66,10 @@ def table_rows(printed: str) -> list[list[str]]:
 
 
 def like(line: str) -> str:
-    """Return a pattern for a round's line with any accuracy and seconds: those differ from run to run."""
-    return r"\S+".join(re.escape(part) for part in re.split(r"(?<=accuracy )\S+|\S+(?=s$)", line))
+    """Return a pattern for a round's line with any metric and seconds: those differ from run to run."""
+    return r"\S+".join(
+        re.escape(part) for part in re.split(r"(?<=accuracy )\S+|(?<=auc )\S+|\S+(?=s$)", line)
+    )
 
 
 def words(text: str) -> str:
@@ -182,7 +189,9 @@ def test_messages_are_those_of_the_program(
         assert stop.value.code == 2
         assert capsys.readouterr().err.startswith(expected.removesuffix("..."))
     prepared: Any = SimpleNamespace(
-        experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)), epsilon_after=lambda rounds: 1.535
+        experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
+        epsilon_with=lambda role, rounds, beside: 1.535,
+        beside=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
     assert words(stopped) == f"hospitals: stopped: {over_budget(prepared, 10)}"
@@ -197,7 +206,14 @@ def test_fragments_of_documents_are_valid() -> None:
     assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
     table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
     assert Schema.model_validate(table).n_users == 500
-    for place in (1, 2):
+    effects = tomllib.loads(BLOCKS["docs/how-to/estimate-effects.md:0"].text)
+    assert InferenceDocument.model_validate(effects).inference.family == "logistic"
+    fragment = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:1"].text)
+    both = table | fragment | {"features": table["features"] | fragment["features"]}
+    assert Schema.model_validate(both).format.encoding == "cp1252"
+    listed = table | tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:2"].text)
+    assert list(Schema.model_validate(listed).features) == ["age", "lab_001", "lab_002", "lab_003"]
+    for place in (3, 4):
         target = tomllib.loads(BLOCKS[f"docs/how-to/your-own-tables.md:{place}"].text)
         assert Schema.model_validate(table | target).target.kind == target["target"]["kind"]
 
@@ -214,22 +230,51 @@ def test_tables_are_read_as_the_page_says(here: Path) -> None:
             )
     pyarrow.parquet.write_table(pyarrow.csv.read_csv("south.csv"), "south.parquet")
     found: dict[str, Any] = {}
-    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:3"].text, "example", "exec"), found)
+    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:5"].text, "example", "exec"), found)
     population = found["population"]
     assert (population.n_users, population.n_silos, len(population.train)) == (500, 2, 12)
 
 
-def test_the_paths_of_a_founded_federation_are_those_of_the_page(hospitals: Path) -> None:
-    fedveil(only("docs/deployment.md", 1))
-    text = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
-    lines = [
-        line.removeprefix("$ ") for place in (2, 3) for line in BLOCKS[f"docs/deployment.md:{place}"].commands
+def test_the_handbook_is_true(hospitals: Path) -> None:
+    """Every command of the page, in its order, but for those that serve and those that need whoever serves."""
+    page, prints, untried = "docs/deployment.md", dict[str, str](), []
+    blocks = [
+        BLOCKS[name] for name in sorted(BLOCKS, key=lambda one: BLOCKS[one].place) if name.startswith(page)
     ]
-    lines += re.findall(r"`(fedveil coordinator \S+)`", text)
-    folders = [word for line in lines for word in shlex.split(line) if word.startswith("federation/")]
-    assert len(folders) == len(lines)
-    for folder in folders:
-        assert (hospitals / folder / "membership.toml").is_file(), folder
+    for line in (line for block in blocks[1:] for line in block.commands):
+        words_ = shlex.split(line)
+        if words_[2] in ("serve", "run"):
+            untried.append(line)
+            continue
+        if "--fingerprint" in words_:
+            words_[-1] = prints[words_[4]]
+        if words_[2] in ("found", "join"):
+            words_.append("--no-passphrase")
+        said = fedveil(shlex.join(words_)).strip().rpartition(": ")[2]
+        match words_[2:4]:
+            case ["found", folder]:
+                shutil.copy(hospitals / folder / "charter.toml", hospitals)
+            case ["join", folder]:
+                shutil.copy(hospitals / folder / f"{folder}.request", hospitals)
+                prints[f"{folder}.request"] = said
+            case ["seal", folder]:
+                shutil.copytree(hospitals / folder / "sealed", hospitals / "sealed", dirs_exist_ok=True)
+                prints["sealed/membership.toml"] = said
+            case ["accept", "north"]:
+                numbered = re.sub(r"(?m)^P0*(\d+),", r"\1,", (hospitals / "north.csv").read_text())
+                (hospitals / "north" / "table.csv").write_text(numbered)
+                open_silo(SiloFolder(hospitals / "north")).close()
+            case ["rotate", "north"]:
+                assert len(said.split()) == 8
+                lose_a_line(hospitals / "north" / "state" / "ledger.jsonl")
+    assert [shlex.split(line)[1:3] for line in untried] == [
+        *(["silo", "serve"], ["coordinator", "serve"], ["federation", "run"])
+    ]
+
+
+def lose_a_line(ledger: Path) -> None:
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:-1]))
 
 
 @pytest.mark.slow
@@ -241,7 +286,7 @@ def test_plans_are_made(here: Path) -> None:
 
 def columns(table: str) -> dict[str, list[str]]:
     """Return epsilon, epsilon to the server, delta and unit of every run of a table."""
-    return {row[0]: row[2:6] for row in table_rows(table)}
+    return {row[0]: row[2:6] for row in table_rows(table) if any(row[2:6])}
 
 
 @pytest.mark.slow
@@ -277,11 +322,13 @@ def test_the_table_of_stages_has_every_field_and_every_value() -> None:
     assert set(rows) == set(hints)
     for name, kind in hints.items():
         values = tuple(None if value is NoneType else value for value in get_args(kind) if value is not ...)
-        if name == "weights":
-            values = tuple(kind)
+        if kind is Weights:
+            values = tuple(place for place in vars(Weights) if place.isupper())
         for value in values:
             plain = "`None`" if value is None else f'"{value}"'
-            shown = value.__name__ if isinstance(value, type) else getattr(value, "name", plain)
+            shown = value.__name__ if isinstance(value, type) else plain
+            if kind is Weights:
+                shown = f"Weights.{value}"
             assert shown in rows[name], f"{name}: {shown}"
 
 

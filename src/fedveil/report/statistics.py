@@ -11,21 +11,21 @@ from fedveil.errors import RunFolderError
 from fedveil.files import parse_json, read_text
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import (
+    EMPTY,
     Section,
-    bullets,
     document,
-    escape,
     figures,
-    paragraphs,
+    statement_claim,
     table,
     write_document,
 )
 from fedveil.report.drawing import Plot, blank, label_text, line, ribbon, show
-from fedveil.statistics.figures import ALL, TOO_FEW, Row, curves, rows
+from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
+from fedveil.statistics.limits import TOO_FEW
 from fedveil.statistics.released import Released, read_released
 
-_HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
+HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
 
 
 def write_statistics(folder: Path) -> Path:
@@ -34,9 +34,17 @@ def write_statistics(folder: Path) -> Path:
     Raises:
         RunFolderError: the folder has no release or no statement, or cannot be written to.
     """
+    return write_document(folder / "report.html", statistics_page(read_released(folder), stated(folder)))
+
+
+def stated(folder: Path) -> Statement:
+    """Return the statement of a run folder.
+
+    Raises:
+        RunFolderError: it has none.
+    """
     path = folder / "privacy.json"
-    statement = Statement.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError))
-    return write_document(folder / "report.html", statistics_page(read_released(folder), statement))
+    return Statement.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError))
 
 
 def statistics_page(released: Released, statement: Statement) -> str:
@@ -46,15 +54,12 @@ def statistics_page(released: Released, statement: Statement) -> str:
         title=released.name,
         kicker="fedveil · statistics",
         lead=f"What is counted is {released.counted}. What was promised comes first; what was found comes after it.",
-        sections=[_promise(statement), *_releases(released, found)],
+        sections=[promise(statement), *_releases(released, found)],
     )
 
 
-def _promise(statement: Statement) -> Section:
-    sentences = statement.sentences()
-    claim = f"Each {statement.unit} is protected with ε = {show_epsilon(statement.epsilon)}, δ = {statement.delta:g}"
-    headline = "No privacy guarantee" if statement.epsilon is None else claim
-    kind = "none" if statement.epsilon is None else "guaranteed"
+def promise(statement: Statement) -> Section:
+    """Return the section that says what is guaranteed."""
     parties = table(
         ["party", "sees", "ε against it"],
         [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust],
@@ -63,8 +68,7 @@ def _promise(statement: Statement) -> Section:
     return Section(
         identifier="statement",
         title="Privacy statement",
-        body=f'<div class="claim {kind}"><p class="headline">{escape(headline)}</p>'
-        f"{paragraphs(sentences[:1])}{bullets(sentences[1:])}</div>{parties}",
+        body=statement_claim(statement) + parties,
     )
 
 
@@ -72,15 +76,15 @@ def _releases(released: Released, found: Sequence[Row]) -> Iterator[Section]:
     for place, name in enumerate(released.request.release):
         own = [row for row in found if row.release == name]
         drawn = list(_plots(released, name, own))
-        body = figures(drawn) if drawn else ""
+        body = figures(drawn) if drawn else EMPTY
         yield Section(
             identifier=f"release-{place}",
             title=name,
-            body=body + table(_HEAD, [_cells(row) for row in own], caption=f"All figures of {name}"),
+            body=body + table(HEAD, [row_cells(row) for row in own], caption=f"All figures of {name}"),
         )
 
 
-def _cells(row: Row) -> list[str]:
+def row_cells(row: Row) -> list[str]:
     """Return a row of the table."""
     label = f"{row.figure} {row.cell}".strip()
     interval = row.interval
