@@ -182,8 +182,10 @@ def epsilon_text(epsilon: float | None) -> str:
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
-    """Return the table a run ends with: metric, epsilon, delta, unit, seconds."""
-    metric = next((name for one in outcomes if one.row["test"] for name in one.row["test"]), "metric")
+    """Return the table a run ends with: metric, epsilon, delta, unit, seconds; last, what a constant answer reaches."""
+    from fedveil.engine.diagnostics import baseline_of  # with torch, seconds to import
+
+    metric = next((name for one in outcomes for name in _metrics(one)), "metric")
     table = _Uncut(title=None)
     table.add_column("run", no_wrap=True)
     for column in (f"test {metric}", "epsilon", "to server", "delta", "unit", "rounds", "seconds"):
@@ -192,7 +194,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
         guaranteed = one.statement.epsilon is not None
         table.add_row(
             one.folder.name,
-            number((one.row["test"] or {}).get(metric)),
+            number(_metrics(one).get(metric)),
             epsilon_text(one.statement.epsilon),
             _to_server(one.statement),
             number(one.statement.delta) if guaranteed else "-",
@@ -200,7 +202,17 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
             str(one.rounds),
             f"{one.seconds:.1f}",
         )
+    constants = [baseline_of(one.folder).get(metric) for one in outcomes]
+    for constant in dict.fromkeys(one for one in constants if one is not None and not math.isnan(one)):
+        table.add_row("always the same answer", number(constant), *[""] * 6)
     return table
+
+
+def _metrics(outcome: Outcome) -> dict[str, float | None]:
+    """Return the test metrics of a run: exact ones of a simulation, or those that were released."""
+    if outcome.evaluated is None:
+        return outcome.row["test"] or {}
+    return outcome.evaluated.headline
 
 
 def _to_server(statement: Statement) -> str:

@@ -14,11 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 from fedveil.engine.experiment import Experiment
+from fedveil.engine.side_releases import SideRelease, check_beside, together
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.travel import noise_to_travel, rate_by_rule
 from fedveil.population.records import Population, Records
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
@@ -37,10 +39,12 @@ class Composition:
     Attributes:
         experiment: what asks for it.
         population: for which it is composed.
+        beside: releases of the run that are no round, and are paid from the same epsilon.
     """
 
     experiment: Experiment
     population: Population
+    beside: tuple[SideRelease, ...] = ()
 
     def method(self, noise_multiplier: float | None = None) -> Method:
         """Return the method, at this noise where a word stands for it (at 1 if it is not yet known).
@@ -72,7 +76,16 @@ class Composition:
         looked = f"the group size is the {rule} of the users' record counts, which are private"
         return (*((looked,) if isinstance(rule, str) else ()), *method.public_counts)
 
-    def at_noise(self, method: Method, public: PublicFacts) -> Method:
+    def found(self, method: Method, public: PublicFacts) -> Method:
+        """Return the method with what words ask for: its noise, and then what follows from it."""
+        noisy, rounds = self._at_noise(method, public), self.experiment.rounds
+        if isinstance(self.experiment.method.get("learning_rate"), str):
+            noisy = replace(noisy, server=noisy.server.at_rate(rate_by_rule(noisy, public, rounds)))
+        shape = tuple(self.population.feature_shape)
+        denoiser = noisy.denoiser.resolved(lambda: noise_to_travel(noisy, public, rounds), shape)
+        return replace(noisy, denoiser=denoiser)
+
+    def _at_noise(self, method: Method, public: PublicFacts) -> Method:
         """Return the method with the noise that a word asks for; itself where a number is given."""
         experiment = self.experiment
         word, epsilon = experiment.method.get("noise_multiplier"), experiment.privacy.epsilon
@@ -145,6 +158,8 @@ class Composition:
         asked, numbers = self.experiment.method, dict[str, Any]()
         if isinstance(asked.get("noise_multiplier"), str):
             numbers["noise_multiplier"] = noise_multiplier or 1.0
+        if isinstance(asked.get("learning_rate"), str):
+            numbers["learning_rate"] = 1.0
         rule = asked.get("group_size")
         if isinstance(rule, str):
             per_user = self.population.records_per_user()
@@ -168,14 +183,22 @@ class Composition:
             method = self.method(noise_multiplier)
             return method, derive(method, public)
 
-        def event(noise_multiplier: float) -> Event:
+        def spent(noise_multiplier: float) -> tuple[Event, float]:
             method, guarantee = claimed(noise_multiplier)
-            return guarantee.after(guarantee.against(_counted(method)), experiment.rounds)
+            role = _counted(method)
+            rounds = guarantee.after(guarantee.against(role), experiment.rounds)
+            loss = guarantee.grid_loss_after(experiment.rounds, dimension)
+            return together(rounds, loss, self.beside, role)
+
+        def event(noise_multiplier: float) -> Event:
+            return spent(noise_multiplier)[0]
 
         def loss(noise_multiplier: float) -> float:
-            return claimed(noise_multiplier)[1].grid_loss_after(experiment.rounds, dimension)
+            return spent(noise_multiplier)[1]
 
-        adjacency = derive(self.method(), public).adjacency
+        guarantee = derive(self.method(), public)
+        adjacency = guarantee.adjacency
+        check_beside(self.beside, guarantee)
         budget = Budget(
             epsilon=epsilon,
             delta=experiment.privacy.delta,

@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
 from fedveil.keys import Count, Fraction, NonNegative, Positive
 from fedveil.population.allocation import Law
+from fedveil.statistics.limits import LEAST_BINS, MOST_BINS, MOST_GROUPINGS, SiloWeights, once
 
 SESSION = "session:"
 """How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
@@ -103,9 +104,16 @@ class ModelSection(Section):
 
     name: str | None = Field(None, description="a shipped model, or package.module:factory")
     loss: str | None = Field(None, description="a shipped loss, or package.module:function")
+    class_weights: Annotated[tuple[Positive, ...], Field(min_length=2)] | None = Field(
+        None, description="DECLARED weights of the classes in the loss; default: all 1"
+    )
     metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="of a model that was handed over in Python: its layers and all their values"
+    )
+    start: Literal["seed", "zeros"] = Field(
+        "seed",
+        description="initial parameters: drawn from the experiment's seed, or zero (models of one linear layer)",
     )
     initial: Path | None = Field(None, description="public model to start from, a safetensors file")
     initial_layers: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
@@ -116,6 +124,8 @@ class ModelSection(Section):
     def _from_a_file(self) -> ModelSection:
         if self.initial_layers is not None and self.initial is None:
             raise ValueError("initial_layers: give initial, the file that they are taken from")
+        if self.initial is not None and self.start != "seed":
+            raise ValueError("start: the parameters are those of initial; remove one of the two")
         return self
 
 
@@ -174,3 +184,29 @@ class PrivacySection(Section):
     insecure_seed: int | None = Field(
         None, description="repeatable noise that protects nobody: for tests; the statement says so"
     )
+
+
+class EvaluationSection(Section):
+    """Test metrics as releases of the run: held-out people are protected as those are who are trained on."""
+
+    silos: SiloWeights | None = Field(
+        None,
+        description="a person's weights over silos; default: equal under private-weighting, else uniform",
+    )
+    by: Annotated[tuple[str, ...], Field(max_length=MOST_GROUPINGS)] = Field(
+        (), description='columns of declared categories whose groups are compared; "silo" is one'
+    )
+    bins: Annotated[int, Field(ge=LEAST_BINS, le=MOST_BINS)] | None = Field(
+        None, description="of scores; default: as few as lose less than a quarter of the noise"
+    )
+
+    @field_validator("by")
+    @classmethod
+    def _once(cls, by: tuple[str, ...]) -> tuple[str, ...]:
+        return once(by, "by")
+
+
+class BudgetSection(Section):
+    """How privacy.epsilon is shared: shares of mu^2, of which training has the rest."""
+
+    evaluation: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="of [evaluation]")

@@ -7,6 +7,8 @@ accuracy            share of records whose class is predicted                   
 balanced_accuracy   mean over the classes present of the share predicted        fewer than two classes
 auc                 P(score of a positive > score of a negative), ties 1/2      fewer than two classes
 c_index             share of comparable pairs that the scores order, ties 1/2   no comparable pair
+mae                 mean |output - target|                                      no record
+r2                  1 - sum (output - target)^2 / sum (target - mean)^2         all targets equal
 loss                mean of the loss's terms                                    no record
 ==================  ==========================================================  ============================
 
@@ -74,13 +76,18 @@ def auc(
         raise ModelError(f"auc compares two classes; the model has {outputs.shape[1]} outputs")
     if bool(outputs.isnan().any()):
         return math.nan
-    score = _array(outputs[:, -1]) if outputs.shape[1] == 1 else _array(outputs[:, 1] - outputs[:, 0])
+    score = _array(score_of(outputs))
     positive, weight = _array(targets) == 1, _weights(targets, weights)
     _, rank = np.unique(score, return_inverse=True)
     positives = np.bincount(rank, weights=weight * positive)
     negatives = np.bincount(rank, weights=weight * ~positive)
     below = np.cumsum(negatives) - negatives
     return _ratio(float(positives @ (below + negatives / 2)), float(positives.sum()) * float(negatives.sum()))
+
+
+def score_of(outputs: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
+    """Return the score of class 1 of two: the logit, or the difference of the two logits."""
+    return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
 
 
 def c_index(
@@ -111,6 +118,26 @@ def c_index(
     below, equal = _pairs_by_rank(dying, weight, rank.astype(np.int64))
     tied = _tied_pairs(dying, time, rank)
     return _ratio(below + (equal - tied) / 2, comparable)
+
+
+def mae(
+    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the weighted mean of |output - target|, in the unit of the targets."""
+    weight, wrong = _weights(targets, weights), _array(outputs[:, 0]).astype(np.float64) - _array(targets)
+    return _ratio(float(weight @ np.abs(wrong)), float(weight.sum()))
+
+
+def r2(
+    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the share of the targets' variance that is explained; 0 for their mean, below 0 for worse than that."""
+    weight, wanted = _weights(targets, weights), _array(targets).astype(np.float64)
+    if not weight.sum():
+        return math.nan
+    wrong = _array(outputs[:, 0]).astype(np.float64) - wanted
+    spread = wanted - weight @ wanted / weight.sum()
+    return 1 - _ratio(float(weight @ wrong**2), float(weight @ spread**2))
 
 
 def _tied_pairs(weight: Float64[np.ndarray, "n"], *keys: Shaped[np.ndarray, "n"]) -> float:
@@ -166,7 +193,14 @@ class MeanLoss:
 
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
-    {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy, "auc": auc, "c_index": c_index}
+    {
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced_accuracy,
+        "auc": auc,
+        "c_index": c_index,
+        "mae": mae,
+        "r2": r2,
+    }
 )
 
 

@@ -11,21 +11,21 @@ from fedveil.errors import RunFolderError
 from fedveil.files import parse_json, read_text
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import (
+    EMPTY,
     Section,
-    bullets,
     document,
-    escape,
     figures,
-    paragraphs,
+    statement_claim,
     table,
     write_document,
 )
 from fedveil.report.drawing import Plot, blank, label_text, line, ribbon, show
-from fedveil.statistics.figures import ALL, TOO_FEW, Row, curves, rows
+from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
+from fedveil.statistics.limits import TOO_FEW
 from fedveil.statistics.released import Released, read_released
 
-_HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
+HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
 
 
 def write_statistics(folder: Path) -> Path:
@@ -60,10 +60,6 @@ def statistics_page(released: Released, statement: Statement) -> str:
 
 def promise(statement: Statement) -> Section:
     """Return the section that says what is guaranteed."""
-    sentences = statement.sentences()
-    claim = f"Each {statement.unit} is protected with ε = {show_epsilon(statement.epsilon)}, δ = {statement.delta:g}"
-    headline = "No privacy guarantee" if statement.epsilon is None else claim
-    kind = "none" if statement.epsilon is None else "guaranteed"
     parties = table(
         ["party", "sees", "ε against it"],
         [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust],
@@ -72,8 +68,7 @@ def promise(statement: Statement) -> Section:
     return Section(
         identifier="statement",
         title="Privacy statement",
-        body=f'<div class="claim {kind}"><p class="headline">{escape(headline)}</p>'
-        f"{paragraphs(sentences[:1])}{bullets(sentences[1:])}</div>{parties}",
+        body=statement_claim(statement) + parties,
     )
 
 
@@ -81,15 +76,15 @@ def _releases(released: Released, found: Sequence[Row]) -> Iterator[Section]:
     for place, name in enumerate(released.request.release):
         own = [row for row in found if row.release == name]
         drawn = list(_plots(released, name, own))
-        body = figures(drawn) if drawn else ""
+        body = figures(drawn) if drawn else EMPTY
         yield Section(
             identifier=f"release-{place}",
             title=name,
-            body=body + table(_HEAD, [_cells(row) for row in own], caption=f"All figures of {name}"),
+            body=body + table(HEAD, [row_cells(row) for row in own], caption=f"All figures of {name}"),
         )
 
 
-def _cells(row: Row) -> list[str]:
+def row_cells(row: Row) -> list[str]:
     """Return a row of the table."""
     label = f"{row.figure} {row.cell}".strip()
     interval = row.interval
