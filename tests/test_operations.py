@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedveil import __version__, cli
@@ -181,7 +182,6 @@ def test_services_are_read_by_who_runs_them(tmp_path: Path) -> None:
     """Containers by their schema's words; units by systemd's own verifier, and the proxy by its own, where they are."""
     folder = tmp_path / "deploy"
     assert run("deploy", "write", folder, "--host", "10.0.0.2").exit_code == 0
-    yaml = pytest.importorskip("yaml")
     compose = yaml.safe_load((folder / "compose.yaml").read_text())
     assert set(compose) == {"services", "secrets"}
     for one in compose["services"].values():
