@@ -74,6 +74,10 @@ COMMANDS: Final = {
         "statistics:stats_command",
         "Count people over silos: one release of tables with intervals, inside one budget.",
     ),
+    "infer": Command(
+        "inference:infer_command",
+        "Estimate effects over silos: one regression with intervals, inside one budget.",
+    ),
     "show": Command(
         "statistics:show_command",
         "Read what was released again, or figures that follow from it: free, and no record is touched.",

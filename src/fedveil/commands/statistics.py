@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedveil.commands.figures import print_rows
+from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import print_json, rows_table
 from fedveil.engine.release_document import read_release_document
@@ -18,6 +19,7 @@ from fedveil.report.statistics import write_statistics
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.evaluated import Evaluated, read_evaluated
 from fedveil.statistics.figures import Row, rows
+from fedveil.statistics.inference import fitted as inference
 from fedveil.statistics.released import read_released
 
 Here = Annotated[
@@ -72,7 +74,8 @@ def stats_command(
 
 def show_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="the run folder of a release or of an evaluated run")
+        Path,
+        typer.Argument(metavar="RUN", help="the run folder of a release, a regression or an evaluated run"),
     ],
     crossed: Annotated[
         list[str] | None, typer.Option("--cross", help="A,B: a cross table that the release contains")
@@ -87,6 +90,9 @@ def show_command(
     evaluated = read_evaluated(folder)
     if evaluated is not None:
         _show_evaluated(evaluated, bool(crossed or levels), here, as_json)
+        return
+    if (folder / inference.FILE).exists() and not crossed and not levels:
+        _show_fitted(folder, as_json)
         return
     released = read_released(folder)
     found: list[Row] = []
@@ -122,6 +128,15 @@ def _show_evaluated(evaluated: Evaluated, asked: bool, here: bool, as_json: bool
     print_rows(evaluated.rows, here)
 
 
+def _show_fitted(folder: Path, as_json: bool) -> None:
+    """Read a regression again."""
+    found = inference.read_fitted(folder)
+    if as_json:
+        print_json(told(found))
+    else:
+        print_effects(found)
+
+
 def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
     """Print what is predicted of every block, and what the release costs."""
     found = [
@@ -137,7 +152,7 @@ def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
         }
         for one in prepared.plan
     ]
-    epsilon = prepared.epsilon_of(prepared.guarantee.event)
+    epsilon = prepared.series.epsilon_of(prepared.series.event)
     if as_json:
         document = {"epsilon": epsilon, "numbers": prepared.step.layout.length, "blocks": found}
         print_json(document)

@@ -13,7 +13,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.statistics.limits import SiloWeights
-from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.local import LocalStep
 
 _WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
     {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}
@@ -21,7 +21,7 @@ _WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
 
 
 def release_builder(
-    section: Choice, silos: SiloWeights, step: LocalStatistic, facts: PublicFacts, *, key: str, colluding: int
+    section: Choice, silos: SiloWeights, step: LocalStep, facts: PublicFacts, *, key: str, colluding: int
 ) -> Callable[[float], Method]:
     """Return the method of a release as a function of its noise multiplier.
 

@@ -163,11 +163,11 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
         observer.started(folder.path, experiment, checkpoint.round)
         stopped = evaluated_already(folder) if checkpoint.round < experiment.rounds else None
         while checkpoint.round < experiment.rounds and stopped is None:
-            number = checkpoint.round + 1
-            retry = _retry_policy(prepared, folder, ledger, number)
+            turn = _turn(prepared, checkpoint, privacy, observer)
+            retry = _retry_policy(prepared, folder, ledger, turn.round_number)
             try:
                 retry.pay()
-                checkpoint = _round(prepared, checkpoint, number, privacy, parties, retry, observer, ledger)
+                checkpoint = _round(prepared, checkpoint, turn, parties, retry, ledger)
             except BudgetError as spent_up:
                 stopped = str(spent_up)
                 break
@@ -228,19 +228,10 @@ def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> Parties:
     return Parties.of(prepared.agreed, prepared.task.initial(), privacy, prepared.method.kinds, listed)
 
 
-def _round(
-    prepared: Prepared,
-    last: Checkpoint,
-    number: int,
-    privacy: PrivacyRandomness,
-    parties: Parties,
-    retry: RetryPolicy,
-    observer: Observer,
-    ledger: Ledger,
-) -> Checkpoint:
-    due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
-    begin = time.perf_counter()
-    turn = Turn(
+def _turn(prepared: Prepared, last: Checkpoint, privacy: PrivacyRandomness, observer: Observer) -> Turn:
+    """Return what the round after a checkpoint begins with."""
+    number = last.round + 1
+    return Turn(
         setting=prepared.setting,
         model=last.model,
         state=last.state,
@@ -248,11 +239,17 @@ def _round(
         experiment=ExperimentRandomness(prepared.experiment.seed),
         privacy=privacy,
         progress=lambda done, total: observer.training(number, done, total),
-        measured=due,
+        measured=number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds,
     )
+
+
+def _round(
+    prepared: Prepared, last: Checkpoint, turn: Turn, parties: Parties, retry: RetryPolicy, ledger: Ledger
+) -> Checkpoint:
+    number, begin = turn.round_number, time.perf_counter()
     model, kept, diagnostics = play_round(turn, parties, retry)
     seconds = time.perf_counter() - begin
-    test = evaluate(prepared, prepared.method.model_of(model, kept)) if due else None
+    test = evaluate(prepared, prepared.method.model_of(model, kept)) if turn.measured else None
     spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
     row = row_of(prepared, number, test, diagnostics, charges=spent.charges)
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}

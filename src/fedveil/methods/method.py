@@ -29,7 +29,7 @@ from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import Optimizer, State
 from fedveil.stage import ClosedForm, answers
-from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.local import LocalStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Method:
     name: str
     contribution: Contribution
     sampler: AnySampler
-    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStatistic
+    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStep
     bound: Bound
     weights: Weights
     channel: Channel
