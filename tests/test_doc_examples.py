@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.experiment import merge, parse, parse_assignment
+from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.run import over_budget
 from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
@@ -200,9 +201,13 @@ def test_fragments_of_documents_are_valid() -> None:
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
     policy = tomllib.loads(BLOCKS["docs/how-to/hide-record-counts.md:1"].text)
     assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
+    effects = tomllib.loads(BLOCKS["docs/how-to/estimate-effects.md:0"].text)
+    assert InferenceDocument.model_validate(effects).inference.family == "logistic"
     table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
     assert Schema.model_validate(table).n_users == 500
-    for place in (1, 2):
+    listed = table | tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:1"].text)
+    assert list(Schema.model_validate(listed).features) == ["age", "lab_001", "lab_002", "lab_003"]
+    for place in (2, 3):
         target = tomllib.loads(BLOCKS[f"docs/how-to/your-own-tables.md:{place}"].text)
         assert Schema.model_validate(table | target).target.kind == target["target"]["kind"]
 
@@ -219,7 +224,7 @@ def test_tables_are_read_as_the_page_says(here: Path) -> None:
             )
     pyarrow.parquet.write_table(pyarrow.csv.read_csv("south.csv"), "south.parquet")
     found: dict[str, Any] = {}
-    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:3"].text, "example", "exec"), found)
+    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:4"].text, "example", "exec"), found)
     population = found["population"]
     assert (population.n_users, population.n_silos, len(population.train)) == (500, 2, 12)
 
