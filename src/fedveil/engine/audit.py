@@ -177,7 +177,7 @@ def canary_scores(
     )  # noise over the variance of a fair coin
     experiment = ExperimentRandomness(prepared.experiment.seed)
     released = _Released(setting.method.server)
-    state = released.init(model)
+    state = replace(setting.method, server=released).init(model)
     parties = Parties.in_the_open(setting)  # the sums of the method, whatever hides them
     for number in range(1, prepared.experiment.rounds + 1):
         turn = Turn(

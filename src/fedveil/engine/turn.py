@@ -25,7 +25,7 @@ class Turn:
     Attributes:
         setting: the method at work, as it is in this round.
         model: (d,) the global model.
-        state: of the server's optimiser.
+        state: of the server's stages.
         round_number: counts from 1.
         experiment: of the experiment's seed.
         privacy: for sampling and noise.

@@ -78,7 +78,7 @@ class WeightingRange:
             rounds=rounds,
         )
         counts = np.zeros((n_silos, n_users), dtype=np.int64)
-        counts[groups.silo, groups.user] = groups.size
+        counts[groups.silo, groups.user] = method.weights.scores(groups.size)
         if protection.cipher == "paillier":
             choose_layout(plan, protection.modulus_bits)
         else:

@@ -10,7 +10,7 @@ import numpy as np
 from fedveil.crypto.keys import read_private_file
 from fedveil.errors import ConfigError
 from fedveil.federation.share import silo_share
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.certificates import days_left
 from fedveil.flower.folders import SiloFolder
 from fedveil.privacy.accounting import make_accountant
@@ -43,7 +43,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "silo": f"{settings.name} (number {number} of {len(membership.silos)})",
         "identity": silo.identity.public.fingerprint,
         "coordinator's identity": membership.coordinator.fingerprint,
-        "membership": membership.digest.hex()[:16],
+        "membership": f"{membership.fingerprint} (serial {membership.serial}, valid until {membership.valid_until})",
         "authority": f"valid for {days:.0f} days" + ("; renew it now" if days < _SOON else ""),
         "records (shown here only)": len(share.train),
         "users with records (shown here only)": len(present),

@@ -1,0 +1,129 @@
+"""The commands of a silo: join a federation, accept its membership, change keys, serve; and its ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.commands.options import OUT, Json, end_by_terminate
+from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
+from fedveil.console import print_json
+from fedveil.federation.ledger_audit import export_ledger
+from fedveil.federation.silo_ledger import adopt
+from fedveil.flower.folders import SiloFolder
+from fedveil.flower.joining import accept, join_as_silo, rotate
+from fedveil.flower.requests import Request
+from fedveil.flower.silo import ServedSilo
+
+silo = typer.Typer(
+    help="Join a federation as a silo, accept its membership, serve; export the ledger.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+ledger = typer.Typer(help="What the silo's users have spent over all runs.", no_args_is_help=True)
+silo.add_typer(ledger, name="ledger")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]
+
+
+@silo.command("join")
+def join_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here: the silo's folder")],
+    name: Annotated[str, typer.Option(help="of the silo")],
+    charter: Annotated[Path, typer.Option(help="as the founder handed it out")],
+    descriptor: Descriptor = None,
+    unprotected: Unprotected = False,
+    as_json: Json = False,
+) -> None:
+    """Make a silo's keys here, a drafted policy, and the request to be admitted."""
+    asked = join_as_silo(folder, charter, name=name, passphrase=Asked(descriptor).chosen(unprotected))
+    _tell(folder, asked, as_json)
+
+
+@silo.command("rotate")
+def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
+    """Make new keys, used once a membership that names them is accepted, and the request to replace the old."""
+    _tell(folder, rotate(folder, Asked(descriptor)), as_json)
+
+
+def _tell(folder: Path, asked: Request, as_json: bool) -> None:
+    path = folder / f"{asked.name}.request"
+    if as_json:
+        print_json({"request": path, "fingerprint": asked.fingerprint})
+    else:
+        OUT.print(f"send to the founder: {path}")
+        OUT.print(f"read out by telephone: {asked.fingerprint}")
+
+
+@silo.command("accept")
+def accept_command(
+    folder: Folder,
+    sealed: Annotated[Path, typer.Argument(metavar="MEMBERSHIP", help="as the founder sealed it")],
+    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Accept a sealed membership whose fingerprint the founder read to you, and show who belongs to it."""
+    made = accept(folder, sealed, fingerprint, Asked(descriptor))
+    members = {name: public.fingerprint for name, public in zip(made.silos, made.roster, strict=True)}
+    if as_json:
+        print_json({"serial": made.serial, "silos": members, "coordinator": made.coordinator.fingerprint})
+        return
+    for name, print_ in (*members.items(), ("coordinator", made.coordinator.fingerprint)):
+        OUT.print(f"{name}: {print_}")
+    OUT.print(f"accepted: serial {made.serial}, valid until {made.valid_until}")
+
+
+@silo.command("serve")
+def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
+    """Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened."""
+    home = SiloFolder(folder, Asked(descriptor))
+    end_by_terminate()
+    served = ServedSilo(home)
+    try:
+        OUT.print(f"silo {home.settings.name} answers {home.settings.coordinator}; Ctrl-C ends it")
+        served.wait()
+    finally:
+        served.stop()
+
+
+@ledger.command("export")
+def export_command(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write")] = Path("ledger.json"),
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Write the ledger as one signed file for an auditor, who checks it by `fedveil verify`."""
+    home = SiloFolder(folder, Asked(descriptor))
+    membership = home.membership
+    made = export_ledger(
+        home / "state",
+        output,
+        identity=home.identity,
+        membership=membership,
+        number=membership.number(home.settings.name),
+        delta=home.policy.delta,
+    )
+    print_json({"export": made}) if as_json else OUT.print(f"ledger: {made}")
+
+
+@ledger.command("adopt")
+def adopt_command(
+    folder: Folder,
+    reason: Annotated[str, typer.Option(help="what happened, for an auditor; it stays in the ledger")],
+    head: Annotated[
+        list[str] | None, typer.Option(help="a missing head that the silo's log names (may be repeated)")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a ledger that lost lines, and answer for them: what they charged is not counted any more."""
+    missing = adopt(SiloFolder(folder) / "state", reason, tuple(head or ()))
+    if as_json:
+        print_json({"missing": missing})
+    else:
+        OUT.print(
+            f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
+        )
