@@ -249,16 +249,12 @@ def _batches(
     steps: int,
 ) -> Iterator[_Batch]:
     """Yield the batches of some epochs, whose records are put in order at once."""
-    count, outputs, longest = logits.shape
-    orders = orders[:, :, : steps * step]
-    cut = (len(orders) * steps, count, step)
-    rows = torch.arange(count, device=logits.device).unsqueeze(-1) * longest + orders
-    rows = rows.unflatten(-1, (steps, step)).transpose(1, 2).reshape(cut)
-    places = orders.unsqueeze(2).expand(-1, -1, outputs, -1)
-    started = logits.expand(len(orders), -1, -1, -1).gather(-1, places)
-    started, places = (
-        each.unflatten(-1, (steps, step)).permute(0, 3, 1, 2, 4).flatten(0, 1) for each in (started, places)
-    )
+    epochs, (count, outputs, longest) = len(orders), logits.shape
+    cut = orders[:, :, : steps * step].reshape(epochs, count, steps, step).transpose(1, 2)
+    read = cut.reshape(epochs * steps, count, step)
+    rows = torch.arange(count, device=logits.device).unsqueeze(-1) * longest + read
+    places = read.unsqueeze(2).expand(-1, -1, outputs, -1)
+    started = logits.expand(len(read), -1, -1, -1).gather(-1, places)
     chosen = targets.flatten(0, 1)[rows]
     yield from map(_Batch, rows.unbind(), started.unbind(), chosen.unbind(), places.unbind())
 
@@ -276,7 +272,7 @@ def _orders(
         orders = batch_order(stack.seeds.repeat(times), stack.sizes.repeat(times), epochs, sgd.batch_size)
         padding = torch.arange(orders.shape[1], longest).expand(len(orders), -1)
         whole_rows = torch.cat([orders, padding], 1).to(logits.device).view(times, count, longest)
-        yield from whole_rows.split(read_together)
+        yield from torch.split(whole_rows, read_together)
 
 
 def spannable(sgd: LocalSgd) -> bool:
