@@ -98,6 +98,7 @@ TRIED = {
     "docs/how-to/compose-a-method.md:1": RUN,
     "docs/how-to/compose-a-method.md:2": RUN,
     "docs/how-to/count-people.md:0": "read and planned by test_the_example_of_the_page_is_planned",
+    "docs/how-to/evaluate-privately.md:0": "laid over a run by test_the_example_of_the_page_is_prepared",
     "docs/how-to/hide-record-counts.md:0": PARSED + "needs the data set heart_disease",
     "docs/how-to/hide-record-counts.md:1": "read as a policy by test_fragments_of_documents_are_valid",
     "docs/how-to/hide-record-counts.md:2": "run by test_what_is_said_of_the_first_run_is_true",

@@ -185,7 +185,9 @@ def test_messages_are_those_of_the_program(
         assert stop.value.code == 2
         assert capsys.readouterr().err.startswith(expected.removesuffix("..."))
     prepared: Any = SimpleNamespace(
-        experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)), epsilon_after=lambda rounds: 1.535
+        experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
+        epsilon_with=lambda role, rounds, beside: 1.535,
+        beside=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
     assert words(stopped) == f"hospitals: stopped: {over_budget(prepared, 10)}"
