@@ -226,9 +226,10 @@ class _Tiles:
             return torch.bmm(own, self._rows.index_select(0, batch.flatten()).view(rows, reads, -1).mT)
         read = own.view(rows, -1, self._number, self._tile).permute(2, 0, 1, 3).flatten(0, 1)
         among = self._rows.index_select(0, (self._firsts + batch).flatten()).view(-1, reads, self._tile)
-        total, *further = torch.bmm(read, among.mT).view(self._number, rows, -1, reads)
-        for part in further:
-            total = total.add_(part)
+        parts = torch.bmm(read, among.mT).view(self._number, rows, -1, reads)
+        total = parts[0]
+        for number in range(1, self._number):
+            total.add_(parts[number])
         return total
 
 
