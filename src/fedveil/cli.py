@@ -127,6 +127,10 @@ COMMANDS: Final = {
         "federation:coordinator_command",
         "Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host.",
     ),
+    "link": Command(
+        "link:link_command",
+        "Serve the coordinator's link as another user of its host, with the TLS key and no other key.",
+    ),
     "silo": Command(
         "federation:silo_command",
         "Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened.",

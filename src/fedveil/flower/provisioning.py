@@ -12,6 +12,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.membership import Membership
 from fedveil.flower.certificates import Authority, write_node_key
 from fedveil.flower.folders import CoordinatorSettings, SiloSettings, schema_digest
+from fedveil.flower.link_folder import LinkSettings
 from fedveil.population.schema import read_schema
 
 _POLICY: Final = """\
@@ -118,5 +119,9 @@ def provision(
 
 def _coordinator(path: Path, authority: Authority, host: str, port: int) -> None:
     (path / "nodes").mkdir()
-    authority.issue(path, "server", tuple(dict.fromkeys((host, "127.0.0.1", "localhost"))))
-    CoordinatorSettings(host=host, port=port).write(path / "coordinator.toml")
+    link = path / "link"
+    link.mkdir(mode=0o700)
+    authority.publish(link)
+    authority.issue(link, "server", tuple(dict.fromkeys((host, "127.0.0.1", "localhost"))))
+    LinkSettings(host=host, port=port).write(link / "link.toml")
+    CoordinatorSettings().write(path / "coordinator.toml")
