@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.engine.experiment import Experiment, parse
-from fedveil.federation.errors import OWN_RECORDS
+from fedveil.federation.document import canonical
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage, session_run
@@ -25,6 +25,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.parts import Joined, Model, Part, Refused, Relay, Task, Terms
+from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
 from tests.federation_world import (
     OPEN,
@@ -94,7 +95,7 @@ class Session:
 
     def __init__(self, world: World, number: int = 1) -> None:
         self._world, self._number = world, number
-        terms = Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
+        terms = Terms(experiment=canonical(world.experiment), membership=world.membership.digest)
         agreed = SealedSums(clients=3, length=4, decode=lambda given, number: np.zeros(4))
         self.server = SealedServer(agreed, session_run(RUN, number, terms))
         accepted, offer = told(world, terms, session=number)
@@ -254,11 +255,11 @@ def test_who_does_not_trust_the_coordinator_refuses(
             **OPEN, methods=("uldp-avg", "dp-fed"), disclose_counts=True, trust_coordinator=trusts
         )
         world = World(tmp_path, experiment, held_by(who), policy)
-        terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
+        terms = Terms(experiment=canonical(experiment), membership=world.membership.digest)
         answer = told(world, terms)[0]
         assert isinstance(answer, Joined if trusts else Refused)
         if isinstance(answer, Refused):
-            assert "nothing is guaranteed against the coordinator" in answer.reason
+            assert answer.why.code is Code.NOT_AGAINST_COORDINATOR
         world.close()
 
 
@@ -276,25 +277,28 @@ def test_who_does_not_trust_the_coordinator_refuses(
     ],
 )
 def test_what_cannot_travel_is_refused_with_the_reason(
-    changes: dict[str, Any], held: Population, expected: str, tmp_path: Path
+    changes: dict[str, Any], held: Population, expected: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused(asked(**changes), held, expected, tmp_path)
+    refused(asked(**changes), held, tmp_path)
+    assert expected in caplog.text
 
 
-def test_a_scale_that_is_private_is_refused(tmp_path: Path) -> None:
+def test_a_scale_that_is_private_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     experiment = asked(**of_clients("cepam-gaussian"))
     document = tomllib.loads(experiment.to_toml())
     del document["method"]["clip"]
     document["method"]["scale"] = "norm"
-    refused(parse(document, "test"), clients(), "private number", tmp_path)
+    refused(parse(document, "test"), clients(), tmp_path)
+    assert "private number" in caplog.text
 
 
-def refused(experiment: Experiment, held: Population, expected: str, folder: Path) -> None:
+def refused(experiment: Experiment, held: Population, folder: Path) -> None:
+    """The coordinator says why; a silo sends a code, and says why in its own log."""
     world = World(folder, experiment, held)
-    terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
+    terms = Terms(experiment=canonical(experiment), membership=world.membership.digest)
     answer = told(world, terms)[0]
     assert isinstance(answer, Refused)
-    assert expected in answer.reason
+    assert answer.why == Refusal(Code.EXPERIMENT)
     world.close()
 
 
@@ -303,9 +307,9 @@ def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
     swapped = replace(held, train=replace(held.train, user=(held.train.user + 1) % 3))
     experiment = asked(**of_clients("cepam-gaussian"))
     world = World(tmp_path, experiment, swapped)
-    answer = told(world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest))[0]
+    answer = told(world, Terms(experiment=canonical(experiment), membership=world.membership.digest))[0]
     assert isinstance(answer, Refused)
-    assert answer.reason == OWN_RECORDS
+    assert answer.why == Refusal(Code.OWN_RECORDS)
     world.close()
 
 

@@ -306,7 +306,7 @@ def test_a_next_round_needs_the_last_sum() -> None:
     session = OwnSession.__new__(OwnSession)
     session.prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
     zeros, after = np.zeros(4, dtype=np.float32), np.arange(4, dtype=np.float32)
-    kept = RoundRecord(round=3, request=bytes(32), given=b"given", before={"model": zeros})
+    kept = RoundRecord(round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros})
     with pytest.raises(RefusalError, match="has not ended here"):
         session._after(kept)
     first = session._after(None)

@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.federation.grammar import ENDINGS, MISSHAPEN, Grammar
+from fedveil.federation.document import canonical
+from fedveil.federation.grammar import ENDINGS, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage, session_run
 from fedveil.federation.silo import LEDGER
@@ -41,6 +42,7 @@ from fedveil.protection.parts import (
     Terms,
     Totals,
 )
+from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import TESTING, World, asked, clients, population, small_keys
 from tests.test_run import files, same_model
 
@@ -96,13 +98,13 @@ def told(world: World, *parts: Part, silo: int = 0, session: int = 1, number: in
 
 
 def terms(world: World) -> Terms:
-    return Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
+    return Terms(experiment=canonical(world.experiment), membership=world.membership.digest)
 
 
 def offered(world: World) -> Terms:
     """What the coordinator offers, whose numbers are resolved."""
     assert world.coordinator is not None
-    return Terms(experiment=world.coordinator._shown().to_toml(), membership=world.membership.digest)
+    return Terms(experiment=canonical(world.coordinator._shown()), membership=world.membership.digest)
 
 
 def guessed(world: World, users: int) -> tuple[list[int], int]:
@@ -175,7 +177,7 @@ def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Pat
     party._session.prepared.setting.weights.mul_(1.0 + 2.0**-52)
     (answer,) = told(world, Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
     assert isinstance(answer, Refused)
-    assert answer.cause == "state"
+    assert answer.why.code is Code.WEIGHTS
     assert not list(read_entries(tmp_path / "state-0" / LEDGER))
     world.close()
 
@@ -269,7 +271,7 @@ def exchanges(world: World) -> Iterator[Exchange]:
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Part]:
     """One part of every kind, as honest runs send them, with contents that would do harm where they were read."""
-    found: dict[Kind, Part] = {Lost: Lost(), Refused: Refused(cause="budget", reason="no")}
+    found: dict[Kind, Part] = {Lost: Lost(), Refused: Refused(why=Refusal(Code.ROUND_BUDGET))}
     with pytest.MonkeyPatch.context() as patched:
         small_keys(patched)
         for name in CASES:
@@ -400,7 +402,7 @@ def harmless_to_a_silo(name: str, samples: dict[Kind, Part], folder: Path, *, pa
             (answer,) = exchange.to_silo(*parts)
             assert isinstance(answer, Refused | Lost)
             if isinstance(answer, Refused):
-                assert answer.reason == MISSHAPEN or answer.cause == "replay"
+                assert answer.why.code is Code.SHAPE or answer.why.code.cause == "replay"
             tried += 1
         assert state_of(world, exchange.silo) == before
     assert tried > 100
@@ -452,7 +454,7 @@ def test_no_other_answer_changes_anything_at_the_coordinator(
             for parts in letters:
                 exchange.from_silo(*parts)
             assert (fingerprint(state), on_disk(world.run_folder.path)) == before
-        assert stops == [f"silo silo{exchange.silo}: sent {MISSHAPEN}"] * len(letters)
+        assert stops == [f"silo silo{exchange.silo}: sent {Code.SHAPE.template}"] * len(letters)
         assert len(letters) > 40
     world.close()
 

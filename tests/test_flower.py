@@ -37,6 +37,7 @@ from fedveil.flower.relay import ask
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
 from fedveil.flower.submission import END, Submission, open_run, read_experiment, watch
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.refusals import Code
 from tests.federation_world import small_keys
 from tests.test_run import Silent
 
@@ -488,7 +489,7 @@ def test_a_run_between_institutions_is_not_resumed_in_one_process(
 
 
 def test_a_refusal_names_the_silo() -> None:
-    assert str(RefusalError("budget", "no", silo="va")) == "silo va refuses (budget): no"
+    assert str(RefusalError(Code.KNOWN_SEED, silo="va")).startswith("silo va refuses (policy): privacy")
 
 
 def test_identities_are_not_guessed(made: Demonstration) -> None:

@@ -32,9 +32,10 @@ from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared
 from fedveil.errors import ModelError, RunFolderError
 from fedveil.federation.deployable import check_deployable
+from fedveil.federation.document import canonical
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import Absentees, Answers, Exchange, check_learned
-from fedveil.federation.grammar import MISSHAPEN, Conversation, Grammar, ends
+from fedveil.federation.grammar import Conversation, Grammar, ends
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import Draw, Rounds
@@ -58,6 +59,7 @@ from fedveil.protection.parts import (
     only,
 )
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
+from fedveil.protection.refusals import Code
 
 STATE: Final = "federation.json"
 """In the run folder: the 16 bytes of the run and its last session."""
@@ -182,7 +184,7 @@ class CoordinatorParty:
         try:
             self._talks[silo].answer(letter.parts)
         except RefusalError:
-            self.stop(f"silo {self._membership.silos[silo]}: sent {MISSHAPEN}")
+            self.stop(f"silo {self._membership.silos[silo]}: sent {Code.SHAPE.template}")
             return
         exchange.answers[silo] = letter.parts
         self._proceed()
@@ -191,7 +193,9 @@ class CoordinatorParty:
         """Read that a silo refuses, which ends the run, or does not know the session: it is left, or another begins."""
         (part,) = letter.parts
         if isinstance(part, Refused):
-            self.stop(str(RefusalError(part.cause, part.reason, silo=self._membership.silos[silo])))
+            self.stop(
+                f"silo {self._membership.silos[silo]} refuses ({part.why.code.cause}): {part.why.sentence}"
+            )
         elif self._leave((silo,)):
             self._absent.hear(silo, letter)
             self._proceed()
@@ -239,7 +243,7 @@ class CoordinatorParty:
     def _begin_session(self) -> None:
         self._session += 1
         self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
-        terms = Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)
+        terms = Terms(experiment=canonical(self._shown()), membership=self._membership.digest)
         self._session_run = session_run(self._run, self._session, terms)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
         self._absent.readmit()

@@ -40,15 +40,13 @@ from fedveil.protection.parts import (
     Terms,
     Totals,
 )
+from fedveil.protection.refusals import Code
 
 OPENING: Final[Shape] = (Terms,)
 """The letter that proposes a run."""
 
 ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Lost,))
 """What a silo may answer to any letter; the session is over then."""
-
-MISSHAPEN: Final = "a letter of another shape than this state of the session has; nothing was changed"
-"""All that is said of such a letter: the same words in every state, whatever the silo holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +96,7 @@ class Grammar:
             RefusalError: the run has no such round.
         """
         if not 1 <= number <= self.rounds:
-            raise RefusalError("replay", f"the run has rounds 1 to {self.rounds}")
+            raise RefusalError(Code.NO_SUCH_ROUND, self.rounds)
         before: Shape = ((Totals,) if self.totals else ()) + self.protocol.first if first else ()
         answer, following = self.protocol.played(number)
         return Step((*before, *self.protocol.begin, *self.task), answer), *following
@@ -125,7 +123,7 @@ class Conversation:
         """
         ahead = self._ahead or self._round(parts)
         if _shape(parts) != ahead[0].asked or not _listed(parts, self._grammar.to_silo):
-            raise RefusalError("request", MISSHAPEN)
+            raise RefusalError(Code.SHAPE)
         self._asked = ahead
 
     def answer(self, parts: Sequence[Part]) -> None:
@@ -136,14 +134,14 @@ class Conversation:
         """
         due = self._asked and _shape(parts) == self._asked[0].answered
         if not due or not _listed(parts, self._grammar.to_server):
-            raise RefusalError("request", MISSHAPEN)
+            raise RefusalError(Code.SHAPE)
         self._rounds += not self._ahead
         self._ahead, self._asked = self._asked[1:], ()
 
     def _round(self, parts: Sequence[Part]) -> tuple[Step, ...]:
         task = next((part for part in parts if isinstance(part, Task)), None)
         if task is None:
-            raise RefusalError("request", MISSHAPEN)
+            raise RefusalError(Code.SHAPE)
         return self._grammar.round(task.round, first=not self._rounds)
 
 
@@ -151,7 +149,7 @@ def _shape(parts: Sequence[Part]) -> Shape:
     try:
         return shape_of(parts)
     except ProtocolError:
-        raise RefusalError("request", MISSHAPEN) from None
+        raise RefusalError(Code.SHAPE) from None
 
 
 def _listed(parts: Sequence[Part], kinds: frozenset[Kind]) -> bool:
@@ -168,7 +166,7 @@ def opens(parts: Sequence[Part]) -> bool:
     if not any(isinstance(part, Terms) for part in parts):
         return False
     if _shape(parts) != OPENING:
-        raise RefusalError("request", MISSHAPEN)
+        raise RefusalError(Code.SHAPE)
     return True
 
 

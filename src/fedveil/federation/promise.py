@@ -22,6 +22,7 @@ from fedveil.methods.weights import Weights
 from fedveil.population.records import Groups
 from fedveil.privacy.events import Event
 from fedveil.protection.errors import OwnRecordsError
+from fedveil.protection.refusals import Code
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,5 +71,5 @@ class Promise:
             RefusalError: other weights, or none yet.
         """
         if self.weights is None or not torch.equal(setting.weights, self.weights):
-            raise RefusalError("state", "the weights are not those that the guarantee was computed for")
+            raise RefusalError(Code.WEIGHTS)
         return self.guarantee.of_round(self.event, number)

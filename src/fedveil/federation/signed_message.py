@@ -1,6 +1,6 @@
 """What travels between coordinator and silo: a signed letter with an address, a number, and one or more parts.
 
-    magic "FVL" | version 2 | run (16) | session (4) | number (4) | sender (2) | recipient (2) | count (2)
+    magic "FVL" | version 3 | run (16) | session (4) | number (4) | sender (2) | recipient (2) | count (2)
     | count times: kind (1), length (8), body | Ed25519 signature (64)
 
 Everything that can travel together travels in one letter, because a carrier may take seconds for each. A silo answers
@@ -24,7 +24,7 @@ from fedveil.protection.parts import PARTS, Part, Terms
 from fedveil.protection.wire import Reader, Writer
 
 _MAGIC: Final = b"FVL"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}sIIHHH")
 _SIGNED_AS: Final = b"fedveil/1/letter"
 

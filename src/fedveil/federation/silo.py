@@ -21,11 +21,11 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import prepare
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import FedveilError
 from fedveil.federation.deployable import check_deployable, check_own_client
+from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens
-from fedveil.federation.limits import LARGEST_EXPERIMENT
 from fedveil.federation.membership import Membership
 from fedveil.federation.own_session import Books, OwnSession
 from fedveil.federation.policy import Policy
@@ -33,8 +33,7 @@ from fedveil.federation.promise import Promise
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage, session_run
 from fedveil.federation.store import ModelStore, RecordStore
-from fedveil.files import parse_toml
-from fedveil.foreign import foreign, quiet_log
+from fedveil.foreign import quiet_log
 from fedveil.methods.claims import Guarantee
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event
@@ -42,6 +41,7 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Lost, Part, Refused, Terms, only
 from fedveil.protection.protocol import Place
+from fedveil.protection.refusals import Code, Refusal
 
 LEDGER: Final = "ledger.jsonl"
 """A silo's ledger over all runs, in its state folder."""
@@ -140,9 +140,7 @@ class SiloParty:
         ):
             if digest == last.request:
                 return last.reply
-            return self._seal(
-                letter, Refused(cause="replay", reason="this exchange had another letter before")
-            )
+            return self._seal(letter, Refused(why=Refusal(Code.OTHER_LETTER)))
         try:
             return self._answer(letter, digest)
         except Exception as error:
@@ -155,10 +153,10 @@ class SiloParty:
             return self._join(letter, digest)
         if last is None or session is None or (letter.run, letter.session) != (last.run, last.session):
             if last is not None and letter.run == last.run and letter.session < last.session:
-                raise RefusalError("replay", f"session {letter.session} is over, this is {last.session}")
+                raise RefusalError(Code.SESSION_OVER, letter.session, last.session)
             return self._seal(letter, Lost())
         if letter.number <= last.number:
-            raise RefusalError("replay", f"exchange {letter.number} is over, the last was {last.number}")
+            raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
         if self._over:
             return self._seal(letter, Lost())
         session.talk.ask(letter.parts)
@@ -186,11 +184,9 @@ class SiloParty:
     def _join(self, letter: SignedMessage, digest: bytes) -> bytes:
         last, terms = self._last, only(letter.parts, Terms, SERVER)
         if last is not None and letter.run == last.run and letter.session <= last.session:
-            raise RefusalError("replay", f"session {letter.session} of this run has begun before")
+            raise RefusalError(Code.SESSION_OVER, letter.session, last.session)
         if terms.membership != self._membership.digest:
-            raise RefusalError(
-                "schema", "the coordinator has another membership or schema; compare membership.toml"
-            )
+            raise RefusalError(Code.MEMBERSHIP)
         experiment = self._request(terms.experiment)
         self._policy.check_request(experiment)
         prepared = prepare(_own(experiment), FixedPopulation(self._share))
@@ -223,12 +219,9 @@ class SiloParty:
         return self._reply(letter, digest, answers)
 
     def _request(self, text: str) -> Experiment:
-        if len(text) > LARGEST_EXPERIMENT:
-            raise RefusalError("request", f"the experiment has more than {LARGEST_EXPERIMENT} characters")
-        place = "the coordinator's experiment"
-        document = parse_toml(text, place, ConfigError)
+        document = read_canonical(text)
         self._policy.check_packages(document)
-        return parse(document, place)
+        return parse(document, "the coordinator's experiment")
 
     def _check_budget(self, books: Books, rounds: int, guarantee: Guarantee, event: Event) -> None:
         """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.
@@ -240,11 +233,7 @@ class SiloParty:
         if budget is None or books.known:
             return
         if self._ledger.would_exceed(guarantee.after(event, rounds), budget):
-            raise RefusalError(
-                "budget",
-                f"{rounds} rounds would bring this silo's users above epsilon {budget.epsilon:g} at delta "
-                f"{budget.delta:g} over all runs; fewer rounds, or more noise",
-            )
+            raise RefusalError(Code.RUN_BUDGET, rounds, budget.epsilon, budget.delta)
 
     # --- its own files -----------------------------------------------------------------------------------------
 
@@ -275,6 +264,6 @@ def _own(experiment: Experiment) -> Experiment:
 
 def _refused(error: Exception) -> Refused:
     """Return what is told of an error, and leave the whole of it in the silo's own log."""
-    cause, reason = told(error)
-    _log.warning("refused (%s): %s", cause, error, exc_info=not isinstance(error, FedveilError))
-    return Refused(cause=cause, reason=foreign(reason))
+    why = told(error)
+    _log.warning("refused (%s): %s", why.code.name, error, exc_info=not isinstance(error, FedveilError))
+    return Refused(why=why)

@@ -25,7 +25,7 @@ from fedveil.files import LARGEST_FILE, read_content, replace_file, sync_folder
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.wire import Reader, Writer
 
-_MAGIC: Final = b"FVR2"
+_MAGIC: Final = b"FVR3"
 _DIGEST_BYTES: Final = 32
 
 
@@ -71,8 +71,8 @@ class RoundRecord:
 
     Attributes:
         round: its number.
-        request: SHA-256 of what was asked: the experiment, all users' totals, the model, who takes part, and what else
-            the contribution belongs to.
+        request: SHA-256 of what was asked: the experiment, all users' totals, the model, who takes part.
+        binding: SHA-256 of what else the contribution belongs to, as its protocol says.
         given: what the silo gives to the round, as its protocol packs it; not empty from before anything leaves.
         before: where the silos alone have the models, what the round began with: ``model`` (d,) float32, and whatever
             the server's step keeps.
@@ -81,13 +81,15 @@ class RoundRecord:
 
     round: int
     request: bytes
+    binding: bytes
     given: bytes = b""
     before: Tensors = field(default_factory=_none)
     after: Tensors = field(default_factory=_none)
 
     def encode(self) -> bytes:
         """Return the bytes to keep, which end with their digest."""
-        writer = Writer().fixed(_MAGIC, len(_MAGIC)).number(self.round, 4).fixed(self.request, _DIGEST_BYTES)
+        writer = Writer().fixed(_MAGIC, len(_MAGIC)).number(self.round, 4)
+        writer.fixed(self.request, _DIGEST_BYTES).fixed(self.binding, _DIGEST_BYTES)
         writer.block(self.given)
         for tensors in (self.before, self.after):
             writer.block(save_arrays(dict(tensors)) if tensors else b"")
@@ -108,12 +110,14 @@ class RoundRecord:
             raise RunFolderError("written by another version; this run cannot go on here")
         try:
             reader = Reader(body[len(_MAGIC) :])
-            number, request, given = reader.number(4), reader.fixed(_DIGEST_BYTES), reader.block()
+            number = reader.number(4)
+            request, binding = (reader.fixed(_DIGEST_BYTES) for _ in range(2))
+            given = reader.block()
             before, after = (load_arrays(one) if one else {} for one in (reader.block(), reader.block()))
             reader.finish()
         except (ProtocolError, SafetensorError, KeyError, ValueError) as error:
             raise RunFolderError(f"damaged, or of another kind ({type(error).__name__})") from None
-        return cls(round=number, request=request, given=given, before=before, after=after)
+        return cls(round=number, request=request, binding=binding, given=given, before=before, after=after)
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
-from fedveil.foreign import foreign
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import REST, Layout, fixed, number, sent_as
 from fedveil.protection.messages import KINDS, Message, message
+from fedveil.protection.refusals import REFUSAL, Refusal
 from fedveil.protection.wire import Reader, Writer
 
 DIGEST_BYTES: Final = 32
-
-Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request"]
-"""Why a silo refuses: its policy, its users' budget, another schema, a request that was answered with something else
-before, its own state is not what it was, its disk, or a request that makes no sense."""
 
 
 class Part(Message):
@@ -58,12 +54,6 @@ def _array(layout: Layout[bytes], sent: str, kept: type[np.number[Any]]) -> Layo
     return layout.of(to, back)
 
 
-def _cause(number: int) -> Cause:
-    if number >= len(_CAUSES):
-        raise ProtocolError(f"a refusal gives cause {number}, there are {len(_CAUSES)}")
-    return _CAUSES[number]
-
-
 def _bits(drawn: Bool[np.ndarray, " users"]) -> bytes:
     return Writer().number(len(drawn), 4).rest(np.packbits(drawn).tobytes()).bytes()
 
@@ -76,11 +66,7 @@ def _drawn(raw: bytes) -> Bool[np.ndarray, " users"]:
     return np.unpackbits(bits, count=users).astype(np.bool_)
 
 
-_CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 _TEXT: Final = REST.of(str.encode, _text)
-_SHOWN: Final = REST.of(str.encode, lambda raw: foreign(raw.decode(errors="replace")))
-"""A text that is only ever shown: what is read of it can be."""
-
 _COUNTS: Final = _array(REST, "<u4", np.int64)
 LARGEST_COUNT: Final = 2**32 - 1
 """Records of a user that counts and totals can tell of."""
@@ -92,7 +78,7 @@ class Terms(Part):
 
     Attributes:
         membership: SHA-256 of the federation's membership (silos, keys, schema).
-        experiment: the complete TOML document.
+        experiment: the complete document as canonical JSON.
     """
 
     membership: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
@@ -120,12 +106,10 @@ class Refused(Part):
     """A silo does not take part, or not any longer.
 
     Attributes:
-        cause: what kind of reason.
-        reason: in words, without a private value; at most 200 printable characters of it are read.
+        why: a code, and numbers of the request or of the silo's policy.
     """
 
-    cause: Cause = sent_as(number(1).of(_CAUSES.index, _cause), Tells.NOTHING)
-    reason: str = sent_as(_SHOWN, Tells.NOTHING)
+    why: Refusal = sent_as(REFUSAL, Tells.NOTHING)
 
 
 @message(64, "word that a session is not known")
