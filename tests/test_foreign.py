@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -14,11 +14,8 @@ from rich.table import Table
 
 from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
 from fedveil.federation.document import canonical
-from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.federation.signed_message import SignedMessage
 from fedveil.foreign import LONGEST, foreign, inert
-from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import PARTS, Refused, Terms
+from fedveil.protection.parts import PARTS, Refused
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.report.document import escape
 from fedveil.report.drawing import label_text
@@ -143,22 +140,8 @@ def test_an_experiment_of_the_coordinator_is_data_at_a_silo(
                 canonical(asked()).replace('"data"', f'{quoted}:1,"data"'),
             )
         ):
-            letter = SignedMessage(
-                run=bytes([number] * 16),
-                session=1,
-                number=0,
-                sender=SERVER,
-                recipient=0,
-                parts=(Terms(experiment=document, membership=world.membership.digest),),
-            )
-            answer = SignedMessage.open(
-                party.receive(letter.seal(world.key)),
-                sender=0,
-                identity=world.membership.roster[0],
-                recipient=SERVER,
-                largest=LARGEST_LETTER,
-            )
-            (part,) = answer.parts
+            terms = replace(world.terms(asked()), experiment=document)
+            (part,) = world.tell(terms, run=bytes([number] * 16))
             assert isinstance(part, Refused)
             assert part.why.sentence == part.why.code.template
     assert len(caplog.records) == 4

@@ -10,9 +10,11 @@ number of values, before any of it is validated.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Final
 
 from fedveil.engine.experiment import Experiment
+from fedveil.engine.sections import TableSection
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_EXPERIMENT
@@ -38,6 +40,23 @@ def canonical(experiment: Experiment) -> str:
         raise ConfigError(
             f"{experiment.name}: a number is infinite; between institutions all are finite"
         ) from None
+
+
+def as_silos_see(experiment: Experiment, silos: tuple[str, ...]) -> str:
+    """Return the text that silos are sent: without the coordinator's own paths.
+
+    Args:
+        experiment: the coordinator's.
+        silos: names of the silos.
+    """
+    model = experiment.model.model_copy(update={"initial": None, "initial_layers": None})
+    table = experiment.data.table
+    if table is not None:
+        table = TableSection(
+            schema_file=Path("schema.toml"), files=tuple(Path(f"{name}.csv") for name in silos)
+        )
+    data = experiment.data.model_copy(update={"table": table, "folder": None})
+    return canonical(experiment.model_copy(update={"model": model, "data": data}))
 
 
 def read_canonical(text: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Which letters a session of a run has: for every state the one shape of each side's letter, and no other.
 
-    session = opening, setup exchanges of the protection, rounds
+    session = knock, opening, setup exchanges of the protection, rounds, over
     round   = task -> answer, exchanges of the protection
 
 Claim: whatever a party that signs its letters sends, and whenever, a silo and the coordinator read a part only where
@@ -30,9 +30,11 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
+    Here,
     Joined,
-    Lost,
+    Knock,
     Model,
+    Over,
     OwnDraw,
     Part,
     Refused,
@@ -45,8 +47,11 @@ from fedveil.protection.refusals import Code
 OPENING: Final[Shape] = (Terms,)
 """The letter that proposes a run."""
 
-ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Lost,))
+ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Here,))
 """What a silo may answer to any letter; the session is over then."""
+
+OUTSIDE: Final[tuple[Shape, ...]] = ((Knock,), (Over,))
+"""What the coordinator may say at any time: the question for a nonce, and that the session is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +117,7 @@ class Conversation:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._ahead: tuple[Step, ...] = (grammar.opening, *grammar.protocol.setup)
-        self._rounds = 0
+        self._rounds = self._number = self._next = 0
         self._asked: tuple[Step, ...] = ()
 
     def ask(self, parts: Sequence[Part]) -> None:
@@ -136,12 +141,19 @@ class Conversation:
         if not due or not _listed(parts, self._grammar.to_server):
             raise RefusalError(Code.SHAPE)
         self._rounds += not self._ahead
+        self._number = self._next
         self._ahead, self._asked = self._asked[1:], ()
+
+    @property
+    def underway(self) -> bool:
+        """Whether rounds have begun, and the last one of the run has not ended."""
+        return bool(self._rounds) and (bool(self._ahead) or self._number < self._grammar.rounds)
 
     def _round(self, parts: Sequence[Part]) -> tuple[Step, ...]:
         task = next((part for part in parts if isinstance(part, Task)), None)
         if task is None:
             raise RefusalError(Code.SHAPE)
+        self._next = task.round
         return self._grammar.round(task.round, first=not self._rounds)
 
 
@@ -171,5 +183,11 @@ def opens(parts: Sequence[Part]) -> bool:
 
 
 def ends(parts: Sequence[Part]) -> bool:
-    """Return whether a silo's answer ends its session: a refusal or a loss, and nothing beside it."""
+    """Return whether a silo's answer ends its session: a refusal, or that it is in none; and nothing beside it."""
     return tuple(type(part) for part in parts) in ENDINGS
+
+
+def outside(parts: Sequence[Part]) -> Kind | None:
+    """Return the kind of a letter of the coordinator that stands outside the grammar of a session, None for others."""
+    kinds = tuple(type(part) for part in parts)
+    return kinds[0] if kinds in OUTSIDE else None

@@ -108,7 +108,7 @@ class OwnSession:
     ) -> None:
         self.prepared, self.promise, self.number = prepared, promise, place.number
         self._books, self._run = books, place.run
-        self._terms = hashlib.sha256(terms.encode()).digest()
+        self._terms = terms.agreed
         self._privacy = privacy_randomness(prepared.experiment)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._privacy)
         whole = self._agreement.least if self._agreement.repeats else place.least

@@ -2,7 +2,7 @@
 
     Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
     Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own_session`)
-    other        -> Lost                a session it does not know: it was restarted
+    other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
 
 A request that comes twice is answered twice alike. Another request for a round that was answered is refused, and so is
 a round that does not follow the last one.
@@ -25,13 +25,14 @@ from fedveil.errors import FedveilError
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
-from fedveil.federation.grammar import opens
+from fedveil.federation.grammar import opens, outside
 from fedveil.federation.membership import Membership
 from fedveil.federation.own_session import Books, OwnSession
 from fedveil.federation.policy import Policy
 from fedveil.federation.promise import Promise
+from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import FixedPopulation
-from fedveil.federation.signed_message import SignedMessage, session_run
+from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.foreign import quiet_log
 from fedveil.methods.claims import Guarantee
@@ -39,7 +40,7 @@ from fedveil.population.records import Population
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Lost, Part, Refused, Terms, only
+from fedveil.protection.parts import Over, Part, Refused, Terms, only
 from fedveil.protection.protocol import Place
 from fedveil.protection.refusals import Code, Refusal
 
@@ -58,14 +59,14 @@ class _Exchange:
 
     Attributes:
         run: the run.
-        session: its number.
+        session: its name.
         number: of the exchange.
         request: digest of the letter.
         reply: its answer.
     """
 
     run: bytes
-    session: int
+    session: bytes
     number: int
     request: bytes
     reply: bytes
@@ -104,6 +105,7 @@ class SiloParty:
         self._session: OwnSession | None = None
         self._last: _Exchange | None = None
         self._over = False
+        self._reception = Reception()
 
     def __enter__(self) -> SiloParty:
         """Return the silo."""
@@ -148,17 +150,18 @@ class SiloParty:
 
     def _answer(self, letter: SignedMessage, digest: bytes) -> bytes:
         """Return the letter that answers another one, or raise: then nothing has changed."""
-        last, session = self._last, self._session
+        last, session, kind = self._last, self._session, outside(letter.parts)
         if opens(letter.parts):
             return self._join(letter, digest)
         if last is None or session is None or (letter.run, letter.session) != (last.run, last.session):
-            if last is not None and letter.run == last.run and letter.session < last.session:
-                raise RefusalError(Code.SESSION_OVER, letter.session, last.session)
-            return self._seal(letter, Lost())
+            return self._here(letter)
         if letter.number <= last.number:
             raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
-        if self._over:
-            return self._seal(letter, Lost())
+        if kind is Over:
+            self._over = True
+            self._reception.keep(letter.run, busy=False)
+        if self._over or kind is not None:
+            return self._here(letter)
         session.talk.ask(letter.parts)
         answers: list[Part] = []
         self._over = True  # should this fail, a part may have taken effect, and no letter can follow
@@ -173,8 +176,13 @@ class SiloParty:
             answers = [_refused(error)]
         return self._reply(letter, digest, answers)
 
+    def _here(self, letter: SignedMessage) -> bytes:
+        return self._seal(letter, self._reception.here(letter.run))
+
     def _reply(self, letter: SignedMessage, digest: bytes, answers: Sequence[Part]) -> bytes:
         """Note the answer to an exchange, and return it."""
+        assert self._session is not None
+        self._reception.keep(letter.run, busy=self._session.talk.underway and not self._over)
         reply = self._seal(letter, *answers)
         self._last = _Exchange(letter.run, letter.session, letter.number, digest, reply)
         return reply
@@ -182,9 +190,9 @@ class SiloParty:
     # --- joining a run ---------------------------------------------------------------------------------------
 
     def _join(self, letter: SignedMessage, digest: bytes) -> bytes:
-        last, terms = self._last, only(letter.parts, Terms, SERVER)
-        if last is not None and letter.run == last.run and letter.session <= last.session:
-            raise RefusalError(Code.SESSION_OVER, letter.session, last.session)
+        terms = only(letter.parts, Terms, SERVER)
+        if not self._reception.admits(self._number, letter.run, letter.session, terms):
+            return self._here(letter)
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         experiment = self._request(terms.experiment)
@@ -204,7 +212,7 @@ class SiloParty:
         )
         self._check_budget(books, experiment.rounds, prepared.guarantee, event)
         place = Place(
-            run=session_run(letter.run, letter.session, terms),
+            run=session_run(letter.session, terms),
             number=self._number,
             identity=self._identity,
             roster=self._membership.roster,
@@ -215,6 +223,7 @@ class SiloParty:
         session.talk.ask(letter.parts)
         answers = session.join()
         session.talk.answer(answers)
+        self._reception.admit()
         self._session, self._over = session, False
         return self._reply(letter, digest, answers)
 

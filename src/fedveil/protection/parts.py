@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
@@ -12,11 +13,15 @@ from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import REST, Layout, fixed, number, sent_as
-from fedveil.protection.messages import KINDS, Message, message
+from fedveil.protection.messages import KINDS, Message, by_silo, message
 from fedveil.protection.refusals import REFUSAL, Refusal
 from fedveil.protection.wire import Reader, Writer
 
 DIGEST_BYTES: Final = 32
+NONCE_BYTES: Final = 16
+
+Nonces = tuple[tuple[int, bytes], ...]
+"""A nonce of each of some silos, by their numbers."""
 
 
 class Part(Message):
@@ -78,11 +83,20 @@ class Terms(Part):
 
     Attributes:
         membership: SHA-256 of the federation's membership (silos, keys, schema).
+        opened: the nonce under which the coordinator asked for those of the silos.
+        nonces: of the silos that are asked, by number.
         experiment: the complete document as canonical JSON.
     """
 
     membership: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
+    opened: bytes = sent_as(fixed(NONCE_BYTES), Tells.NOTHING)
+    nonces: Nonces = sent_as(by_silo(fixed(NONCE_BYTES)), Tells.NOTHING)
     experiment: str = sent_as(_TEXT, Tells.NOTHING)
+
+    @property
+    def agreed(self) -> bytes:
+        """SHA-256 of what is the same in every session of a run."""
+        return hashlib.sha256(self.membership + self.experiment.encode()).digest()
 
 
 @message(62, "consent")
@@ -112,9 +126,27 @@ class Refused(Part):
     why: Refusal = sent_as(REFUSAL, Tells.NOTHING)
 
 
-@message(64, "word that a session is not known")
-class Lost(Part):
-    """A silo does not know the session (it was restarted): the coordinator begins another one."""
+@message(75, "the question whether a silo is there")
+class Knock(Part):
+    """The coordinator asks for a nonce: a session is about to begin."""
+
+
+@message(64, "word that a silo is there, in no such session")
+class Here(Part):
+    """A silo answers so to whatever is not of its session; nothing has changed.
+
+    Attributes:
+        nonce: 16 bytes that the terms of its next session must bring.
+        busy: seconds for which another run has it at most; 0: it is free.
+    """
+
+    nonce: bytes = sent_as(fixed(NONCE_BYTES), Tells.NOTHING)
+    busy: int = sent_as(number(4), Tells.NOTHING)
+
+
+@message(76, "word that a session is over")
+class Over(Part):
+    """The coordinator asks nothing more in this session: the silo is free for another run."""
 
 
 @message(65, "all silos' record counts together", eq=False)

@@ -68,7 +68,6 @@ class Code(Enum):
         "the round would bring this silo's users above what they may spend over all runs",
     )
     MEMBERSHIP = 15, "schema", "the coordinator has another membership or schema; compare membership.toml"
-    SESSION_OVER = 16, "replay", "session {session:.0f} is over, the last is {last:.0f}"
     EXCHANGE_OVER = 17, "replay", "exchange {number:.0f} is over, the last was {last:.0f}"
     OTHER_LETTER = 18, "replay", "this exchange had another letter before"
     NO_SUCH_ROUND = 19, "replay", "the run has rounds 1 to {rounds:.0f}"
