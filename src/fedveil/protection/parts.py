@@ -126,7 +126,7 @@ class Refused(Part):
     why: Refusal = sent_as(REFUSAL, Tells.NOTHING)
 
 
-@message(75, "the question whether a silo is there")
+@message(76, "the question whether a silo is there")
 class Knock(Part):
     """The coordinator asks for a nonce: a session is about to begin."""
 
@@ -144,7 +144,7 @@ class Here(Part):
     busy: int = sent_as(number(4), Tells.NOTHING)
 
 
-@message(76, "word that a session is over")
+@message(77, "word that a session is over")
 class Over(Part):
     """The coordinator asks nothing more in this session: the silo is free for another run."""
 
