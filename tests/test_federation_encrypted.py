@@ -37,6 +37,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from fedveil.protection.partial_messages import Ballot, PartialUpdate
 from fedveil.protection.partial_sums import Divided, PartialGiven, PartialSumsClient, PartialSumsServer
+from fedveil.protection.refusals import Code
 from tests.federation_world import (
     ADAPTIVE,
     OPEN,
@@ -261,7 +262,7 @@ def equal_arrays(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def test_another_partition_of_the_same_round_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the first partition hid would show in the open under a second one."""
     seen = Seen(monkeypatch)
@@ -273,7 +274,8 @@ def test_another_partition_of_the_same_round_is_refused(
         lambda counts, count: largest(-len(counts) * counts - np.arange(len(counts)), count),
     )
     carry(world, again, lambda: False)
-    assert "another partition" in stopped(again)
+    assert Code.PROTOCOL.template in stopped(again)
+    assert "answered for another partition" in caplog.text
     assert {len(parts) for parts in seen.clear.values()} == {1}
     world.close()
 
@@ -426,7 +428,7 @@ def test_a_silo_charges_what_other_silos_learn_where_the_coordinator_sees_nothin
 def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path, asked(**VOTED), population(), WILLING)
     coordinator = world.coordinate()
-    carry(world, coordinator, lambda: coordinator._server.ready)
+    carry(world, coordinator, lambda: bool(coordinator._talks) and coordinator._server.ready)
     party = world.silos[0]
     assert party is not None
     assert party._session is not None

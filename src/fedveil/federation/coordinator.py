@@ -98,6 +98,7 @@ class CoordinatorParty:
         check_lengths(self._agreement, prepared.task.dimension)
         self._offered = as_silos_see(prepared.experiment, membership.silos)
         self._run, self._session, self._number = self._identify(), b"", 0
+        self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
         self._exchange: Exchange | None = None
