@@ -22,7 +22,7 @@ from fedveil.crypto.agreement import RoundId
 from fedveil.federation.grammar import ENDINGS, OUTSIDE, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries

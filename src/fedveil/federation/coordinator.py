@@ -7,9 +7,9 @@
 again: silos repeat their answers. A restarted coordinator opens the run folder and begins another session; it goes on
 with the round that was not released, for the same users and from the same model, under the charge in the ledger.
 
-Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round that is begun again then
-is another release: it is charged again, for users drawn anew. A silo that is heard again is in the next session. The
-run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
+Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round begun again then is
+another release: charged again, for users drawn anew. A silo that is heard again is in the next session. The run ends
+after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.setup import Prepared
-from fedveil.errors import ModelError, RunFolderError
+from fedveil.errors import IntegrityError, ModelError, RunFolderError
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import Absentees, Answers, Exchange, by_silo, check_learned, check_lengths
 from fedveil.federation.grammar import Conversation, Grammar, ends
+from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import Draw, Rounds
@@ -73,6 +74,7 @@ class CoordinatorParty:
         membership: the federation.
         identity: the coordinator's long-term key.
         folder: the run folder, new or of a run that was interrupted.
+        heads: the ends of the silos' ledgers, over all runs.
         observer: who is told how the run goes on.
 
     Raises:
@@ -88,11 +90,12 @@ class CoordinatorParty:
         membership: Membership,
         identity: IdentityKey,
         folder: RunFolder,
+        heads: HeadsSeen,
         observer: Observer,
     ) -> None:
         check_deployable(prepared)
         self._prepared, self._membership, self._identity = prepared, membership, identity
-        self._folder = folder
+        self._folder, self._heads = folder, heads
         self._rounds = Rounds(prepared, folder, observer)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
         check_lengths(self._agreement, prepared.task.dimension)
@@ -174,7 +177,7 @@ class CoordinatorParty:
             recipient=SERVER,
             largest=self._largest_answer(),
         )
-        exchange = self._exchange
+        exchange, name = self._exchange, self._membership.silos[silo]
         if exchange is None or letter.run != self._run:
             return
         if silo in self._absent:
@@ -190,9 +193,9 @@ class CoordinatorParty:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
         except RefusalError:
-            self.stop(f"silo {self._membership.silos[silo]}: sent {Code.SHAPE.template}")
+            self.stop(f"silo {name}: sent {Code.SHAPE.template}")
             return
-        exchange.answers[silo] = letter.parts
+        exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
 
     def _end(self, silo: int, letter: SignedMessage) -> None:
@@ -225,8 +228,9 @@ class CoordinatorParty:
         if exchange is None or exchange.missing:
             return
         try:
+            self._heads.hear(exchange.heads)
             exchange.then(dict(sorted(exchange.answers.items())))
-        except (ProtocolError, ModelError) as error:
+        except (IntegrityError, ModelError, ProtocolError) as error:
             self.stop(str(error))
 
     def _leave(self, silos: tuple[int, ...]) -> bool:
@@ -237,8 +241,6 @@ class CoordinatorParty:
         for silo in silos:
             self._absent.leave(silo, exchange)
         return True
-
-    # --- sessions --------------------------------------------------------------------------------------------
 
     def _identify(self) -> bytes:
         """Return the run's 16 bytes, from the folder or new."""
@@ -264,7 +266,11 @@ class CoordinatorParty:
         """Propose the run to the silos that are there."""
         nonces = tuple((silo, only(parts, Here, silo).nonce) for silo, parts in answers.items())
         terms = Terms(
-            membership=self._membership.digest, opened=self._session, nonces=nonces, experiment=self._offered
+            membership=self._membership.digest,
+            heads=tuple(self._heads.last(silo) for silo in self._membership.silos),
+            opened=self._session,
+            nonces=nonces,
+            experiment=self._offered,
         )
         self._session = session_name(self._run, self._session, nonces)
         self._session_run = session_run(self._session, terms)
@@ -301,8 +307,6 @@ class CoordinatorParty:
             self._begin_round(outgoing)
         else:
             self._ask(by_silo(outgoing), self._set_up)
-
-    # --- rounds ----------------------------------------------------------------------------------------------
 
     def _begin_round(self, before: Outgoing) -> None:
         """Begin the next round, if there is one; ``before`` is what silos must read first."""
@@ -351,8 +355,6 @@ class CoordinatorParty:
             self._begin_session()
         else:
             self._begin_round([])
-
-    # --- letters ---------------------------------------------------------------------------------------------
 
     def _ask(self, parts: dict[int, list[Part]], then: Callable[[Answers], None]) -> None:
         for silo, content in parts.items():
