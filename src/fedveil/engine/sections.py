@@ -104,6 +104,9 @@ class ModelSection(Section):
 
     name: str | None = Field(None, description="a shipped model, or package.module:factory")
     loss: str | None = Field(None, description="a shipped loss, or package.module:function")
+    class_weights: Annotated[tuple[Positive, ...], Field(min_length=2)] | None = Field(
+        None, description="DECLARED weights of the classes in the loss; default: all 1"
+    )
     metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="of a model that was handed over in Python: its layers and all their values"
