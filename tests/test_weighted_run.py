@@ -26,6 +26,7 @@ from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.trainer import TrainJob
 from fedveil.methods.channels import GaussianShares
 from fedveil.methods.sending import Sender
+from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Tells
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
@@ -110,10 +111,14 @@ def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndar
     weights = groups.size / np.bincount(groups.user, weights=groups.size)[groups.user]
     if drawn is not None:
         weights = weights * drawn[groups.user]
-    clipped = updates * np.minimum(1, method.bound.norm / np.linalg.norm(updates, axis=1))[:, None]
+    bound, lengths = method.bound, np.linalg.norm(updates, axis=1)
+    clipped = updates * np.minimum(1, bound.longest / lengths)[:, None] / bound.unit
+    if isinstance(bound, AdaptiveClip):
+        marks = bound.share * np.where(lengths <= bound.unit, 1 - bound.quantile, -bound.quantile)
+        clipped = np.column_stack([clipped, marks])
     noise = [
         method.channel.send(
-            np.zeros(prepared.task.dimension),
+            np.zeros(prepared.length),
             Sender(
                 number=silo,
                 senders=n_silos,
@@ -142,6 +147,7 @@ def tolerance(prepared: Prepared) -> float:
     "changes",
     [
         {},
+        {"method": {"name": "uldp-avg-w", "clip": {"start": 0.2}, "noise_multiplier": 5.0}},
         {"trainer": {"name": "vmap"}},
         {
             "data": {"name": "digits", "n_users": 4, "n_silos": 2},
@@ -152,7 +158,7 @@ def tolerance(prepared: Prepared) -> float:
         {"protection": {**QUICK, "n_max": 2000, "key_bits": 3072}},
         {"method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0}},
     ],
-    ids=["heart-disease", "vmap", "digits", "unpacked", "no-noise"],
+    ids=["heart-disease", "adaptive", "vmap", "digits", "unpacked", "no-noise"],
 )
 def test_the_server_learns_the_plain_weighted_sum(changes: dict[str, Any]) -> None:
     prepared = prepare(asked(**changes))
