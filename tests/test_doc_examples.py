@@ -198,10 +198,13 @@ def test_messages_are_those_of_the_program(
 
 
 def test_fragments_of_documents_are_valid() -> None:
-    for name in ("docs/how-to/choose-noise-and-rounds.md:3", "docs/how-to/resume-and-budget.md:1"):
+    for name in ("docs/how-to/choose-noise-and-rounds.md:4", "docs/how-to/resume-and-budget.md:1"):
         assert parse(merge(BASE, tomllib.loads(BLOCKS[name].text)), name).privacy.delta
     optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
+    for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
+        laid = merge(merge(BASE, {"method": {"learning_rate": None}}), tomllib.loads(BLOCKS[name].text))
+        assert parse(laid, name).server.average is not None
     policy = tomllib.loads(BLOCKS["docs/how-to/hide-record-counts.md:1"].text)
     assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
     table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
@@ -282,6 +285,7 @@ def test_plans_are_made(here: Path) -> None:
     page = "docs/how-to/choose-noise-and-rounds.md"
     for place in range(3):
         assert "uldp-sgd, uldp-avg, uldp-avg-w" in fedveil(only(page, place))
+    assert "rho" in fedveil(only(page, 3))
 
 
 def columns(table: str) -> dict[str, list[str]]:

@@ -111,6 +111,10 @@ class ModelSection(Section):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="of a model that was handed over in Python: its layers and all their values"
     )
+    start: Literal["seed", "zeros"] = Field(
+        "seed",
+        description="initial parameters: drawn from the experiment's seed, or zero (models of one linear layer)",
+    )
     initial: Path | None = Field(None, description="public model to start from, a safetensors file")
     initial_layers: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None, description="layers that are taken from initial; default: all"
@@ -120,6 +124,8 @@ class ModelSection(Section):
     def _from_a_file(self) -> ModelSection:
         if self.initial_layers is not None and self.initial is None:
             raise ValueError("initial_layers: give initial, the file that they are taken from")
+        if self.initial is not None and self.start != "seed":
+            raise ValueError("start: the parameters are those of initial; remove one of the two")
         return self
 
 

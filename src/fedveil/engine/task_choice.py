@@ -12,7 +12,7 @@ from fedveil.engine.sections import refuse_session
 from fedveil.local.class_weights import ClassWeighted
 from fedveil.local.losses import load_loss
 from fedveil.local.metrics import load_metric
-from fedveil.local.models import build_model
+from fedveil.local.models import build_model, start_at_zero
 from fedveil.local.pretrained import take_parameters
 from fedveil.local.task import Task
 from fedveil.population.catalogue import data_set
@@ -80,6 +80,8 @@ def task_of(experiment: Experiment, population: Population) -> Task:
         n_outputs=outputs,
         randomness=ExperimentRandomness(experiment.seed),
     )
+    if asked.start == "zeros":
+        start_at_zero(model)
     if asked.initial is not None:
         take_parameters(model, asked.initial, asked.initial_layers)
     if asked.class_weights is not None:
