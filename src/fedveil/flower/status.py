@@ -71,7 +71,7 @@ def _common(home: CoordinatorFolder | SiloFolder, role: str) -> dict[str, Any]:
 def _coordinator(home: CoordinatorFolder) -> dict[str, Any]:
     runs = sorted((home / "runs").glob("*/experiment.toml"), key=lambda path: path.stat().st_mtime)
     found = _common(home, "coordinator") | {
-        "certificate_days": round(days_left(home / "server.crt", home / "ca.crt"), 1),
+        "certificate_days": round(days_left(home.link / "server.crt", home.link / "ca.crt"), 1),
         "silos": len(home.membership.silos),
         "runs": len(runs),
     }
