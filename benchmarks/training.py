@@ -24,7 +24,7 @@ from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.catalogue import Allocation, catalogue, load
 from fedveil.randomness import ExperimentRandomness
@@ -109,7 +109,9 @@ def _mnist_round(
     members = torch.arange(len(groups))[index::processes]
     weights = torch.ones(len(members), dtype=torch.float64)
     cpu, wall = time.process_time(), time.perf_counter()
-    sums = trainer.sums(task.initial(), cohort, members, weights, CLIP, ExperimentRandomness(0), ("round", 1))
+    sums = trainer.sums(
+        TrainJob(task.initial(), cohort, members, weights, CLIP, ExperimentRandomness(0), ("round", 1))
+    )
     return time.process_time() - cpu, sums.steps, time.perf_counter() - wall
 
 
@@ -121,16 +123,9 @@ def _task(model: str) -> Task:
 def vectorised(model: str, pairs: int, compile: bool = False) -> Callable[[], object]:
     """Return a round of the vectorised trainer."""
     task, cohort = _task(model), synthetic(pairs)
-    return partial(
-        VmapTrainer(task=task, local=LOCAL, compile=compile).sums,
-        task.initial(),
-        cohort,
-        torch.arange(pairs),
-        torch.ones(pairs, dtype=torch.float64),
-        CLIP,
-        ExperimentRandomness(0),
-        ("round", 1),
-    )
+    everybody, ones = torch.arange(pairs), torch.ones(pairs, dtype=torch.float64)
+    job = TrainJob(task.initial(), cohort, everybody, ones, CLIP, ExperimentRandomness(0), ("round", 1))
+    return partial(VmapTrainer(task=task, local=LOCAL, compile=compile).sums, job)
 
 
 def plain(model: str, pairs: int) -> Callable[[], object]:

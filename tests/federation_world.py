@@ -22,6 +22,7 @@ from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.heads import HEADS, NONE, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
@@ -39,6 +40,9 @@ from fedveil.protection.parts import Part, Relay
 from fedveil.protection.sealed_sums import SealedMessage, SealedServer
 from fedveil.registry import names
 from tests.test_run import Silent
+
+NO_HEADS = (NONE, NONE, NONE)
+"""What a coordinator says of the ledgers of three silos before it has heard of any."""
 
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
 TESTING = Policy(
@@ -78,7 +82,10 @@ def clients(number: int = 3) -> Population:
 
 ADAPTIVE: dict[str, Any] = {
     "method": {"learning_rate": None},
-    "server": {"optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9}},
+    "server": {
+        "optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9, "schedule": "linear"},
+        "average": {"name": "ema"},
+    },
 }
 """A server's step that remembers."""
 
@@ -247,6 +254,7 @@ class World:
             membership=self.membership,
             identity=self.key,
             folder=self.run_folder,
+            heads=HeadsSeen(self.folder / HEADS),
             observer=Silent(),
         )
 

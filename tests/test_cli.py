@@ -143,7 +143,7 @@ def test_schema_is_drafted_from_a_public_sample(tmp_path: Path) -> None:
     sample.write_text("patient,age,label\na,40,0\nb,51,1\n")
     target = tmp_path / "schema.toml"
     output("schema", str(sample), "-o", str(target))
-    assert "[features.age]" in target.read_text()
+    assert "[features]\nage = " in target.read_text()
 
 
 def test_a_mistake_is_one_paragraph_and_exit_code_2(
@@ -242,7 +242,7 @@ def test_an_option_of_a_denoiser_that_was_not_asked_for_is_refused_with_the_righ
         return failure(monkeypatch, capsys, "check", str(toml), *options)
 
     client = ("method.name=dp-fed-ls", "method.smoothing=1", "data.n_silos=", "data.allocation.law=clients")
-    assert "server.smoothing: no such key; known here: denoiser" in error("server.smoothing=2")
+    assert "server.smoothing: no such key; known here: average, denoiser" in error("server.smoothing=2")
     assert "server.denoiser.scope: no such key; known here: name; it belongs to name = 'laplacian'" in error(
         "server.denoiser.name=james-stein", "server.denoiser.scope=vector"
     )
@@ -265,7 +265,7 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(
     message = failure(monkeypatch, capsys, "check", str(toml), *options)
     assert "toml does not fit: n_users: must be a whole number, not '40';" in message
     assert "target.classes: needs 2 or more entries, not 1" in message
-    assert "features.age: kind: must be one of 'number', 'category', not 'amount'" in message
+    assert "features.age: kind: must be one of 'number', 'date', 'category', not 'amount'" in message
     assert "features.sex.categories: is required" in message
     assert "Input should" not in message
     assert "Field required" not in message

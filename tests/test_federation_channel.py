@@ -16,7 +16,7 @@ from fedveil.federation.errors import OWN_RECORDS
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage, session_run
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
 from fedveil.methods.sending import Coded
 from fedveil.population.records import Population
@@ -27,6 +27,7 @@ from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.parts import Joined, Model, Part, Refused, Relay, Task, Terms
 from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
 from tests.federation_world import (
+    NO_HEADS,
     OPEN,
     Chaos,
     Moments,
@@ -94,7 +95,9 @@ class Session:
 
     def __init__(self, world: World, number: int = 1) -> None:
         self._world, self._number = world, number
-        terms = Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
+        terms = Terms(
+            experiment=world.experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS
+        )
         agreed = SealedSums(clients=3, length=4, decode=lambda given, number: np.zeros(4))
         self.server = SealedServer(agreed, session_run(RUN, number, terms))
         accepted, offer = told(world, terms, session=number)
@@ -254,7 +257,7 @@ def test_who_does_not_trust_the_coordinator_refuses(
             **OPEN, methods=("uldp-avg", "dp-fed"), disclose_counts=True, trust_coordinator=trusts
         )
         world = World(tmp_path, experiment, held_by(who), policy)
-        terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
+        terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
         answer = told(world, terms)[0]
         assert isinstance(answer, Joined if trusts else Refused)
         if isinstance(answer, Refused):
@@ -291,7 +294,7 @@ def test_a_scale_that_is_private_is_refused(tmp_path: Path) -> None:
 
 def refused(experiment: Experiment, held: Population, expected: str, folder: Path) -> None:
     world = World(folder, experiment, held)
-    terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest)
+    terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
     answer = told(world, terms)[0]
     assert isinstance(answer, Refused)
     assert expected in answer.reason
@@ -303,7 +306,9 @@ def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
     swapped = replace(held, train=replace(held.train, user=(held.train.user + 1) % 3))
     experiment = asked(**of_clients("cepam-gaussian"))
     world = World(tmp_path, experiment, swapped)
-    answer = told(world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest))[0]
+    answer = told(
+        world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
+    )[0]
     assert isinstance(answer, Refused)
     assert answer.reason == OWN_RECORDS
     world.close()

@@ -22,7 +22,7 @@ from fedveil.crypto.agreement import RoundId
 from fedveil.federation.grammar import ENDINGS, MISSHAPEN, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage, session_run
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
@@ -41,7 +41,7 @@ from fedveil.protection.parts import (
     Terms,
     Totals,
 )
-from tests.federation_world import TESTING, World, asked, clients, population, small_keys
+from tests.federation_world import NO_HEADS, TESTING, World, asked, clients, population, small_keys
 from tests.test_run import files, same_model
 
 RUN = bytes(range(16))
@@ -96,13 +96,15 @@ def told(world: World, *parts: Part, silo: int = 0, session: int = 1, number: in
 
 
 def terms(world: World) -> Terms:
-    return Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest)
+    return Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
 
 
 def offered(world: World) -> Terms:
     """What the coordinator offers, whose numbers are resolved."""
     assert world.coordinator is not None
-    return Terms(experiment=world.coordinator._shown().to_toml(), membership=world.membership.digest)
+    return Terms(
+        experiment=world.coordinator._shown().to_toml(), membership=world.membership.digest, heads=NO_HEADS
+    )
 
 
 def guessed(world: World, users: int) -> tuple[list[int], int]:

@@ -11,12 +11,12 @@ import pytest
 
 from fedveil.engine.attempts import MOST_ATTEMPTS, Absences
 from fedveil.engine.experiment import Experiment
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import Told
 from fedveil.federation.rounds import _DRAWN
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
 from fedveil.protection.ends import ServerEnd
@@ -240,7 +240,7 @@ def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tm
     world = World(tmp_path, experiment, population(silos=SILOS))
     play(world)
     assert policy.budget is not None
-    cost = policy.budget.accountant.epsilon(world.silos[0]._ledger.spent(), policy.delta)  # type: ignore[union-attr]
+    cost = policy.budget.accountant.epsilon(world.silos[0]._ledger.ledger.spent(), policy.delta)  # type: ignore[union-attr]
     world.close()
     (tmp_path / "again").mkdir()
     policy = policy.model_copy(update={"epsilon": 1.0001 * cost})
@@ -324,6 +324,9 @@ def test_a_silo_whose_ledger_lost_its_last_answer_goes_no_further(tmp_path: Path
     assert party is not None
     party.close()
     (tmp_path / "state-0" / LEDGER).unlink()
+    with pytest.raises(IntegrityError, match="lines are missing"):
+        world.silo(0)
+    adopt(tmp_path / "state-0", "somebody answers for it; this run cannot go on all the same")
     world.silos[0] = world.silo(0)
     while not coordinator.finished:
         exchange(world, coordinator)

@@ -25,7 +25,7 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
@@ -49,12 +49,12 @@ from fedveil.protection.parts import (
     Totals,
 )
 from fedveil.protection.wire import Writer
-from tests.federation_world import OPEN, TESTING, World, asked, clients, population, small_keys
+from tests.federation_world import NO_HEADS, OPEN, TESTING, World, asked, clients, population, small_keys
 
 RUN = bytes(range(16))
 CASES = 20_000
 EXAMPLES: list[Part] = [
-    Terms(experiment='name = "é"', membership=bytes(32)),
+    Terms(experiment='name = "é"', membership=bytes(32), heads=NO_HEADS),
     Joined(),
     Counts(counts=np.arange(5)),
     Refused(cause="budget", reason="no"),
@@ -93,7 +93,7 @@ def opened(world: World, data: bytes) -> tuple[Part, ...]:
 
 
 def terms(world: World, **changes: Any) -> Terms:
-    return Terms(experiment=asked(**changes).to_toml(), membership=world.membership.digest)
+    return Terms(experiment=asked(**changes).to_toml(), membership=world.membership.digest, heads=NO_HEADS)
 
 
 def task(world: World, number: int = 1, value: float = 0.0, length: int = 4) -> tuple[Part, ...]:
@@ -142,7 +142,7 @@ def test_a_policy_is_a_limit(
         update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
     )
     world = World(tmp_path, secure, population(), LIMITED.model_copy(update=policy))
-    asked_for = Terms(experiment=secure.to_toml(), membership=world.membership.digest)
+    asked_for = Terms(experiment=secure.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
     answer = told(world, asked_for)[0]
     assert isinstance(answer, Refused)
     assert answer.cause == ("budget" if "epsilon" in policy else "policy")
@@ -182,7 +182,7 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
     assert first.coordinator is not None
     assert first.coordinator.outcome is not None
     assert first.coordinator.outcome.stopped is None
-    offer = Terms(experiment=secure.to_toml(), membership=first.membership.digest)
+    offer = Terms(experiment=secure.to_toml(), membership=first.membership.digest, heads=NO_HEADS)
     while isinstance(told(first, offer, run=os.urandom(16))[0], Joined):
         identity = os.urandom(16)
         told(first, offer, run=identity)
@@ -193,7 +193,7 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
     assert party is not None
     budget = first.policy.budget
     assert budget is not None
-    assert 0 < budget.accountant.epsilon(party._ledger.spent(), budget.delta) <= 2.0
+    assert 0 < budget.accountant.epsilon(party._ledger.ledger.spent(), budget.delta) <= 2.0
     first.close()
 
 
@@ -205,9 +205,13 @@ def test_a_refused_offer_of_another_run_leaves_the_one_that_goes_on(tmp_path: Pa
     limited = LIMITED.model_copy(update={"epsilon": 2.0, "trust_coordinator": True})
     world = World(tmp_path, secure, population(), limited)
     identity, dear = os.urandom(16), secure.model_copy(update={"rounds": 5000})
-    told(world, Terms(experiment=secure.to_toml(), membership=world.membership.digest), run=identity)
+    told(
+        world,
+        Terms(experiment=secure.to_toml(), membership=world.membership.digest, heads=NO_HEADS),
+        run=identity,
+    )
     told(world, *task(world, 1), run=identity, number=1)
-    refused = Terms(experiment=dear.to_toml(), membership=world.membership.digest)
+    refused = Terms(experiment=dear.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
     assert cause(told(world, refused, run=os.urandom(16))) == "budget"
     answer = told(world, *task(world, 2), run=identity, number=2)
     assert not any(isinstance(part, Refused) for part in answer)
@@ -226,7 +230,7 @@ def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
         exact = prepare(secure, FixedPopulation(population())).epsilon_after(3) * (1 + 1e-9)
         limits = LIMITED.model_copy(update={"epsilon": epsilon or exact, "trust_coordinator": True})
         world = World(folder, secure, population(), limits)
-        told(world, Terms(experiment=secure.to_toml(), membership=world.membership.digest))
+        told(world, Terms(experiment=secure.to_toml(), membership=world.membership.digest, heads=NO_HEADS))
         told(world, *task(world), number=1)
         told(world, *task(world, number=2), number=2)
         kept = next((folder / "state-0" / "answers").iterdir())
@@ -243,7 +247,9 @@ def test_metrics_and_files_of_the_coordinator_are_not_touched_by_a_silo(world: W
     offered = asked(
         model={"name": "linear", "loss": "binary_cross_entropy", "metrics": ["this_module:is_not_there"]}
     )
-    answer = told(world, Terms(experiment=offered.to_toml(), membership=world.membership.digest))
+    answer = told(
+        world, Terms(experiment=offered.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
+    )
     assert isinstance(answer[0], Joined)
     assert "this_module" not in sys.modules
 
@@ -346,8 +352,14 @@ def test_a_task_must_fit(world: World) -> None:
 
 
 def test_another_membership_is_refused(world: World) -> None:
-    assert cause(told(world, Terms(experiment=asked().to_toml(), membership=bytes(32)))) == "schema"
-    assert cause(told(world, Terms(experiment="a = [", membership=world.membership.digest))) == "request"
+    assert (
+        cause(told(world, Terms(experiment=asked().to_toml(), membership=bytes(32), heads=NO_HEADS)))
+        == "schema"
+    )
+    assert (
+        cause(told(world, Terms(experiment="a = [", membership=world.membership.digest, heads=NO_HEADS)))
+        == "request"
+    )
 
 
 def test_a_state_that_was_put_back_is_noticed(world: World, tmp_path: Path) -> None:
@@ -512,7 +524,7 @@ def test_the_bytes_of_version_2_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "59b3cc88ce85b3452514592342d12612c90f97613100255003b557731dd2eb87"
+        == "8acd0d30e9fb02fbbaa62728d09388b55e47659c4fd678383d54b795578416cf"
     )
 
 
@@ -775,7 +787,9 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
     world = World(tmp_path, experiment, clients(), policy)
     with pytest.raises(CompositionError, match="institutions"):
         world.coordinate()
-    answer = told(world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest))[0]
+    answer = told(
+        world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
+    )[0]
     assert isinstance(answer, Refused)
     assert "institutions" in answer.reason
     world.close()

@@ -23,7 +23,8 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import LEDGER, SiloParty
+from fedveil.federation.silo import SiloParty
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError

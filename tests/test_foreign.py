@@ -19,7 +19,7 @@ from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import PARTS, Refused, Terms
 from fedveil.report.document import escape
 from fedveil.report.drawing import label_text
-from tests.federation_world import World, asked, population
+from tests.federation_world import NO_HEADS, World, asked, population
 
 HOSTILE = {
     "closing tag": "[/]",
@@ -175,7 +175,7 @@ def test_an_experiment_of_the_coordinator_is_data_at_a_silo(
                 number=0,
                 sender=SERVER,
                 recipient=0,
-                parts=(Terms(experiment=document, membership=world.membership.digest),),
+                parts=(Terms(experiment=document, membership=world.membership.digest, heads=NO_HEADS),),
             )
             answer = SignedMessage.open(
                 party.receive(letter.seal(world.key)),

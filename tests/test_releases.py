@@ -13,13 +13,15 @@ import pytest
 
 from fedveil.cli import main
 from fedveil.engine.release_document import ReleaseDocument, read_release_document
-from fedveil.engine.releases import make_release, noisy_sum, prepare_release
+from fedveil.engine.release_sum import noisy_sum
+from fedveil.engine.releases import PreparedRelease, make_release, prepare_release
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
-from fedveil.population.columns import State, read_columns
+from fedveil.population.columns import ColumnTable, State, read_columns
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
+from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local import silo_sums
 from fedveil.statistics.released import read_released
@@ -256,8 +258,14 @@ def test_one_cell_of_one_person_changes_no_decision(tmp_path: Path) -> None:
         tables(tmp_path, without=without)
         document = read_release_document(tmp_path / "cohort.toml")
         prepared = prepare_release(document)
-        found.append((prepared.method, prepared.silos, noisy_sum(prepared, table_of(document)).shape))
+        found.append((prepared.method, prepared.silos, sum_of(prepared, table_of(document)).shape))
     assert found[0] == found[1]
+
+
+def sum_of(prepared: PreparedRelease, table: ColumnTable) -> np.ndarray:
+    """Return the noisy sum of a release."""
+    found: np.ndarray = noisy_sum(prepared.method, prepared.step, table, PrivacyRandomness.system())
+    return found
 
 
 def table_of(document: ReleaseDocument) -> Any:
@@ -301,7 +309,7 @@ def test_the_noise_is_that_of_one_central_gaussian(tmp_path: Path, protection: s
     prepared, table = prepare_release(document), table_of(document)
     weights = Weights.UNIFORM.of(table.pairs(), 3, 60)
     exact = silo_sums(prepared.step, table, weights, prepared.method.bound).sum(axis=0)  # type: ignore[arg-type]
-    errors = np.concatenate([noisy_sum(prepared, table) - exact for _ in range(60)])
+    errors = np.concatenate([sum_of(prepared, table) - exact for _ in range(60)])
     ratio = float((errors**2).mean()) / prepared.method.noise_std(3) ** 2  # type: ignore[operator]
     tolerance = 4.9 * (2 / len(errors)) ** 0.5
     assert ratio == pytest.approx(1.0, abs=tolerance)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Json, end_by_terminate
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import BudgetError, ConfigError
@@ -94,7 +92,7 @@ def demo_command(
     """Found four made-up hospitals in the shape of Heart Disease, play all parties here, and run an experiment."""
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.provisioned.coordinator)
-    _end_by_terminate()
+    end_by_terminate()
     served: list[Party | ServedSilo] = [_party(home)]
     try:
         served += [ServedSilo(SiloFolder(path)) for path in made.provisioned.silos]
@@ -159,7 +157,7 @@ def coordinator_command(
 ) -> None:
     """Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host."""
     folder = CoordinatorFolder(home)
-    _end_by_terminate()
+    end_by_terminate()
     party = _party(folder)
     try:
         OUT.print(f"listening on {folder.settings.host}:{folder.settings.port}; Ctrl-C ends it")
@@ -167,24 +165,3 @@ def coordinator_command(
         raise ProcessError(f"the link ended with exit code {code}; its messages are above")
     finally:
         party.stop()
-
-
-def silo_command(silo: Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]) -> None:
-    """Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened."""
-    folder = SiloFolder(silo)
-    _end_by_terminate()
-    served = ServedSilo(folder)
-    try:
-        OUT.print(f"silo {folder.settings.name} answers {folder.settings.coordinator}; Ctrl-C ends it")
-        served.wait()
-    finally:
-        served.stop()
-
-
-def _end_by_terminate() -> None:
-    """Let SIGTERM end a command as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

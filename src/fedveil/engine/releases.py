@@ -7,46 +7,28 @@ is written. What a release shows is decoded from that file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
-import torch
 from jaxtyping import Float64
 
-from fedveil.engine.aggregation import MaskedRange
-from fedveil.engine.folder import RunFolder, finite
+from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import DOCUMENT, ReleaseDocument, read_release_document
-from fedveil.engine.weighting import WeightingRange
-from fedveil.errors import ConfigError
-from fedveil.methods.claims import Guarantee, PublicFacts
+from fedveil.engine.release_method import release_builder
+from fedveil.engine.release_series import Series, calibrated, declared_silos
+from fedveil.engine.release_sum import noisy_sum
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.methods.sending import Sender
-from fedveil.methods.statistic import statistic
-from fedveil.methods.weights import Weights
-from fedveil.population.columns import ColumnTable, read_columns
+from fedveil.population.columns import read_columns
 from fedveil.population.schema import Schema, read_schema
-from fedveil.privacy.accountant import Accountant, epsilon_on_grid
-from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.bounds import FixedVector
-from fedveil.privacy.calibration import calibrate_noise
-from fedveil.privacy.events import Event, GaussianEvent
-from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
-from fedveil.protection.driver import Driver
-from fedveil.protection.open_sums import OpenSums
-from fedveil.protection.weighted_sums import WeightedGiven
-from fedveil.protection.weighting_silo import SEED_BYTES
-from fedveil.randomness import PrivacyRandomness
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.statement import Statement
 from fedveil.statistics.compose import compose
-from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
 from fedveil.statistics.released import FILE, Released, dumps, read_released, unit_of
-
-_WEIGHTS: Final = {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,8 +41,7 @@ class PreparedRelease:
         silos: names of all silos.
         method: the composition.
         step: its local step.
-        guarantee: what it guarantees.
-        accountant: who bounds epsilon.
+        series: what it guarantees.
         plan: what is predicted of every block.
     """
 
@@ -69,19 +50,8 @@ class PreparedRelease:
     silos: tuple[str, ...]
     method: Method
     step: LocalStatistic
-    guarantee: Guarantee
-    accountant: Accountant
+    series: Series
     plan: tuple[Planned, ...]
-
-    @property
-    def secure(self) -> bool:
-        """Whether the noise cannot be predicted."""
-        return self.document.privacy.insecure_seed is None
-
-    def epsilon_of(self, event: Event) -> float:
-        """Return the epsilon of an event of the release, the grid of its noise included."""
-        loss = self.guarantee.grid_loss_after(1, self.step.layout.length)
-        return epsilon_on_grid(self.accountant, event, self.document.privacy.delta, loss)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,14 +72,19 @@ def prepare_release(document: ReleaseDocument) -> PreparedRelease:
     table = document.data.table
     assert table is not None
     schema = read_schema(table.schema_file)
-    silos = _silos(schema, table.files)
+    silos = declared_silos(schema, table.files)
     step = compose(document.statistics, schema, silos)
     facts = PublicFacts(n_silos=len(silos), n_users=schema.n_users, dimension=step.layout.length)
-    build = _builder(document, step, facts)
-    accountant = make_accountant(document.privacy.accountant)
-    event, loss = _costs(build, facts)
-    budget = Budget(epsilon=_target(document), delta=document.privacy.delta, accountant=accountant)
-    multiplier = calibrate_noise(event, budget, loss=loss)
+    build = release_builder(
+        document.protection,
+        document.statistics.silos,
+        step,
+        facts,
+        key="statistics.silos",
+        colluding=document.privacy.colluding_silos,
+    )
+    privacy = document.privacy
+    multiplier, series = calibrated(privacy, lambda z: ((derive(build(z), facts), step.length),))
     method = build(multiplier)
     std = method.noise_std(len(silos))
     assert std is not None
@@ -120,15 +95,18 @@ def prepare_release(document: ReleaseDocument) -> PreparedRelease:
         noise_std=std,
         unit=unit_of(document.statistics, len(silos)),
     )
-    check(plan, multiplier, lambda z: accountant.epsilon(GaussianEvent(noise_multiplier=z), budget.delta))
+    check(
+        plan,
+        multiplier,
+        lambda z: series.accountant.epsilon(GaussianEvent(noise_multiplier=z), privacy.delta),
+    )
     return PreparedRelease(
         document=document,
         schema=schema,
         silos=silos,
         method=method,
         step=step,
-        guarantee=derive(method, facts),
-        accountant=accountant,
+        series=series,
         plan=plan,
     )
 
@@ -143,86 +121,17 @@ def make_release(prepared: PreparedRelease, parent: Path) -> ReleaseOutcome:
     assert document.data.table is not None
     table = read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
     folder = RunFolder.create(parent, document, DOCUMENT)
-    guarantee = prepared.guarantee
-    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        ledger.charge(run=document.name, round=1, attempt=0, event=guarantee.event)
+    series = prepared.series
+    with series.ledger(folder) as ledger:
+        ledger.charge(run=document.name, round=1, attempt=0, event=series.guarantees[0].event)
         spent = ledger.spent()
-    vector = noisy_sum(prepared, table)
+    vector = noisy_sum(prepared.method, prepared.step, table, series.randomness())
     released = _released(prepared, vector)
     folder.write(FILE, dumps(released))
-    statement = _statement(prepared, spent)
+    public = PublicFacts(n_silos=len(prepared.silos), n_users=prepared.schema.n_users)
+    statement = series.statement(document.name, spent, public, notes=(_counted(prepared),))
     folder.write_json("privacy.json", statement.to_json())
     return ReleaseOutcome(folder=folder.path, released=released, statement=statement)
-
-
-def noisy_sum(prepared: PreparedRelease, table: ColumnTable) -> Float64[np.ndarray, " d"]:
-    """Return the sum of all silos' messages, as the server learns it under the method's protection."""
-    method, step, n_silos = prepared.method, prepared.step, len(prepared.silos)
-    seed = prepared.document.privacy.insecure_seed
-    privacy = PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
-    if method.protection.weighs:
-        return _privately_weighted(prepared, table, privacy)
-    assert isinstance(method.bound, FixedVector)
-    sums = silo_sums(step, table, method.weights.of(table.pairs(), n_silos, table.n_users), method.bound)
-
-    def message(silo: int) -> Float64[np.ndarray, " d"]:
-        return method.channel.send(sums[silo], _sender(method, silo, n_silos, privacy)).numbers
-
-    everybody = tuple(range(n_silos))
-    if not method.protection.masks:
-        open_sums = Driver(OpenSums(clients=n_silos, length=step.layout.length), kinds=method.kinds)
-        return open_sums.play((1, 0), everybody, None, message)[0]
-    masked = MaskedRange.of(method, n_silos=n_silos, n_users=table.n_users, length=step.layout.length)
-    driver = Driver(masked.protocol(privacy), kinds=method.kinds)
-    units, _ = driver.play((1, 0), everybody, None, lambda silo: masked.units(message(silo)))
-    return masked.vector(units)
-
-
-def _sender(method: Method, silo: int, n_silos: int, privacy: PrivacyRandomness) -> Sender:
-    return Sender(number=silo, senders=n_silos, round=1, grid=method.bound.grid, privacy=privacy)
-
-
-def _privately_weighted(
-    prepared: PreparedRelease, table: ColumnTable, privacy: PrivacyRandomness
-) -> Float64[np.ndarray, " d"]:
-    """Return the sum weighted under encryption: a person's counts stay with her silos.
-
-    A silo counts at most N_max / |S| records of a person, and never refuses one who has more: whether it goes on must
-    not depend on her. Her weights still sum to 1.
-    """
-    method, step, n_silos = prepared.method, prepared.step, len(prepared.silos)
-    groups = table.pairs()
-    uncapped = WeightingRange.of(
-        method, groups, n_silos=n_silos, n_users=table.n_users, length=step.layout.length, rounds=1
-    )
-    agreed = replace(uncapped, counts=np.minimum(uncapped.counts, uncapped.plan.count_limit))
-    assert isinstance(method.bound, FixedVector)
-    bound = method.bound
-
-    def given(silo: int) -> WeightedGiven:
-        rows = np.concatenate(
-            [np.zeros((0, step.layout.length)), *_own_vectors(step, table, groups.silo == silo, bound)]
-        )
-        nothing = np.zeros(step.layout.length)
-        share = method.channel.send(nothing, _sender(method, silo, n_silos, privacy)).numbers
-        dither = privacy.stream("dither", 1, silo, 0).uint64(SEED_BYTES // 8).tobytes()
-        return agreed.given(rows, share, dither)
-
-    driver = Driver(agreed.protocol(privacy), kinds=method.kinds)
-    units, _ = driver.play((1, 0), tuple(range(n_silos)), None, given)
-    return agreed.vector(units)
-
-
-def _own_vectors(
-    step: LocalStatistic, table: ColumnTable, own: np.ndarray, bound: FixedVector
-) -> list[Float64[np.ndarray, "m d"]]:
-    """Return a silo's people's vectors of weight 1, multiples of the grid, in blocks."""
-    condensed, _, mixed = step.pairs(table)
-    found = []
-    for _, vectors in step.vectors(condensed, mixed[np.flatnonzero(own)]):
-        weights = torch.ones(len(vectors), dtype=torch.float64)
-        found.append(bound.quantize_(vectors, bound.norms(vectors), weights).numpy() * bound.grid)
-    return found
 
 
 def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
@@ -238,73 +147,6 @@ def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path)
     return None
 
 
-def _silos(schema: Schema, files: tuple[Path, ...]) -> tuple[str, ...]:
-    """Return the names of all silos, without a look at a record."""
-    if schema.silos is not None:
-        return schema.silos
-    if schema.silo is not None:
-        raise ConfigError(
-            "schema: the silos are those that occur in a column, and which occur is for records to tell; declare silos"
-        )
-    return tuple(sorted({path.stem for path in files}))
-
-
-def _builder(
-    document: ReleaseDocument, step: LocalStatistic, facts: PublicFacts
-) -> Callable[[float], Method]:
-    """Return the method as a function of its noise multiplier."""
-    section, asked = document.protection, document.statistics
-    protection, weights = section.build(), _WEIGHTS[asked.silos]
-    if asked.silos == "equal" and protection.weighs:
-        protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
-    if weights.by_records and not protection.weighs:
-        raise ConfigError(
-            f"statistics.silos: '{asked.silos}' counts people, for which silos must weigh a person by what she has "
-            "elsewhere; in the open that shows her counts. Give protection.name = 'private-weighting', or "
-            "silos = 'uniform', which counts person-silo pairs (and needs no weights)"
-        )
-    if not (protection.masks or protection.weighs or not protection.agrees):
-        raise ConfigError(
-            f"protection.name: '{document.protection.name}' is for models; statistics run under none, "
-            "secure-aggregation or private-weighting"
-        )
-
-    def build(noise_multiplier: float) -> Method:
-        return statistic(
-            local=step,
-            n_silos=facts.n_silos,
-            n_users=facts.n_users,
-            weights=weights,
-            noise_multiplier=noise_multiplier,
-            protection=protection,
-            colluding_silos=document.privacy.colluding_silos,
-            missing_silos=protection.missing_silos,
-        )
-
-    return build
-
-
-def _costs(
-    build: Callable[[float], Method], facts: PublicFacts
-) -> tuple[Callable[[float], Event], Callable[[float], float]]:
-    """Return event and grid loss of the release as functions of its noise multiplier."""
-    assert facts.dimension is not None
-    dimension = facts.dimension
-
-    def event(noise_multiplier: float) -> Event:
-        return derive(build(noise_multiplier), facts).event
-
-    def loss(noise_multiplier: float) -> float:
-        return derive(build(noise_multiplier), facts).grid_loss_after(1, dimension)
-
-    return event, loss
-
-
-def _target(document: ReleaseDocument) -> float:
-    assert document.privacy.epsilon is not None
-    return document.privacy.epsilon
-
-
 def _released(prepared: PreparedRelease, vector: Float64[np.ndarray, " d"]) -> Released:
     std = prepared.method.noise_std(len(prepared.silos))
     assert std is not None
@@ -317,55 +159,6 @@ def _released(prepared: PreparedRelease, vector: Float64[np.ndarray, " d"]) -> R
         noise_std=std,
         vector=vector,
     )
-
-
-def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
-    """Return what the release guarantees: the fold's lines, and what was charged."""
-    guarantee, privacy = prepared.guarantee, prepared.document.privacy
-    length, n_silos = prepared.step.layout.length, len(prepared.silos)
-    seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
-    source = "the operating system's cryptographic generator"
-    return Statement(
-        unit=guarantee.unit,
-        adjacency=guarantee.adjacency,
-        epsilon=prepared.epsilon_of(guarantee.event) if prepared.secure else None,
-        delta=privacy.delta,
-        accountant=prepared.accountant.name,
-        epsilons=epsilons_by_accountant(
-            spent, privacy.delta, guarantee.adjacency, loss=guarantee.grid_loss_after(1, length)
-        ),
-        event=spent,
-        units=prepared.schema.n_users,
-        mechanisms=(
-            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos "
-            "by at most 1 (l2)",
-            *guarantee.mechanisms,
-        ),
-        trust=tuple(
-            Disclosure(
-                role=view.role,
-                party=view.party,
-                sees=view.sees,
-                epsilon=finite(prepared.epsilon_of(view.event)) if prepared.secure else None,
-            )
-            for view in guarantee.views
-        ),
-        randomness=f"noise drawn from {source}"
-        if prepared.secure
-        else "noise derived from a seed, for repetition",
-        secure_randomness=prepared.secure,
-        uncovered=(*guarantee.uncovered, *_UNCOVERED),
-        notes=(_counted(prepared),),
-        reasons=() if prepared.secure else (seeded,),
-        released="statistics",
-    )
-
-
-_UNCOVERED: Final = (
-    "declared bounds, bins, grids and categories, if somebody set them after looking at the records",
-    "what else is released from the same records: other releases and runs, --again among them, add to epsilon",
-    "how long the release takes, which whoever waits for it can see: it depends on how many records there are",
-)
 
 
 def _counted(prepared: PreparedRelease) -> str:

@@ -32,7 +32,8 @@ from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
-from fedveil.privacy.ledger import Head, Ledger
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_lines import Head
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.transcript import Transcript
@@ -147,11 +148,11 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
         observer.started(folder.path, experiment, checkpoint.round)
         stopped = None
         while checkpoint.round < experiment.rounds:
-            number = checkpoint.round + 1
-            retry = _retry_policy(prepared, folder, ledger, number)
+            turn = _turn(prepared, checkpoint, privacy, observer)
+            retry = _retry_policy(prepared, folder, ledger, turn.round_number)
             try:
                 retry.pay()
-                checkpoint = _round(prepared, checkpoint, number, privacy, parties, retry, observer, ledger)
+                checkpoint = _round(prepared, checkpoint, turn, parties, retry, ledger)
             except BudgetError as spent_up:
                 stopped = str(spent_up)
                 break
@@ -179,8 +180,9 @@ def conclude(
     """Write what a run leaves behind at its end: the statement, model and spectrum unless the silos alone have them."""
     charges, spent = len(ledger.entries), ledger.spent()
     if has_model:
-        folder.write_model(prepared.task.state(checkpoint.model))
-        moved = checkpoint.model.cpu() - prepared.task.initial().cpu()
+        released = prepared.method.model_of(checkpoint.model, checkpoint.state)
+        folder.write_model(prepared.task.state(released))
+        moved = released.cpu() - prepared.task.initial().cpu()
         folder.write_json("spectrum.json", asdict(spectrum(moved)))
     statement = state(prepared, checkpoint.round, charges, spent)
     folder.write_json("privacy.json", statement.to_json())
@@ -200,19 +202,10 @@ def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> Parties:
     return Parties.of(prepared.agreed, prepared.task.initial(), privacy, prepared.method.kinds, listed)
 
 
-def _round(
-    prepared: Prepared,
-    last: Checkpoint,
-    number: int,
-    privacy: PrivacyRandomness,
-    parties: Parties,
-    retry: RetryPolicy,
-    observer: Observer,
-    ledger: Ledger,
-) -> Checkpoint:
-    due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
-    begin = time.perf_counter()
-    turn = Turn(
+def _turn(prepared: Prepared, last: Checkpoint, privacy: PrivacyRandomness, observer: Observer) -> Turn:
+    """Return what the round after a checkpoint begins with."""
+    number = last.round + 1
+    return Turn(
         setting=prepared.setting,
         model=last.model,
         state=last.state,
@@ -220,11 +213,17 @@ def _round(
         experiment=ExperimentRandomness(prepared.experiment.seed),
         privacy=privacy,
         progress=lambda done, total: observer.training(number, done, total),
-        measured=due,
+        measured=number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds,
     )
+
+
+def _round(
+    prepared: Prepared, last: Checkpoint, turn: Turn, parties: Parties, retry: RetryPolicy, ledger: Ledger
+) -> Checkpoint:
+    number, begin = turn.round_number, time.perf_counter()
     model, kept, diagnostics = play_round(turn, parties, retry)
     seconds = time.perf_counter() - begin
-    test = evaluate(prepared, model) if due else None
+    test = evaluate(prepared, prepared.method.model_of(model, kept)) if turn.measured else None
     row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
     return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
@@ -240,10 +239,11 @@ def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Ch
     if found is None:
         return initial_checkpoint(prepared, folder, ledger.head)
     ledger.require_extends(found.ledger)
-    if not matching(prepared.method.server, found.model, found.state):
+    method = prepared.method
+    if not matching(method, found.model, found.state):
         raise RunFolderError(
-            f"{folder.path}: the checkpoint has no state of server.optimizer "
-            f"({type(prepared.method.server).__name__}) for this model; it was put there by another run"
+            f"{folder.path}: the checkpoint has no state of server.optimizer ({type(method.server).__name__}) and "
+            f"server.average ({type(method.average).__name__}) for this model; it was put there by another run"
         )
     return found
 
@@ -252,9 +252,7 @@ def initial_checkpoint(prepared: Prepared, folder: RunFolder, charged: Head) -> 
     """Write and return round 0: the initial model."""
     model = prepared.task.initial()
     row = row_of(prepared, 0, evaluate(prepared, model), None) | {"seconds": 0.0, "elapsed": 0.0}
-    checkpoint = Checkpoint(
-        round=0, model=model, state=prepared.method.server.init(model), row=row, ledger=charged
-    )
+    checkpoint = Checkpoint(round=0, model=model, state=prepared.method.init(model), row=row, ledger=charged)
     folder.write_checkpoint(checkpoint)
     return checkpoint
 

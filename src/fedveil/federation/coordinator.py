@@ -7,9 +7,9 @@
 again: silos repeat their answers. A restarted coordinator opens the run folder and begins another session; it goes on
 with the round that was not released, for the same users and from the same model, under the charge in the ledger.
 
-Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round that is begun again then
-is another release: it is charged again, for users drawn anew. A silo that is heard again is in the next session. The
-run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
+Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round begun again then is
+another release: charged again, for users drawn anew. A silo that is heard again is in the next session. The run ends
+after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared
-from fedveil.errors import ModelError, RunFolderError
+from fedveil.errors import IntegrityError, ModelError, RunFolderError
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import Absentees, Answers, Exchange, check_learned
 from fedveil.federation.grammar import MISSHAPEN, Conversation, Grammar, ends
+from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import Draw, Rounds
@@ -73,6 +74,7 @@ class CoordinatorParty:
         membership: the federation.
         identity: the coordinator's long-term key.
         folder: the run folder, new or of a run that was interrupted.
+        heads: the ends of the silos' ledgers, over all runs.
         observer: who is told how the run goes on.
 
     Raises:
@@ -88,11 +90,12 @@ class CoordinatorParty:
         membership: Membership,
         identity: IdentityKey,
         folder: RunFolder,
+        heads: HeadsSeen,
         observer: Observer,
     ) -> None:
         check_deployable(prepared)
         self._prepared, self._membership, self._identity = prepared, membership, identity
-        self._folder = folder
+        self._folder, self._heads = folder, heads
         self._rounds = Rounds(prepared, folder, observer)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
         self._check_lengths()
@@ -168,7 +171,7 @@ class CoordinatorParty:
             recipient=SERVER,
             largest=self._largest_answer(),
         )
-        exchange = self._exchange
+        exchange, name = self._exchange, self._membership.silos[silo]
         if exchange is None or letter.run != self._run:
             return
         if silo in self._absent:
@@ -182,9 +185,9 @@ class CoordinatorParty:
         try:
             self._talks[silo].answer(letter.parts)
         except RefusalError:
-            self.stop(f"silo {self._membership.silos[silo]}: sent {MISSHAPEN}")
+            self.stop(f"silo {name}: sent {MISSHAPEN}")
             return
-        exchange.answers[silo] = letter.parts
+        exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
 
     def _end(self, silo: int, letter: SignedMessage) -> None:
@@ -209,8 +212,9 @@ class CoordinatorParty:
         if exchange is None or exchange.missing:
             return
         try:
+            self._heads.hear(exchange.heads)
             exchange.then(dict(sorted(exchange.answers.items())))
-        except (ProtocolError, ModelError) as error:
+        except (IntegrityError, ModelError, ProtocolError) as error:
             self.stop(str(error))
 
     def _leave(self, silos: tuple[int, ...]) -> bool:
@@ -239,7 +243,9 @@ class CoordinatorParty:
     def _begin_session(self) -> None:
         self._session += 1
         self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
-        terms = Terms(experiment=self._shown().to_toml(), membership=self._membership.digest)
+        membership = self._membership
+        heads = tuple(self._heads.last(silo) for silo in membership.silos)
+        terms = Terms(experiment=self._shown().to_toml(), membership=membership.digest, heads=heads)
         self._session_run = session_run(self._run, self._session, terms)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
         self._absent.readmit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError
+from fedveil.errors import BudgetError, ConfigError, FedveilError, IntegrityError, RunFolderError
 from fedveil.protection.errors import OwnRecordsError, ProtocolError
 from fedveil.protection.parts import Cause
 
@@ -12,6 +12,7 @@ OWN_RECORDS: Final = "the silo's own records do not allow what is asked; its own
 """All that is said of a refusal that depends on private data: the same words whatever the reason."""
 
 _STORAGE: Final = "the silo cannot read or keep its own state; its own log says more"
+_INTEGRITY: Final = "lines are missing from the silo's ledger; its own log says more"
 _BUDGET: Final = "the round would bring this silo's users above what they may spend over all runs"
 
 
@@ -39,6 +40,8 @@ def told(error: Exception) -> tuple[Cause, str]:
         return error.cause, error.reason
     if isinstance(error, BudgetError):
         return "budget", _BUDGET
+    if isinstance(error, IntegrityError):
+        return "integrity", _INTEGRITY
     if isinstance(error, RunFolderError):
         return "storage", _STORAGE
     if isinstance(error, ConfigError | ProtocolError) and not isinstance(error, OwnRecordsError):

@@ -37,6 +37,7 @@ class Exchange:
         letters: by silo.
         then: what follows once no answer is missing.
         answers: those that have arrived.
+        heads: of their senders' ledgers, by name.
     """
 
     session: int
@@ -44,6 +45,7 @@ class Exchange:
     letters: dict[int, bytes]
     then: Callable[[Answers], None]
     answers: Answers = field(default_factory=dict)
+    heads: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:

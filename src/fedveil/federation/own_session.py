@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,9 +26,10 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.own_round import OwnTurn, Told, as_tensor
 from fedveil.federation.promise import Promise
+from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tensors
-from fedveil.population.records import Population
-from fedveil.privacy.ledger import Budget, Ledger
+from fedveil.privacy.ledger import Budget
+from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.parts import (
     Counts,
     Drawn,
@@ -61,14 +61,16 @@ class Books:
 
     Attributes:
         run: 16 bytes, the run.
-        ledger: gives the silo's ledger over all runs; it may be opened again while a session goes on.
+        ledger: the silo's over all runs.
+        origin: who asks for the run, and under what.
         budget: what the ledger may hold; None: anything.
         records: what it gave to the last round of each run.
         models: the last model of the run, where the silos alone have it.
     """
 
     run: bytes
-    ledger: Callable[[], Ledger]
+    ledger: SiloLedger
+    origin: Origin
     budget: Budget | None
     records: RecordStore
     models: ModelStore
@@ -81,11 +83,11 @@ class Books:
     @property
     def known(self) -> bool:
         """Whether a round of the run was charged before."""
-        return any(entry.run == self.name for entry in self.ledger().entries)
+        return any(entry.run == self.name for entry in self.ledger.ledger.entries)
 
     def charged(self) -> list[int]:
         """Return the rounds of the run that were charged, once for each charge."""
-        return [entry.round for entry in self.ledger().entries if entry.run == self.name]
+        return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
 
 
 class OwnSession:
@@ -107,7 +109,7 @@ class OwnSession:
     ) -> None:
         self.prepared, self.promise, self.number = prepared, promise, place.number
         self._books, self._run = books, place.run
-        self._terms = hashlib.sha256(terms.encode()).digest()
+        self._terms = terms.digest
         self._privacy = privacy_randomness(prepared.experiment)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._privacy)
         whole = self._agreement.least if self._agreement.repeats else place.least
@@ -122,7 +124,7 @@ class OwnSession:
         """Return what the silo says when it joins."""
         answers: list[Part] = [Joined()]
         if self.prepared.method.shows_counts:
-            answers.append(Counts(counts=_counts(self.prepared.population)))
+            answers.append(Counts(counts=_scores(self.prepared)))
         first = self.client.announce()
         return answers if first is None else [*answers, Relay(message=first)]
 
@@ -147,11 +149,14 @@ class OwnSession:
         raise RefusalError("request", f"a silo does not read {type(part).__name__}")
 
     def _weigh(self, totals: Totals) -> None:
-        """Take the weights n_su / N_u from what every user holds over all silos."""
+        """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""
         prepared, users = self.prepared, self.prepared.population.n_users
         if len(totals.counts) != users:
             raise RefusalError("request", f"totals of {len(totals.counts)} users instead of {users}")
-        self.promise = self.promise.by_records(prepared.setting.cohort.groups, totals.counts)
+        groups = prepared.setting.cohort.groups
+        self.promise = self.promise.by_records(
+            groups, prepared.method.weights.scores(groups.size), totals.counts
+        )
         assert self.promise.weights is not None
         setting = replace(prepared.setting, weights=self.promise.weights.clone())
         self.prepared = replace(prepared, setting=setting)
@@ -199,18 +204,19 @@ class OwnSession:
         self._check_follows(last, task.round)
         before = {} if self._agreement.result_at_server else self._after(last)
         again = charged.count(task.round)
-        books.ledger().charge(
+        books.ledger.charge(
             run=books.name,
             round=task.round,
             attempt=again,
             event=self.promise.of_round(self.prepared.setting, task.round),
             budget=books.budget,
+            origin=books.origin,
         )
         start = as_tensor(before[_MODEL] if model is None else model)
         turn = OwnTurn.of(self.prepared, task.round, start, drawn, self._privacy)
         work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
         work.begin(0 if repeats else again)
-        self._record = RoundRecord(round=task.round, request=request, before=before)
+        self._record = RoundRecord(round=task.round, request=request, head=books.ledger.head, before=before)
         return work.give(self.number)
 
     def _keep(self, given: Any) -> None:
@@ -244,9 +250,9 @@ class OwnSession:
         Raises:
             RefusalError: the sum of that round has not arrived here, so it is still the round to play.
         """
-        initial, optimizer = self.prepared.task.initial().cpu(), self.prepared.method.server
+        initial, method = self.prepared.task.initial().cpu(), self.prepared.method
         if last is None:
-            return _kept(initial, optimizer.init(initial))
+            return _kept(initial, method.init(initial))
         if _MODEL not in last.after:
             raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
         after = last.after[_MODEL]
@@ -255,8 +261,8 @@ class OwnSession:
                 "replay",
                 f"round {last.round} ended with a model of {len(after)} parameters, not {len(initial)}",
             )
-        if not matching(optimizer, as_tensor(after), _state(last.after)):
-            raise RefusalError("replay", f"round {last.round} ended with the state of another optimiser")
+        if not matching(method, as_tensor(after), _state(last.after)):
+            raise RefusalError("replay", f"round {last.round} ended with the state of another server")
         return last.after
 
     def _learn(self) -> list[Part]:
@@ -284,7 +290,7 @@ class OwnSession:
             self._books.records.write(self._books.run, self._record)
         elif save(dict(record.after)) != save(dict(after)):
             raise RefusalError("state", f"round {record.round} ended here with another sum before")
-        self._books.models.put(self.prepared.task.state(made))
+        self._books.models.put(self.prepared.task.state(setting.method.model_of(made, state)))
         self._ended = True
         content = struct.pack(">I", record.round) + save(dict(after))
         return [Learned(tag=self.client.tag(content))]
@@ -312,5 +318,8 @@ def _state(kept: Tensors) -> State:
     }
 
 
-def _counts(share: Population) -> np.ndarray:
-    return np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
+def _scores(prepared: Prepared) -> np.ndarray:
+    """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
+    share = prepared.population
+    counts = np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
+    return prepared.method.weights.scores(counts)

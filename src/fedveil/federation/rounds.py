@@ -162,7 +162,8 @@ class Rounds:
         silos = prepared.population.n_silos
         model, state = coordinate(turn, total, n_silos=silos, summed=summed, drawn=drawn)
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
-        self._complete(model, state, evaluate(prepared, model) if due else None, summed)
+        released = prepared.method.model_of(model, state)
+        self._complete(model, state, evaluate(prepared, released) if due else None, summed)
 
     def pass_on(self, summed: int) -> None:
         """Put on the disk that a round has ended whose model the silos alone have."""

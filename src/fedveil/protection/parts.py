@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeVar, get_args
 
@@ -12,15 +13,15 @@ from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.foreign import foreign
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import REST, Layout, fixed, number, sent_as
+from fedveil.protection.fields import REST, Layout, fixed, many, number, sent_as
 from fedveil.protection.messages import KINDS, Message, message
 from fedveil.protection.wire import Reader, Writer
 
 DIGEST_BYTES: Final = 32
 
-Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request"]
+Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request", "integrity"]
 """Why a silo refuses: its policy, its users' budget, another schema, a request that was answered with something else
-before, its own state is not what it was, its disk, or a request that makes no sense."""
+before, its own state is not what it was, its disk, a request that makes no sense, or lines missing from its ledger."""
 
 
 class Part(Message):
@@ -92,11 +93,19 @@ class Terms(Part):
 
     Attributes:
         membership: SHA-256 of the federation's membership (silos, keys, schema).
+        heads: the last head of every silo's ledger that the coordinator has heard of, in the silos' order; zeros where
+            it has heard of none. The same for all silos; what a round is asked for again by does not depend on it.
         experiment: the complete TOML document.
     """
 
     membership: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
+    heads: tuple[bytes, ...] = sent_as(many(fixed(DIGEST_BYTES), size=2), Tells.NOTHING)
     experiment: str = sent_as(_TEXT, Tells.NOTHING)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of what is proposed: the same for every session of a run."""
+        return hashlib.sha256(self.membership + self.experiment.encode()).digest()
 
 
 @message(62, "consent")

@@ -1,0 +1,68 @@
+"""The method of a release of statistics as a function of its noise, under the protection of the document that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Literal
+
+from fedveil.engine.choice import Choice
+from fedveil.errors import ConfigError
+from fedveil.methods.claims import PublicFacts
+from fedveil.methods.method import Method
+from fedveil.methods.statistic import statistic
+from fedveil.methods.weights import Weights
+from fedveil.statistics.local import LocalStep
+
+SiloWeights = Literal["records", "equal", "uniform"]
+"""A person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts person-silo pairs."""
+
+_WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
+    {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}
+)
+
+
+def release_builder(
+    section: Choice, silos: SiloWeights, step: LocalStep, facts: PublicFacts, *, key: str, colluding: int
+) -> Callable[[float], Method]:
+    """Return the method of a release as a function of its noise multiplier.
+
+    Args:
+        section: the protection that is asked for.
+        silos: the weights.
+        step: the local step.
+        facts: the federation's public facts.
+        key: where the weights are asked for, for errors.
+        colluding: silos that pool what they know and still have the stated noise against them.
+
+    Raises:
+        ConfigError: weights that would show counts, or a protection of models.
+    """
+    protection, weights = section.build(), _WEIGHTS[silos]
+    if silos == "equal" and protection.weighs:
+        protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
+    if weights.by_records and not protection.weighs:
+        raise ConfigError(
+            f"{key}: '{silos}' counts people, for which silos must weigh a person by what she has "
+            "elsewhere; in the open that shows her counts. Give protection.name = 'private-weighting', or "
+            "silos = 'uniform', which counts person-silo pairs (and needs no weights)"
+        )
+    if not (protection.masks or protection.weighs or not protection.agrees):
+        raise ConfigError(
+            f"protection.name: '{section.name}' is for models; statistics run under none, "
+            "secure-aggregation or private-weighting"
+        )
+
+    def build(noise_multiplier: float) -> Method:
+        return statistic(
+            local=step,
+            n_silos=facts.n_silos,
+            n_users=facts.n_users,
+            weights=weights,
+            noise_multiplier=noise_multiplier,
+            protection=protection,
+            colluding_silos=colluding,
+            missing_silos=protection.missing_silos,
+        )
+
+    return build
