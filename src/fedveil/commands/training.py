@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.commands.data import print_report
+from fedveil.commands.figures import print_rows
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.experiment import parse_assignment
@@ -21,6 +22,7 @@ from fedveil.errors import BudgetError, ConfigError
 from fedveil.federation.coordinator import STATE
 from fedveil.population.data_report import data_report
 from fedveil.population.schema import read_schema
+from fedveil.privacy.claims import Role
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
@@ -157,7 +159,7 @@ def _prepared(study: Study) -> Iterator[Prepared]:
 
 def _checked(prepared: Prepared) -> dict[str, Any]:
     experiment = prepared.experiment
-    epsilon = prepared.epsilon_after(experiment.rounds)
+    epsilon = prepared.epsilon_with(Role.READER, experiment.rounds, prepared.beside)
     budget = experiment.privacy.budget
     return {
         "experiment": experiment.name,
@@ -168,6 +170,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "contributions": len(prepared.setting.cohort.groups),
         "trainer": type(prepared.setting.trainer).__name__,
         "rounds": experiment.rounds,
+        "noise of auc (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
         "epsilon": epsilon if epsilon < float("inf") else None,
         "within budget": None if budget is None else epsilon <= budget,
     }
@@ -194,6 +197,7 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
                 "rounds": one.rounds,
                 "stopped": one.stopped,
                 "test": one.row["test"],
+                "evaluation": None if one.evaluated is None else one.evaluated.to_json(),
                 "seconds": one.seconds,
                 "statement": one.statement.to_json(),
             }
@@ -210,6 +214,8 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
 def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
     OUT.print(outcome_table(outcomes))
     for one in outcomes:
+        if one.evaluated is not None:
+            print_rows(one.evaluated.rows)
         if one.stopped and one.rounds:
             OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
     if len(outcomes) == 1:
