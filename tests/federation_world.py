@@ -22,10 +22,12 @@ from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.document import canonical
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
+from fedveil.federation.sessions import session_name, session_run
 from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
@@ -36,11 +38,12 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.paillier_weights import PaillierEvaluator
-from fedveil.protection.parts import Part, Relay
+from fedveil.protection.parts import Here, Knock, Part, Relay, Terms
 from fedveil.protection.sealed_sums import SealedMessage, SealedServer
 from fedveil.registry import names
 from tests.test_run import Silent
 
+RUN = bytes(range(16))
 NO_HEADS = (NONE, NONE, NONE)
 """What a coordinator says of the ledgers of three silos before it has heard of any."""
 
@@ -205,6 +208,10 @@ def statement(folder: Path) -> Any:
     return json.loads((folder / "privacy.json").read_text())
 
 
+def _letter(run: bytes, session: bytes, number: int, silo: int, parts: tuple[Part, ...]) -> SignedMessage:
+    return SignedMessage(run=run, session=session, number=number, sender=SERVER, recipient=silo, parts=parts)
+
+
 class World:
     """All parties of a run, each with its folder.
 
@@ -228,6 +235,8 @@ class World:
             schema_digest=bytes(32),
         )
         self.run_folder = RunFolder.create(folder, experiment)
+        self.named: dict[tuple[int, bytes, int], bytes] = {}
+        self.runs: dict[tuple[int, bytes, int], bytes] = {}
         self.left: dict[tuple[int, int], set[bytes]] = {}
         self.silos: list[SiloParty | None] = [self.silo(number) for number in range(len(self.keys))]
         self.coordinator: CoordinatorParty | None = None
@@ -295,6 +304,7 @@ class World:
         coordinator = self.coordinator = self.coordinate()
         for _ in range(most):
             if coordinator.finished:
+                self.farewell()
                 return
             for number, data in coordinator.letters():
                 party = self.silos[number]
@@ -312,6 +322,68 @@ class World:
             data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
         )
         return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
+
+    def tell(
+        self, *parts: Part, silo: int = 0, session: int = 1, number: int = 0, run: bytes = RUN
+    ) -> tuple[Part, ...]:
+        """What a silo answers to a letter of the coordinator; terms begin a session, under a nonce that is asked for.
+
+        Args:
+            parts: of the letter.
+            silo: who reads it.
+            session: the test's own name of the session that the terms begin, or that the letter is of.
+            number: of the exchange.
+            run: of the session.
+        """
+        place = silo, run, session
+        if len(parts) == 1 and isinstance(parts[0], Terms):
+            opened = bytes([session]) * 16
+            (here,) = self.ask(_letter(run, opened, 0, silo, (Knock(),)))
+            assert isinstance(here, Here)
+            nonces = ((silo, here.nonce),)
+            parts = (replace(parts[0], opened=opened, nonces=nonces),)
+            self.named[place] = session_name(run, opened, nonces)
+            self.runs[place] = session_run(self.named[place], parts[0])
+        named = self.named.get(place, session.to_bytes(16, "big"))
+        return self.ask(_letter(run, named, number, silo, parts))
+
+    def ask(self, letter: SignedMessage) -> tuple[Part, ...]:
+        """What a silo answers to a letter."""
+        party = self.silos[letter.recipient]
+        assert party is not None
+        return SignedMessage.open(
+            party.receive(letter.seal(self.key)),
+            sender=letter.recipient,
+            identity=self.membership.roster[letter.recipient],
+            recipient=SERVER,
+            largest=LARGEST_LETTER,
+        ).parts
+
+    def terms(self, experiment: Experiment, membership: bytes | None = None) -> Terms:
+        """The terms of an experiment, of no session yet."""
+        named = self.membership.digest if membership is None else membership
+        return Terms(
+            membership=named,
+            heads=NO_HEADS,
+            opened=bytes(16),
+            nonces=(),
+            experiment=canonical(experiment),
+        )
+
+    def exchange(self, coordinator: CoordinatorParty) -> None:
+        """Carry the letters that wait, and their answers."""
+        for number, data in coordinator.letters():
+            party = self.silos[number]
+            assert party is not None
+            coordinator.receive(number, party.receive(data))
+
+    def farewell(self) -> None:
+        """Carry the last letters of a run."""
+        assert self.coordinator is not None
+        for number, data in self.coordinator.farewells():
+            party = self.silos[number]
+            assert party is not None
+            party.receive(data)
 
     def close(self) -> None:
         for party in (*self.silos, self.coordinator):

@@ -125,7 +125,7 @@ def test_no_file_of_any_party_holds_anothers_private_half(parties: Parties) -> N
     rotate(silo, asked)
     keys = list(parties.root.rglob("*.key*"))
     assert sorted(path.relative_to(parties.root).as_posix() for path in keys) == [
-        *("coordinator/identity.key", "coordinator/server.key", "founder/ca.key", "founder/founder.key"),
+        *("coordinator/identity.key", "coordinator/link/server.key", "founder/ca.key", "founder/founder.key"),
         *("north/identity.key", "north/node.key"),
         *("south/identity.key", "south/identity.key.next", "south/node.key", "south/node.key.next"),
     ]
@@ -149,7 +149,7 @@ def test_a_membership_has_the_keys_that_were_admitted(parties: Parties) -> None:
     assert (membership.serial, membership.silos) == (1, ("north", "south"))
     assert north.identity.public == membership.roster[0]
     assert coordinator.identity.public == membership.coordinator
-    assert 396 < days_left(coordinator / "server.crt", coordinator / "ca.crt") < 398
+    assert 396 < days_left(coordinator / "link/server.crt", coordinator / "ca.crt") < 398
     assert north.schema.n_users == 5
     assert len(membership.fingerprint.split()) == 8
 

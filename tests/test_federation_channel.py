@@ -12,10 +12,9 @@ import pytest
 
 from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.engine.experiment import Experiment, parse
-from fedveil.federation.errors import OWN_RECORDS
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
-from fedveil.federation.signed_message import SignedMessage, session_run
+from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
 from fedveil.methods.sending import Coded
@@ -24,10 +23,10 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.parts import Joined, Model, Part, Refused, Relay, Task, Terms
+from fedveil.protection.parts import Joined, Model, Part, Refused, Relay, Task
+from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
 from tests.federation_world import (
-    NO_HEADS,
     OPEN,
     Chaos,
     Moments,
@@ -75,14 +74,7 @@ def held_by(who: str) -> Population:
 
 def told(world: World, *parts: Part, session: int = 1, number: int = 0) -> tuple[Part, ...]:
     """What silo 0 answers to a letter of the coordinator."""
-    party = world.silos[0]
-    assert party is not None
-    letter = SignedMessage(run=RUN, session=session, number=number, sender=SERVER, recipient=0, parts=parts)
-    answer = party.receive(letter.seal(world.key))
-    identity = world.membership.roster[0]
-    return SignedMessage.open(
-        answer, sender=0, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
-    ).parts
+    return world.tell(*parts, session=session, number=number)
 
 
 class Session:
@@ -95,12 +87,10 @@ class Session:
 
     def __init__(self, world: World, number: int = 1) -> None:
         self._world, self._number = world, number
-        terms = Terms(
-            experiment=world.experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS
-        )
+        terms = world.terms(world.experiment)
         agreed = SealedSums(clients=3, length=4, decode=lambda given, number: np.zeros(4))
-        self.server = SealedServer(agreed, session_run(RUN, number, terms))
         accepted, offer = told(world, terms, session=number)
+        self.server = SealedServer(agreed, world.runs[0, RUN, number])
         assert isinstance(accepted, Joined)
         assert isinstance(offer, Relay)
         ((_, self.key),) = self.server.receive(0, offer.message)
@@ -224,12 +214,12 @@ def test_others_read_nothing(tmp_path: Path) -> None:
 def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_path: Path) -> None:
     world = World(tmp_path, asked(**LRSUQ), population())
     coordinator = world.coordinate()
-    for _ in range(2):
+    for _ in range(3):
         for number, data in coordinator.letters():
             party = world.silos[number]
             assert party is not None
             reply = party.receive(data)
-            if party._last is not None and party._session is not None and party._last.number == 1:
+            if party._last is not None and party._session is not None and party._last.number == 2:
                 letter = SignedMessage.open(
                     data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
                 )
@@ -257,11 +247,11 @@ def test_who_does_not_trust_the_coordinator_refuses(
             **OPEN, methods=("uldp-avg", "dp-fed"), disclose_counts=True, trust_coordinator=trusts
         )
         world = World(tmp_path, experiment, held_by(who), policy)
-        terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
+        terms = world.terms(experiment)
         answer = told(world, terms)[0]
         assert isinstance(answer, Joined if trusts else Refused)
         if isinstance(answer, Refused):
-            assert "nothing is guaranteed against the coordinator" in answer.reason
+            assert answer.why.code is Code.NOT_AGAINST_COORDINATOR
         world.close()
 
 
@@ -279,25 +269,28 @@ def test_who_does_not_trust_the_coordinator_refuses(
     ],
 )
 def test_what_cannot_travel_is_refused_with_the_reason(
-    changes: dict[str, Any], held: Population, expected: str, tmp_path: Path
+    changes: dict[str, Any], held: Population, expected: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused(asked(**changes), held, expected, tmp_path)
+    refused(asked(**changes), held, tmp_path)
+    assert expected in caplog.text
 
 
-def test_a_scale_that_is_private_is_refused(tmp_path: Path) -> None:
+def test_a_scale_that_is_private_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     experiment = asked(**of_clients("cepam-gaussian"))
     document = tomllib.loads(experiment.to_toml())
     del document["method"]["clip"]
     document["method"]["scale"] = "norm"
-    refused(parse(document, "test"), clients(), "private number", tmp_path)
+    refused(parse(document, "test"), clients(), tmp_path)
+    assert "private number" in caplog.text
 
 
-def refused(experiment: Experiment, held: Population, expected: str, folder: Path) -> None:
+def refused(experiment: Experiment, held: Population, folder: Path) -> None:
+    """The coordinator says why; a silo sends a code, and says why in its own log."""
     world = World(folder, experiment, held)
-    terms = Terms(experiment=experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
+    terms = world.terms(experiment)
     answer = told(world, terms)[0]
     assert isinstance(answer, Refused)
-    assert expected in answer.reason
+    assert answer.why == Refusal(Code.EXPERIMENT)
     world.close()
 
 
@@ -306,11 +299,9 @@ def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
     swapped = replace(held, train=replace(held.train, user=(held.train.user + 1) % 3))
     experiment = asked(**of_clients("cepam-gaussian"))
     world = World(tmp_path, experiment, swapped)
-    answer = told(
-        world, Terms(experiment=experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
-    )[0]
+    answer = told(world, world.terms(experiment))[0]
     assert isinstance(answer, Refused)
-    assert answer.reason == OWN_RECORDS
+    assert answer.why == Refusal(Code.OWN_RECORDS)
     world.close()
 
 

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.federation.grammar import ENDINGS, MISSHAPEN, Grammar
+from fedveil.federation.grammar import ENDINGS, OUTSIDE, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.federation.signed_message import SignedMessage, session_run
+from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
@@ -32,8 +32,9 @@ from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import (
     PARTS,
     Drawn,
-    Lost,
+    Here,
     Model,
+    Over,
     Part,
     Refused,
     Relay,
@@ -41,7 +42,8 @@ from fedveil.protection.parts import (
     Terms,
     Totals,
 )
-from tests.federation_world import NO_HEADS, TESTING, World, asked, clients, population, small_keys
+from fedveil.protection.refusals import Code, Refusal
+from tests.federation_world import TESTING, World, asked, clients, population, small_keys
 from tests.test_run import files, same_model
 
 RUN = bytes(range(16))
@@ -83,28 +85,11 @@ def _small_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(world: World, *parts: Part, silo: int = 0, session: int = 1, number: int = 0) -> tuple[Part, ...]:
     """What a silo answers to a letter of the coordinator."""
-    party = world.silos[silo]
-    assert party is not None
-    letter = SignedMessage(
-        run=RUN, session=session, number=number, sender=SERVER, recipient=silo, parts=parts
-    )
-    answer = party.receive(letter.seal(world.key))
-    identity = world.membership.roster[silo]
-    return SignedMessage.open(
-        answer, sender=silo, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
-    ).parts
+    return world.tell(*parts, silo=silo, session=session, number=number)
 
 
 def terms(world: World) -> Terms:
-    return Terms(experiment=world.experiment.to_toml(), membership=world.membership.digest, heads=NO_HEADS)
-
-
-def offered(world: World) -> Terms:
-    """What the coordinator offers, whose numbers are resolved."""
-    assert world.coordinator is not None
-    return Terms(
-        experiment=world.coordinator._shown().to_toml(), membership=world.membership.digest, heads=NO_HEADS
-    )
+    return world.terms(world.experiment)
 
 
 def guessed(world: World, users: int) -> tuple[list[int], int]:
@@ -177,7 +162,7 @@ def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Pat
     party._session.prepared.setting.weights.mul_(1.0 + 2.0**-52)
     (answer,) = told(world, Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
     assert isinstance(answer, Refused)
-    assert answer.cause == "state"
+    assert answer.why.code is Code.WEIGHTS
     assert not list(read_entries(tmp_path / "state-0" / LEDGER))
     world.close()
 
@@ -238,7 +223,8 @@ class Exchange:
 
     @cached_property
     def session(self) -> bytes:
-        return session_run(self.letter.run, self.letter.session, offered(self.world))
+        assert self.world.coordinator is not None
+        return self.world.coordinator._session_run
 
     def addressed_all(self, samples: dict[Kind, Part], *, up: bool) -> dict[Kind, Part]:
         """Samples as this moment would have them."""
@@ -271,7 +257,7 @@ def exchanges(world: World) -> Iterator[Exchange]:
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Part]:
     """One part of every kind, as honest runs send them, with contents that would do harm where they were read."""
-    found: dict[Kind, Part] = {Lost: Lost(), Refused: Refused(cause="budget", reason="no")}
+    found: dict[Kind, Part] = {Refused: Refused(why=Refusal(Code.ROUND_BUDGET))}
     with pytest.MonkeyPatch.context() as patched:
         small_keys(patched)
         for name in CASES:
@@ -288,13 +274,14 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Part]:
             world.close()
     found[Totals] = Totals(counts=np.full(6, 50))
     found[Drawn] = Drawn(commitment=bytes(range(32)))
+    found[Over] = Over()
     return found
 
 
 @needs_tenseal
 def test_every_kind_has_its_place_in_a_grammar(samples: dict[Kind, Part], tmp_path: Path) -> None:
     """A kind of part or message that no session has is either dead or unguarded."""
-    listed: set[Kind] = {kind for shape in ENDINGS for kind in shape}
+    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE) for kind in shape}
     for name in CASES:
         world = made(name, tmp_path / name)
         coordinator = world.coordinate()
@@ -387,7 +374,9 @@ def others(
     if pairs:
         shapes += list(product(samples.values(), repeat=2))
     own = shape_of(honest)
-    return (parts for parts in shapes if shape_of(parts) != own)
+    return (
+        parts for parts in shapes if shape_of(parts) not in (own, (Over,))
+    )  # which the coordinator may say
 
 
 def harmless_to_a_silo(name: str, samples: dict[Kind, Part], folder: Path, *, pairs: bool) -> None:
@@ -400,9 +389,9 @@ def harmless_to_a_silo(name: str, samples: dict[Kind, Part], folder: Path, *, pa
         before, mine = state_of(world, exchange.silo), exchange.addressed_all(samples, up=False)
         for parts in others(exchange.letter.parts, mine, pairs=pairs):
             (answer,) = exchange.to_silo(*parts)
-            assert isinstance(answer, Refused | Lost)
+            assert isinstance(answer, Refused | Here)
             if isinstance(answer, Refused):
-                assert answer.reason == MISSHAPEN or answer.cause == "replay"
+                assert answer.why.code is Code.SHAPE or answer.why.code.cause == "replay"
             tried += 1
         assert state_of(world, exchange.silo) == before
     assert tried > 100
@@ -448,13 +437,13 @@ def test_no_other_answer_changes_anything_at_the_coordinator(
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(coordinator, "stop", stops.append)
             state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
-            before = fingerprint(state), on_disk(world.run_folder.path)
             mine = exchange.addressed_all(samples, up=True)
+            before = fingerprint(state), on_disk(world.run_folder.path)
             letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in ENDINGS]
             for parts in letters:
                 exchange.from_silo(*parts)
             assert (fingerprint(state), on_disk(world.run_folder.path)) == before
-        assert stops == [f"silo silo{exchange.silo}: sent {MISSHAPEN}"] * len(letters)
+        assert stops == [f"silo silo{exchange.silo}: sent {Code.SHAPE.template}"] * len(letters)
         assert len(letters) > 40
     world.close()
 
@@ -490,9 +479,9 @@ def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part]
             if others_first is None:
                 break
             parts = tuple(exchange.addressed(kinds[kind % len(kinds)], up=False) for kind in others_first)
-            if shape_of(parts) != shape_of(exchange.letter.parts):
+            if shape_of(parts) not in (shape_of(exchange.letter.parts), (Over,)):
                 before = state_of(world, 0)
-                assert isinstance(exchange.to_silo(*parts)[0], Refused | Lost)
+                assert isinstance(exchange.to_silo(*parts)[0], Refused | Here)
                 assert state_of(world, 0) == before
                 sent += 1
     charges = [

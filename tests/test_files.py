@@ -120,7 +120,11 @@ def federation(folder: Path) -> dict[str, FileKind]:
     run_folder = RunFolder(run(prepared, folder / "here", Silent()).folder)
     (folder / "answers").mkdir()
     record = RoundRecord(
-        round=3, request=bytes(32), given=bytes(40), before={"model": np.arange(5.0, dtype=np.float32)}
+        round=3,
+        request=bytes(32),
+        binding=bytes(32),
+        given=bytes(40),
+        before={"model": np.arange(5.0, dtype=np.float32)},
     )
     RecordStore(folder / "answers").write(RUN, record)
     kept = folder / "answers" / f"{RUN.hex()}.answer"

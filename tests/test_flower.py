@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -24,15 +25,19 @@ from fedveil.engine.folder import RunFolder
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
+from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import Authority, days_left, new_server_key, node_key_pem
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.inspection import inspect_silo
+from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.provisioning import provision
 from fedveil.flower.relay import ask
+from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
 from fedveil.flower.submission import END, Submission, open_run, read_experiment, watch
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.refusals import Code
 from tests.federation_world import small_keys
 from tests.test_run import Silent
 
@@ -67,7 +72,7 @@ def serving(made: Demonstration) -> Iterator[list[Path]]:
 def test_a_federation_is_founded_with_keys_that_only_their_owner_reads(made: Demonstration) -> None:
     founded = made.provisioned
     secrets = [founded.authority / "ca.key", founded.coordinator / "identity.key"]
-    secrets += [founded.coordinator / "server.key"]
+    secrets += [founded.coordinator / "link" / "server.key"]
     for path in founded.silos:
         secrets += [path / "identity.key", path / "node.key"]
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
@@ -281,9 +286,46 @@ def test_a_coordinator_is_not_served_under_a_certificate_that_is_not_valid(made:
     from fedveil.flower.party import Party
 
     home = CoordinatorFolder(made.provisioned.coordinator)
-    Authority.create("other").publish(home.path)
+    Authority.create("other").publish(home / "link")
     with pytest.raises(ConfigError, match=r"no certificate of ca.crt"):
         Party(home)
+
+
+def test_a_link_has_no_other_key_than_that_of_tls(made: Demonstration, tmp_path: Path) -> None:
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    held = {path.name for path in home.link.path.iterdir()}
+    assert held == {"ca.crt", "link.toml", "server.crt", "server.key"}
+    settings = home.link.settings
+    settings.model_copy(update={"group": "nobody-knows-it"}).write(home.link / "link.toml")
+    with pytest.raises(ConfigError, match=r"link\.toml: group: this host has no group"):
+        _ = home.link.group
+    shutil.copyfile(home / "identity.key", home.link / "identity.key")
+    with pytest.raises(ConfigError, match=r"holds identity\.key"):
+        _ = home.link
+    with pytest.raises(ConfigError, match=r"has no link\.toml"):
+        LinkFolder(tmp_path)
+
+
+@pytest.mark.parametrize("loose", ["run", "run/link", "run/secret"])
+def test_a_link_that_every_user_of_the_host_reaches_is_not_used(
+    loose: str, made: Demonstration, tmp_path: Path
+) -> None:
+    """Whoever else can open the socket could start runs; whoever else can write it could read their letters."""
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    home.settings.model_copy(update={"starts_link": False}).write(home / "coordinator.toml")
+    running = RunningFolder(home.link.path, os.getgid())
+    listening = listen(running / DOOR, os.getgid())
+    (running / SECRET).write_text(bytes(range(32)).hex())
+    (running / SECRET).chmod(0o640)
+    attached = AttachedLink(home)
+    assert attached.secret == bytes(range(32))
+    assert not attached.ended
+    (home.link / loose).chmod((home.link / loose).stat().st_mode | 0o001)
+    with pytest.raises(ConfigError, match="lets every user of this host in"):
+        AttachedLink(home)
+    listening.close()
+    assert attached.ended
+    running.close()
 
 
 def test_why_a_letter_was_not_answered_stays_with_the_silo(
@@ -441,7 +483,7 @@ def test_a_run_between_institutions_is_not_resumed_in_one_process(
 
 
 def test_a_refusal_names_the_silo() -> None:
-    assert str(RefusalError("budget", "no", silo="va")) == "silo va refuses (budget): no"
+    assert str(RefusalError(Code.KNOWN_SEED, silo="va")).startswith("silo va refuses (policy): privacy")
 
 
 def test_identities_are_not_guessed(made: Demonstration) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import http.client
 import json
 import os
+import shutil
 import socket
 import ssl
 import stat
 import subprocess
 import sys
+import tempfile
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,6 +50,7 @@ from fedveil.flower.certificates import Authority
 from fedveil.flower.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.link import LARGEST_BODY, ROUTES, Door, make_app
+from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.party import Party
 from fedveil.flower.relay import send_frame
 from fedveil.flower.silo import ServedSilo
@@ -57,16 +61,44 @@ from tests.strangers import Stranger
 CLOSED = {"register-node", "unregister-node", "get-run", "get-fab"}
 """Routes of Flower's Fleet API that no silo needs: the coordinator registers, and nobody fetches an app."""
 
+OTHER_USER = 65534
 LOCAL_USER = """\
 import os, socket, sys
-os.setgid(65534)
-os.setuid(65534)
+os.setgroups([])
+os.setgid(65533)
+os.setuid(65533)
 with socket.socket(socket.AF_UNIX) as tried:
     try:
         tried.connect(sys.argv[1])
     except PermissionError:
         sys.exit(0)
 sys.exit(1)
+"""
+
+
+# `fedveil link`, as another user. It becomes him after its imports: others may not be able to read the package.
+LINK = """\
+import os, sys
+import encodings.cp437, fedveil.commands.link, fedveil.flower.link
+from fedveil.cli import main
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.argv = ["fedveil", "link", sys.argv[1]]
+main()
+"""
+LINKS_USER = """\
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+for name in sys.argv[1:]:
+    try:
+        with socket.socket(socket.AF_UNIX) as tried:
+            tried.connect(name) if name.endswith("party") else open(name)
+    except PermissionError:
+        continue
+    sys.exit(1)
 """
 
 
@@ -78,20 +110,22 @@ class Served:
         made: its folders.
         party: the coordinator.
         silo: the first silo.
+        link: the number of the link's process: of another user, if the tests are root's.
     """
 
     made: Demonstration
+    link: int
     party: Party
     silo: ServedSilo
 
     @property
     def address(self) -> tuple[str, int]:
-        settings = CoordinatorFolder(self.made.provisioned.coordinator).settings
+        settings = CoordinatorFolder(self.made.provisioned.coordinator).link.settings
         return settings.host, settings.port
 
     @property
     def processes(self) -> list[int]:
-        return [os.getpid(), self.party.link.number, self.silo.carrier.number]
+        return [os.getpid(), self.link, self.silo.carrier.number]
 
     def state(self) -> tuple[set[int], dict[int, str]]:
         """What the link knows: its runs, and the nodes with what they are doing."""
@@ -101,17 +135,47 @@ class Served:
         return set(runs), {node.node_id: node.status for node in nodes}
 
 
+@contextlib.contextmanager
+def link_of_another_user(home: CoordinatorFolder) -> Iterator[int]:
+    """Serve the link as another user, from a folder of his own; yield the number of the process."""
+    folder = Path(tempfile.mkdtemp(prefix="fedveil-link-"))
+    folder.rmdir()
+    shutil.move(home.link.path, folder)
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, OTHER_USER, OTHER_USER)
+    link = LinkFolder(folder)
+    link.settings.model_copy(update={"group": grp.getgrgid(OTHER_USER).gr_name}).write(link / "link.toml")
+    changed = {"link": str(folder), "starts_link": False}
+    home.settings.model_copy(update=changed).write(home / "coordinator.toml")
+    process = subprocess.Popen([sys.executable, "-c", LINK, str(folder)], stdout=subprocess.DEVNULL)
+    try:
+        yield process.pid
+        assert process.poll() is None
+        process.terminate()
+        process.wait(30)
+        assert not list((folder / "run").iterdir())  # socket and secret are gone
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     made = write_demonstration(tmp_path_factory.mktemp("strangers") / "demo", port=free_port())
-    party = Party(CoordinatorFolder(made.provisioned.coordinator))
-    silo = ServedSilo(SiloFolder(made.provisioned.silos[0]))
-    found = Served(made=made, party=party, silo=silo)
-    while "online" not in found.state()[1].values():
-        assert silo.carrier.ended is None
-    yield found
-    silo.stop()
-    party.stop()
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    with contextlib.ExitStack() as ending:
+        other = ending.enter_context(link_of_another_user(home)) if os.geteuid() == 0 else None
+        party = Party(home)
+        ending.callback(party.stop)
+        silo = ServedSilo(SiloFolder(made.provisioned.silos[0]))
+        ending.callback(silo.stop)
+        number = party.link.number if other is None else other
+        assert number is not None
+        found = Served(made=made, party=party, silo=silo, link=number)
+        while "online" not in found.state()[1].values():
+            assert silo.carrier.ended is None
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +190,7 @@ def flowers_routes(served: Served) -> set[tuple[str, str]]:
     """Every method and path of Flower's own app, taken from the app."""
     from fastapi.routing import iter_route_contexts
 
-    app: Any = make_app(served.made.provisioned.coordinator, "127.0.0.1", 1, bytes(32))
+    app: Any = make_app(CoordinatorFolder(served.made.provisioned.coordinator).link, bytes(32))
     found = set()
     for context in iter_route_contexts(app.routes):
         methods = getattr(context, "methods", None) or getattr(context.route, "methods", None) or {"GET"}
@@ -188,7 +252,7 @@ def test_every_route_of_flowers_is_let_through_or_closed_by_name(
 
 def test_the_coordinator_listens_at_one_port_and_a_silo_at_none(served: Served) -> None:
     _, port = served.address
-    link = served.party.link.number
+    link = served.link
     assert {process: listening(process) for process in served.processes} == {
         os.getpid(): set(),
         link: {port},
@@ -201,8 +265,9 @@ def test_the_coordinator_listens_at_one_port_and_a_silo_at_none(served: Served) 
     }
     for process in served.processes:
         for path in sockets(process):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            shared = process == link and served.party.link.number is None
+            assert stat.S_IMODE(path.stat().st_mode) == (0o660 if shared else 0o600)
+            assert stat.S_IMODE(path.parent.stat().st_mode) == (0o750 if shared else 0o700)
 
 
 def test_a_stranger_gets_nothing_at_any_route(served: Served, flowers_routes: set[tuple[str, str]]) -> None:
@@ -449,8 +514,32 @@ def test_another_user_of_a_partys_host_opens_no_socket(served: Served) -> None:
             parent.chmod(mode)
 
 
+def test_the_links_user_reads_nothing_of_the_coordinator(served: Served) -> None:
+    """Who breaks into the process that speaks with the network has no identity key, no run folder and no ledger."""
+    if served.party.link.number is not None:
+        pytest.skip("becoming another user needs root")
+    status = Path(f"/proc/{served.link}/status").read_text().splitlines()
+    users = {line.split()[0]: set(line.split()[1:]) for line in status if line.startswith(("Uid:", "Gid:"))}
+    assert users == {"Uid:": {str(OTHER_USER)}, "Gid:": {str(OTHER_USER)}}
+    coordinator = served.made.provisioned.coordinator
+    opened = {parent for parent in (coordinator, *coordinator.parents) if parent.is_dir()}
+    modes = {parent: stat.S_IMODE(parent.stat().st_mode) for parent in opened}
+    secrets = [str(coordinator / "identity.key"), str(coordinator / "run" / "party")]
+    try:
+        for parent, mode in modes.items():
+            parent.chmod(mode | 0o055)  # the file's own mode must do
+        tried = [sys.executable, "-S", "-c", LINKS_USER, *secrets]
+        assert subprocess.run(tried, check=False).returncode == 0
+    finally:
+        for parent, mode in modes.items():
+            parent.chmod(mode)
+    held = {int(name) for name in os.listdir(f"/proc/{served.link}/fd")}
+    names = [os.readlink(f"/proc/{served.link}/fd/{number}") for number in held]
+    assert not [name for name in names if str(coordinator) in name]
+
+
 def test_what_processes_are_told_stands_where_nobody_else_reads(served: Served) -> None:
-    secret = served.party._secret.hex().encode()
+    secret = served.party.link.secret.hex().encode()
     for process in served.processes:
         folder = Path(f"/proc/{process}")
         assert secret not in (folder / "cmdline").read_bytes()

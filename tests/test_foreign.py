@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -12,14 +13,13 @@ import pytest
 from rich.table import Table
 
 from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
-from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.document import canonical
 from fedveil.foreign import LONGEST, foreign, inert
-from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import PARTS, Refused, Terms
+from fedveil.protection.parts import PARTS, Refused
+from fedveil.protection.refusals import Code, Refusal
 from fedveil.report.document import escape
 from fedveil.report.drawing import label_text
-from tests.federation_world import NO_HEADS, World, asked, population
+from tests.federation_world import World, asked, population
 
 HOSTILE = {
     "closing tag": "[/]",
@@ -116,39 +116,10 @@ def test_every_text_of_every_part_is_tried() -> None:
         (kind.__name__, field.name)
         for kind in PARTS.values()
         for field in fields(kind)  # type: ignore[arg-type]
-        if "str" in str(field.type) or "Cause" in str(field.type)
+        if "str" in str(field.type)
     }
-    assert texts == {("Terms", "experiment"), ("Refused", "cause"), ("Refused", "reason")}
-    assert get_type_hints(Refused)["reason"] is str
-
-
-@ALL
-def test_a_refusal_is_shown_as_data(text: str, tmp_path: Path) -> None:
-    """``[/x]`` as the reason of a silo's refusal crashed the coordinator's command."""
-    world = World(tmp_path, asked(), population())
-    coordinator = world.coordinate()
-    number, data = coordinator.letters()[0]
-    letter = SignedMessage.open(
-        data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
-    )
-    if len(text) < 1000:
-        refusal = Refused(cause="policy", reason=text)
-        coordinator.receive(number, letter.answer(refusal).seal(world.keys[number]))
-        assert coordinator.outcome is not None
-        stopped = coordinator.outcome.stopped or ""
-        assert stopped == f"silo silo0 refuses (policy): {foreign(text)}"
-        console, out = terminal(colour=True)
-        console.print(f"stopped: {stopped}")
-        assert quiet(out.getvalue())
-    else:
-        assert len(Refused.decode(Refused(cause="policy", reason=text).encode()).reason) <= LONGEST
-    coordinator.close()
-    world.close()
-
-
-def test_a_refusal_that_is_no_text_is_shown_all_the_same() -> None:
-    for raw in (b"\xff\xfe", b"\xc3", b"\xed\xa0\x80"):
-        assert Refused.decode(b"\x00" + raw).reason.isprintable()
+    assert texts == {("Terms", "experiment")}
+    assert get_type_hints(Refusal) == {"code": Code, "numbers": tuple[float, ...]}
 
 
 @ALL
@@ -159,35 +130,20 @@ def test_an_experiment_of_the_coordinator_is_data_at_a_silo(
     world = World(tmp_path, asked(), population())
     party = world.silos[0]
     assert party is not None
-    quoted = "".join(f"\\U{ord(character):08X}" for character in text[:3000])
+    quoted = json.dumps(text[:3000])
     with caplog.at_level(logging.WARNING, "fedveil"):
         for number, document in enumerate(
             (
                 text[:3000],
-                asked().to_toml().replace('"uldp-avg"', f'"{quoted}"'),
-                asked().to_toml().replace('name = "try"', f'name = "{quoted}"'),
-                f'"{quoted}" = 1\n' + asked().to_toml(),
+                canonical(asked()).replace('"uldp-avg"', quoted),
+                canonical(asked()).replace('"try"', quoted),
+                canonical(asked()).replace('"data"', f'{quoted}:1,"data"'),
             )
         ):
-            letter = SignedMessage(
-                run=bytes([number] * 16),
-                session=1,
-                number=0,
-                sender=SERVER,
-                recipient=0,
-                parts=(Terms(experiment=document, membership=world.membership.digest, heads=NO_HEADS),),
-            )
-            answer = SignedMessage.open(
-                party.receive(letter.seal(world.key)),
-                sender=0,
-                identity=world.membership.roster[0],
-                recipient=SERVER,
-                largest=LARGEST_LETTER,
-            )
-            (part,) = answer.parts
+            terms = replace(world.terms(asked()), experiment=document)
+            (part,) = world.tell(terms, run=bytes([number] * 16))
             assert isinstance(part, Refused)
-            assert quiet(part.reason)
-            assert len(part.reason) <= LONGEST
+            assert part.why.sentence == part.why.code.template
     assert len(caplog.records) == 4
     assert all(quiet(record.getMessage()) for record in caplog.records)
     world.close()

@@ -136,6 +136,10 @@ COMMANDS: Final = {
         "coordinator:coordinator",
         "Join a federation as its coordinator, accept its membership, serve.",
     ),
+    "link": Command(
+        "link:link_command",
+        "Serve the coordinator's link as another user of its host, with the TLS key and no other key.",
+    ),
     "silo": Command(
         "silo:silo",
         "Join a federation as a silo, accept its membership, serve; export the ledger.",

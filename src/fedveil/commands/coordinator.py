@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json, end_by_terminate
+from fedveil.commands.link import end_by_terminate, imported
+from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.console import print_json
-from fedveil.errors import ConfigError
-from fedveil.flower.child import ProcessError
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.joining import accept, join_as_coordinator
 
@@ -28,18 +27,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's f
 
 
 def open_party(folder: CoordinatorFolder) -> Party:
-    """Return the coordinator of a folder; what carries letters is imported when it serves.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        from fedveil.flower.party import Party
-    except ModuleNotFoundError as missing:
-        raise ConfigError(
-            f"a federation needs {missing.name}, which is not installed: pip install 'fedveil[federation]'"
-        ) from None
-    return Party(folder)
+    """Return the coordinator of a folder; what carries letters is imported when it serves."""
+    party: Party = imported("fedveil.flower.party").Party(folder)
+    return party
 
 
 @coordinator.command("join")
@@ -82,8 +72,7 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
     end_by_terminate()
     party = open_party(home)
     try:
-        OUT.print(f"listening on {home.settings.host}:{home.settings.port}; Ctrl-C ends it")
-        code = party.link.wait()
-        raise ProcessError(f"the link ended with exit code {code}; its messages are above")
+        OUT.print(f"listening on {home.link.settings.address}; Ctrl-C ends it")
+        raise party.link.wait()
     finally:
         party.stop()

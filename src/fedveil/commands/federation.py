@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedveil.commands.coordinator import open_party
-from fedveil.commands.options import OUT, Json, end_by_terminate
+from fedveil.commands.link import end_by_terminate
+from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder

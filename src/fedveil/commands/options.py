@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import signal
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Final, get_type_hints
 
 import typer
@@ -55,12 +53,3 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = inspect.Signature(spelt_out)  # type: ignore[attr-defined]
     return run
-
-
-def end_by_terminate() -> None:
-    """Let SIGTERM end a command as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

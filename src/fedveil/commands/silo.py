@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json, end_by_terminate
+from fedveil.commands.link import end_by_terminate
+from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.console import print_json
 from fedveil.federation.ledger_audit import export_ledger

@@ -1,6 +1,6 @@
 """The coordinator of a federation: writes letters, reads the answers, and never needs to know how they travel.
 
-    session:  Terms -> Joined (-> steps of a protocol's setup)
+    session:  Knock -> Here, Terms -> Joined (-> steps of a protocol's setup)
     round:    charge -> Task -> vectors, or steps of a protocol -> sum -> model -> release (checkpoint on disk)
 
 :meth:`CoordinatorParty.letters` returns what still waits for an answer, so a carrier that lost something sends it
@@ -14,10 +14,8 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -25,21 +23,21 @@ from jaxtyping import Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Observer, Outcome
-from fedveil.engine.sections import TableSection
 from fedveil.engine.setup import Prepared
 from fedveil.errors import IntegrityError, ModelError, RunFolderError
 from fedveil.federation.deployable import check_deployable
+from fedveil.federation.document import as_silos_see
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.exchange import Absentees, Answers, Exchange, check_learned
-from fedveil.federation.grammar import MISSHAPEN, Conversation, Grammar, ends
+from fedveil.federation.exchange import Absentees, Answers, Exchange, by_silo, check_learned, check_lengths
+from fedveil.federation.grammar import Conversation, Grammar, ends
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import Draw, Rounds
-from fedveil.federation.signed_message import SignedMessage, session_run
+from fedveil.federation.sessions import new_nonce, session_name, session_run
+from fedveil.federation.signed_message import SignedMessage
 from fedveil.files import parse_json, read_content, reading
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
@@ -48,7 +46,10 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
+    Here,
+    Knock,
     Model,
+    Over,
     OwnDraw,
     Part,
     Refused,
@@ -59,11 +60,10 @@ from fedveil.protection.parts import (
     only,
 )
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
+from fedveil.protection.refusals import Code
 
 STATE: Final = "federation.json"
-"""In the run folder: the 16 bytes of the run and its last session."""
-
-_MOST_SESSIONS: Final = 1 << 31
+"""In the run folder: the 16 bytes of the run."""
 
 
 class CoordinatorParty:
@@ -98,13 +98,15 @@ class CoordinatorParty:
         self._folder, self._heads = folder, heads
         self._rounds = Rounds(prepared, folder, observer)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
-        self._check_lengths()
-        self._run, self._session = self._identify()
-        self._number = 0
+        check_lengths(self._agreement, prepared.task.dimension)
+        self._offered = as_silos_see(prepared.experiment, membership.silos)
+        self._run, self._session, self._number = self._identify(), b"", 0
+        self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
         self._exchange: Exchange | None = None
         self._absent = Absentees()
+        self._farewells: list[tuple[int, bytes]] = []
         self.outcome: Outcome | None = None
         self._begin_session()
 
@@ -131,6 +133,10 @@ class CoordinatorParty:
             return []
         waiting = [(silo, self._exchange.letters[silo]) for silo in self._exchange.missing]
         return waiting + self._absent.letters()
+
+    def farewells(self) -> list[tuple[int, bytes]]:
+        """Return the last letters of a run that has ended: they free the silos for another one, and may be lost."""
+        return self._farewells
 
     def go_on(self) -> tuple[str, ...]:
         """Go on without the silos that have not answered, where the protocol allows it; return their names.
@@ -183,18 +189,27 @@ class CoordinatorParty:
             self._end(silo, letter)
             return
         try:
+            if exchange.knocks:
+                raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
         except RefusalError:
-            self.stop(f"silo {name}: sent {MISSHAPEN}")
+            self.stop(f"silo {name}: sent {Code.SHAPE.template}")
             return
         exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
 
     def _end(self, silo: int, letter: SignedMessage) -> None:
-        """Read that a silo refuses, which ends the run, or does not know the session: it is left, or another begins."""
+        """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
         (part,) = letter.parts
         if isinstance(part, Refused):
-            self.stop(str(RefusalError(part.cause, part.reason, silo=self._membership.silos[silo])))
+            self.stop(
+                f"silo {self._membership.silos[silo]} refuses ({part.why.code.cause}): {part.why.sentence}"
+            )
+        elif self._exchange is not None and self._exchange.knocks:
+            assert isinstance(part, Here)
+            if not part.busy:  # else the question stands, and is asked again
+                self._exchange.answers[silo] = letter.parts
+                self._proceed()
         elif self._leave((silo,)):
             self._absent.hear(silo, letter)
             self._proceed()
@@ -204,6 +219,7 @@ class CoordinatorParty:
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
+        self._farewells = [(silo, self._sealed(silo, [Over()], self._number + 1)) for silo in self._present]
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
 
     def _proceed(self) -> None:
@@ -226,52 +242,49 @@ class CoordinatorParty:
             self._absent.leave(silo, exchange)
         return True
 
-    # --- sessions --------------------------------------------------------------------------------------------
-
-    def _identify(self) -> tuple[bytes, int]:
-        """Return the run's 16 bytes and the number of its last session, from the folder or new."""
+    def _identify(self) -> bytes:
+        """Return the run's 16 bytes, from the folder or new."""
         path = self._folder / STATE
         if not path.exists():
-            return os.urandom(RUN_BYTES), 0
+            run = os.urandom(RUN_BYTES)
+            self._folder.write_json(STATE, {"run": run.hex()})
+            return run
         with reading(f"{path}, by which the silos know the run,", RunFolderError):
-            document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
-            run, session = bytes.fromhex(document["run"]), operator.index(document["session"])
-            if len(run) != RUN_BYTES or not 0 <= session < _MOST_SESSIONS:
+            run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
+            if len(run) != RUN_BYTES:
                 raise ValueError
-            return run, session
+            return run
 
     def _begin_session(self) -> None:
-        self._session += 1
-        self._folder.write_json(STATE, {"run": self._run.hex(), "session": self._session})
-        membership = self._membership
-        heads = tuple(self._heads.last(silo) for silo in membership.silos)
-        terms = Terms(experiment=self._shown().to_toml(), membership=membership.digest, heads=heads)
-        self._session_run = session_run(self._run, self._session, terms)
-        self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
+        """Ask the silos for nonces."""
         self._absent.readmit()
         self._totals = None
+        self._number, self._session = -1, new_nonce()
+        self._send({silo: [Knock()] for silo in self._present}, self._offer, knocks=True)
+
+    def _offer(self, answers: Answers) -> None:
+        """Propose the run to the silos that are there."""
+        nonces = tuple((silo, only(parts, Here, silo).nonce) for silo, parts in answers.items())
+        terms = Terms(
+            membership=self._membership.digest,
+            heads=tuple(self._heads.last(silo) for silo in self._membership.silos),
+            opened=self._session,
+            nonces=nonces,
+            experiment=self._offered,
+        )
+        self._session = session_name(self._run, self._session, nonces)
+        self._session_run = session_run(self._session, terms)
+        self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
         self._talks = {
             silo: Conversation(Grammar.of(self._prepared, self._agreement.exchanges(silo)))
             for silo in self._present
         }
-        self._number = -1
         self._ask({silo: [terms] for silo in self._present}, self._joined)
 
     @property
     def _present(self) -> tuple[int, ...]:
         """The silos that were not left behind."""
         return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
-
-    def _shown(self) -> Experiment:
-        """Return the experiment as the silos see it: without the coordinator's own paths."""
-        experiment = self._prepared.experiment
-        model = experiment.model.model_copy(update={"initial": None, "initial_layers": None})
-        table = experiment.data.table
-        if table is not None:
-            names = tuple(Path(f"{name}.csv") for name in self._membership.silos)
-            table = TableSection(schema_file=Path("schema.toml"), files=names)
-        data = experiment.data.model_copy(update={"table": table, "folder": None})
-        return experiment.model_copy(update={"model": model, "data": data})
 
     def _joined(self, answers: Answers) -> None:
         if self._prepared.method.shows_counts:
@@ -293,9 +306,7 @@ class CoordinatorParty:
         if self._server.ready:
             self._begin_round(outgoing)
         else:
-            self._ask(_by_silo(outgoing), self._set_up)
-
-    # --- rounds ----------------------------------------------------------------------------------------------
+            self._ask(by_silo(outgoing), self._set_up)
 
     def _begin_round(self, before: Outgoing) -> None:
         """Begin the next round, if there is one; ``before`` is what silos must read first."""
@@ -306,7 +317,7 @@ class CoordinatorParty:
             return
         draw, number = rounds.begin(repeats), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
-        relays = _by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
+        relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
         self._ask(
@@ -332,7 +343,7 @@ class CoordinatorParty:
     def _collect(self, answers: Answers) -> None:
         outgoing = self._route(answers)
         if outgoing:
-            self._ask(_by_silo(outgoing), self._collect)
+            self._ask(by_silo(outgoing), self._collect)
             return
         if self._agreement.result_at_server:
             total = self._prepared.agreed.vector(self._server.result())
@@ -345,24 +356,29 @@ class CoordinatorParty:
         else:
             self._begin_round([])
 
-    # --- letters ---------------------------------------------------------------------------------------------
-
     def _ask(self, parts: dict[int, list[Part]], then: Callable[[Answers], None]) -> None:
-        self._number += 1
         for silo, content in parts.items():
             self._talks[silo].ask(content)
-        letters = {
-            silo: SignedMessage(
-                run=self._run,
-                session=self._session,
-                number=self._number,
-                sender=SERVER,
-                recipient=silo,
-                parts=tuple(content),
-            ).seal(self._identity)
-            for silo, content in sorted(parts.items())
-        }
-        self._exchange = Exchange(session=self._session, number=self._number, letters=letters, then=then)
+        self._send(parts, then)
+
+    def _send(
+        self, parts: dict[int, list[Part]], then: Callable[[Answers], None], *, knocks: bool = False
+    ) -> None:
+        self._number += 1
+        letters = {silo: self._sealed(silo, content, self._number) for silo, content in sorted(parts.items())}
+        self._exchange = Exchange(
+            session=self._session, number=self._number, letters=letters, then=then, knocks=knocks
+        )
+
+    def _sealed(self, silo: int, parts: list[Part], number: int) -> bytes:
+        return SignedMessage(
+            run=self._run,
+            session=self._session,
+            number=number,
+            sender=SERVER,
+            recipient=silo,
+            parts=tuple(parts),
+        ).seal(self._identity)
 
     def _route(self, answers: Answers) -> Outgoing:
         """Hand the silos' messages to the protocol; return those that follow, without the silos that sent none."""
@@ -377,24 +393,7 @@ class CoordinatorParty:
             outgoing += self._server.proceed()
         return outgoing
 
-    def _check_lengths(self) -> None:
-        """Refuse a protocol that has a letter which no party would read."""
-        up, down = self._agreement.largest
-        longest = max(up, down + 4 * self._prepared.task.dimension)
-        if longest > LARGEST_LETTER:
-            raise ProtocolError(
-                f"a letter of this protocol would have {longest} bytes, above the limit of {LARGEST_LETTER}: fewer "
-                "users or parameters, another cipher, or no private sampling"
-            )
-
     def _largest_answer(self) -> int:
         """Return how long an answer may be: messages of the protocol, and a count per user."""
         up, _ = self._agreement.largest
         return min(LARGEST_LETTER, up + 4 * self._prepared.population.n_users + (1 << 16))
-
-
-def _by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:
-    messages: dict[int, list[Part]] = {}
-    for silo, message in outgoing:
-        messages.setdefault(silo, []).append(Relay(message=message))
-    return messages

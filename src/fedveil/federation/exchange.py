@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.parts import Learned, Part, Refused, only
+from fedveil.protection.parts import Learned, Part, Refused, Relay, only
+from fedveil.protection.protocol import Agreement, Outgoing
 
 Answers = dict[int, tuple[Part, ...]]
 """What every silo of an exchange has answered."""
@@ -27,23 +30,48 @@ def check_learned(answers: Answers) -> None:
             )
 
 
+def by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:
+    """Return a protocol's messages as parts, by the silo that they go to."""
+    messages: dict[int, list[Part]] = {}
+    for silo, message in outgoing:
+        messages.setdefault(silo, []).append(Relay(message=message))
+    return messages
+
+
+def check_lengths(agreement: Agreement[Any, Any], dimension: int) -> None:
+    """Return if every letter of a protocol, beside a model of so many parameters, is one that a party reads.
+
+    Raises:
+        ProtocolError: one would be too long.
+    """
+    up, down = agreement.largest
+    longest = max(up, down + 4 * dimension)
+    if longest > LARGEST_LETTER:
+        raise ProtocolError(
+            f"a letter of this protocol would have {longest} bytes, above the limit of {LARGEST_LETTER}: fewer "
+            "users or parameters, another cipher, or no private sampling"
+        )
+
+
 @dataclass(kw_only=True)
 class Exchange:
     """One letter to each of some silos, and their answers.
 
     Attributes:
-        session: of the run.
+        session: its name.
         number: of the exchange in the session.
         letters: by silo.
         then: what follows once no answer is missing.
+        knocks: whether it asks the silos for nonces.
         answers: those that have arrived.
         heads: of their senders' ledgers, by name.
     """
 
-    session: int
+    session: bytes
     number: int
     letters: dict[int, bytes]
     then: Callable[[Answers], None]
+    knocks: bool = False
     answers: Answers = field(default_factory=dict)
     heads: dict[str, bytes] = field(default_factory=dict)
 

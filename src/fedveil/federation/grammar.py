@@ -1,6 +1,6 @@
 """Which letters a session of a run has: for every state the one shape of each side's letter, and no other.
 
-    session = opening, setup exchanges of the protection, rounds
+    session = knock, opening, setup exchanges of the protection, rounds, over
     round   = task -> answer, exchanges of the protection
 
 Claim: whatever a party that signs its letters sends, and whenever, a silo and the coordinator read a part only where
@@ -30,9 +30,11 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
+    Here,
     Joined,
-    Lost,
+    Knock,
     Model,
+    Over,
     OwnDraw,
     Part,
     Refused,
@@ -40,15 +42,16 @@ from fedveil.protection.parts import (
     Terms,
     Totals,
 )
+from fedveil.protection.refusals import Code
 
 OPENING: Final[Shape] = (Terms,)
 """The letter that proposes a run."""
 
-ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Lost,))
+ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Here,))
 """What a silo may answer to any letter; the session is over then."""
 
-MISSHAPEN: Final = "a letter of another shape than this state of the session has; nothing was changed"
-"""All that is said of such a letter: the same words in every state, whatever the silo holds."""
+OUTSIDE: Final[tuple[Shape, ...]] = ((Knock,), (Over,))
+"""What the coordinator may say at any time: the question for a nonce, and that the session is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,7 @@ class Grammar:
             RefusalError: the run has no such round.
         """
         if not 1 <= number <= self.rounds:
-            raise RefusalError("replay", f"the run has rounds 1 to {self.rounds}")
+            raise RefusalError(Code.NO_SUCH_ROUND, self.rounds)
         before: Shape = ((Totals,) if self.totals else ()) + self.protocol.first if first else ()
         answer, following = self.protocol.played(number)
         return Step((*before, *self.protocol.begin, *self.task), answer), *following
@@ -114,7 +117,7 @@ class Conversation:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._ahead: tuple[Step, ...] = (grammar.opening, *grammar.protocol.setup)
-        self._rounds = 0
+        self._rounds = self._number = self._next = 0
         self._asked: tuple[Step, ...] = ()
 
     def ask(self, parts: Sequence[Part]) -> None:
@@ -125,8 +128,9 @@ class Conversation:
         """
         ahead = self._ahead or self._round(parts)
         if _shape(parts) != ahead[0].asked or not _listed(parts, self._grammar.to_silo):
-            raise RefusalError("request", MISSHAPEN)
+            raise RefusalError(Code.SHAPE)
         self._asked = ahead
+        self._next = next((part.round for part in parts if isinstance(part, Task)), self._next)
 
     def answer(self, parts: Sequence[Part]) -> None:
         """Take the silo's answer to the letter before it, and go on.
@@ -136,14 +140,20 @@ class Conversation:
         """
         due = self._asked and _shape(parts) == self._asked[0].answered
         if not due or not _listed(parts, self._grammar.to_server):
-            raise RefusalError("request", MISSHAPEN)
+            raise RefusalError(Code.SHAPE)
         self._rounds += not self._ahead
+        self._number = self._next
         self._ahead, self._asked = self._asked[1:], ()
+
+    @property
+    def underway(self) -> bool:
+        """Whether rounds have begun, and the last one of the run has not ended."""
+        return bool(self._rounds) and (bool(self._ahead) or self._number < self._grammar.rounds)
 
     def _round(self, parts: Sequence[Part]) -> tuple[Step, ...]:
         task = next((part for part in parts if isinstance(part, Task)), None)
         if task is None:
-            raise RefusalError("request", MISSHAPEN)
+            raise RefusalError(Code.SHAPE)
         return self._grammar.round(task.round, first=not self._rounds)
 
 
@@ -151,7 +161,7 @@ def _shape(parts: Sequence[Part]) -> Shape:
     try:
         return shape_of(parts)
     except ProtocolError:
-        raise RefusalError("request", MISSHAPEN) from None
+        raise RefusalError(Code.SHAPE) from None
 
 
 def _listed(parts: Sequence[Part], kinds: frozenset[Kind]) -> bool:
@@ -168,10 +178,16 @@ def opens(parts: Sequence[Part]) -> bool:
     if not any(isinstance(part, Terms) for part in parts):
         return False
     if _shape(parts) != OPENING:
-        raise RefusalError("request", MISSHAPEN)
+        raise RefusalError(Code.SHAPE)
     return True
 
 
 def ends(parts: Sequence[Part]) -> bool:
-    """Return whether a silo's answer ends its session: a refusal or a loss, and nothing beside it."""
+    """Return whether a silo's answer ends its session: a refusal, or that it is in none; and nothing beside it."""
     return tuple(type(part) for part in parts) in ENDINGS
+
+
+def outside(parts: Sequence[Part]) -> Kind | None:
+    """Return the kind of a letter of the coordinator that stands outside the grammar of a session, None for others."""
+    kinds = tuple(type(part) for part in parts)
+    return kinds[0] if kinds in OUTSIDE else None

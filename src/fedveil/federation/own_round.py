@@ -14,6 +14,7 @@ from fedveil.engine.setup import Prepared
 from fedveil.engine.turn import Turn
 from fedveil.federation.errors import RefusalError
 from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part
+from fedveil.protection.refusals import Code
 from fedveil.protection.wire import Writer
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
@@ -54,7 +55,7 @@ class Told:
             return mask
         told = self.get(DrawnUsers)
         if told is not None and len(told.users) != users:
-            raise RefusalError("request", f"{len(told.users)} users were drawn from instead of {users}")
+            raise RefusalError(Code.USERS, len(told.users), users)
         return None if told is None else told.users
 
     def model(self, dimension: int) -> Float32[np.ndarray, " d"] | None:
@@ -65,9 +66,7 @@ class Told:
         """
         told = self.get(Model)
         if told is not None and len(told.values) != dimension:
-            raise RefusalError(
-                "request", f"the model has {len(told.values)} parameters instead of {dimension}"
-            )
+            raise RefusalError(Code.PARAMETERS, len(told.values), dimension)
         return None if told is None else told.values
 
 

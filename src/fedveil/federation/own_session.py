@@ -45,6 +45,7 @@ from fedveil.protection.parts import (
     Totals,
 )
 from fedveil.protection.protocol import Agreement, Place
+from fedveil.protection.refusals import Code
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State, matching
 
@@ -146,13 +147,13 @@ class OwnSession:
         if isinstance(part, Task):
             self._task = part
             return self._contribute()
-        raise RefusalError("request", f"a silo does not read {type(part).__name__}")
+        raise RefusalError(Code.SHAPE)
 
     def _weigh(self, totals: Totals) -> None:
         """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""
         prepared, users = self.prepared, self.prepared.population.n_users
         if len(totals.counts) != users:
-            raise RefusalError("request", f"totals of {len(totals.counts)} users instead of {users}")
+            raise RefusalError(Code.USERS, len(totals.counts), users)
         groups = prepared.setting.cohort.groups
         self.promise = self.promise.by_records(
             groups, prepared.method.weights.scores(groups.size), totals.counts
@@ -185,20 +186,19 @@ class OwnSession:
         """
         books, repeats, rounds = self._books, self._agreement.repeats, self.prepared.experiment.rounds
         if not 1 <= task.round <= rounds:
-            raise RefusalError("replay", f"the run has rounds 1 to {rounds}")
+            raise RefusalError(Code.NO_SUCH_ROUND, rounds)
         model = self.told.model(self.prepared.task.dimension)
         drawn = self.told.drawn(self.prepared, self.number)
-        asked = self._terms + task.encode() + self.told.encode() + self.client.binding
-        request, last = hashlib.sha256(asked).digest(), books.records.read(books.run)
+        asked = self._terms + task.encode() + self.told.encode()
+        request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
+        last = books.records.read(books.run)
         charged = books.charged()
         _check_state(charged, 0 if last is None else last.round, repeats)
         if repeats and last is not None and task.round == last.round:
             if request != last.request:
-                raise RefusalError(
-                    "replay",
-                    f"round {task.round} was answered for another experiment or model, for other records of its users, "
-                    "or silo 0 lost the secret of the orders that it was answered in",
-                )
+                raise RefusalError(Code.ASKED_OTHERWISE, task.round)
+            if binding != last.binding:
+                raise RefusalError(Code.OTHER_BINDING, task.round)
             self._record = last
             return self._agreement.unpack(last.given)
         self._check_follows(last, task.round)
@@ -216,7 +216,9 @@ class OwnSession:
         turn = OwnTurn.of(self.prepared, task.round, start, drawn, self._privacy)
         work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
         work.begin(0 if repeats else again)
-        self._record = RoundRecord(round=task.round, request=request, head=books.ledger.head, before=before)
+        self._record = RoundRecord(
+            round=task.round, request=request, binding=binding, head=books.ledger.head, before=before
+        )
         return work.give(self.number)
 
     def _keep(self, given: Any) -> None:
@@ -238,9 +240,9 @@ class OwnSession:
             return
         if agreement.least < agreement.clients:
             if number < done:
-                raise RefusalError("replay", f"round {number} is over, the last answered is {done}")
+                raise RefusalError(Code.ROUND_OVER, number, done)
         elif number != done + 1:
-            raise RefusalError("replay", f"round {number} does not follow round {done}, the last answered")
+            raise RefusalError(Code.ROUND_AHEAD, number, done)
 
     # --- where the silos alone have the models -----------------------------------------------------------------
 
@@ -254,15 +256,12 @@ class OwnSession:
         if last is None:
             return _kept(initial, method.init(initial))
         if _MODEL not in last.after:
-            raise RefusalError("state", f"round {last.round} has not ended here; it must be asked for again")
+            raise RefusalError(Code.UNENDED, last.round)
         after = last.after[_MODEL]
         if len(after) != len(initial):
-            raise RefusalError(
-                "replay",
-                f"round {last.round} ended with a model of {len(after)} parameters, not {len(initial)}",
-            )
+            raise RefusalError(Code.OTHER_LENGTH, last.round, len(after), len(initial))
         if not matching(method, as_tensor(after), _state(last.after)):
-            raise RefusalError("replay", f"round {last.round} ended with the state of another server")
+            raise RefusalError(Code.OTHER_SERVER, last.round)
         return last.after
 
     def _learn(self) -> list[Part]:
@@ -289,7 +288,7 @@ class OwnSession:
             self._record = replace(record, after=after)
             self._books.records.write(self._books.run, self._record)
         elif save(dict(record.after)) != save(dict(after)):
-            raise RefusalError("state", f"round {record.round} ended here with another sum before")
+            raise RefusalError(Code.OTHER_SUM, record.round)
         self._books.models.put(self.prepared.task.state(setting.method.model_of(made, state)))
         self._ended = True
         content = struct.pack(">I", record.round) + save(dict(after))
@@ -300,7 +299,7 @@ def _check_state(charged: list[int], done: int, repeats: bool) -> None:
     """Refuse to go on where ledger and records of a run tell of different pasts."""
     known = set(range(1, done + 1)) if repeats else {done} - {0}
     if not known <= set(charged) or (repeats and set(charged) - set(range(1, done + 2))):
-        raise RefusalError("state", "ledger and answers of this run do not fit: one of them was replaced")
+        raise RefusalError(Code.REPLACED)
 
 
 def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:

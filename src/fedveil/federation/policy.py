@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,10 +19,18 @@ from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee, atoms, costliest
 from fedveil.privacy.ledger import Budget
+from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, outsiders
 from fedveil.validation import problems
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+_NOT_AGAINST: Final = {
+    Role.READER: Code.NOT_AGAINST_READERS,
+    Role.SERVER: Code.NOT_AGAINST_COORDINATOR,
+    Role.SILO: Code.NOT_AGAINST_SILOS,
+}
 
 
 class Policy(BaseModel):
@@ -94,13 +102,13 @@ class Policy(BaseModel):
         try:
             found = outsiders(asked_for(document))
         except ConfigError as error:
-            raise RefusalError("policy", str(error)) from None
+            raise RefusalError(Code.PACKAGE, detail=str(error)) from None
         for key, member in found.items():
             if member.package not in self.packages:
                 raise RefusalError(
-                    "policy",
-                    f"{key} = {foreign(member.name)!r} comes from the package {foreign(member.package)}; this silo "
-                    f"allows: {', '.join((PACKAGE, *self.packages))}",
+                    Code.PACKAGE,
+                    detail=f"{key} = {foreign(member.name)!r} comes from the package {foreign(member.package)}; this "
+                    f"silo allows: {', '.join((PACKAGE, *self.packages))}",
                 )
 
     def check_request(self, experiment: Experiment) -> None:
@@ -109,18 +117,17 @@ class Policy(BaseModel):
         Raises:
             RefusalError: a method, model, loss or protection that is not allowed, named, with those that are.
         """
-        for key, asked, allowed in (
-            ("method.name", experiment.method.name, self.methods),
-            ("model.name", experiment.model.name, self.models),
-            ("model.loss", experiment.model.loss, self.losses),
-            ("protection.name", experiment.protection.name, self.protections),
+        for code, key, asked, allowed in (
+            (Code.METHOD, "method.name", experiment.method.name, self.methods),
+            (Code.MODEL, "model.name", experiment.model.name, self.models),
+            (Code.LOSS, "model.loss", experiment.model.loss, self.losses),
+            (Code.PROTECTION, "protection.name", experiment.protection.name, self.protections),
         ):
             if asked not in allowed:
-                raise RefusalError("policy", f"{key} = {asked!r}; this silo allows: {', '.join(allowed)}")
+                detail = f"{key} = {foreign(str(asked))!r}; this silo allows: {', '.join(allowed)}"
+                raise RefusalError(code, detail=detail)
         if experiment.privacy.insecure_seed is not None and not self.without_guarantee:
-            raise RefusalError(
-                "policy", "privacy.insecure_seed: noise from a known seed protects nobody; remove the key"
-            )
+            raise RefusalError(Code.KNOWN_SEED)
 
     def check_method(self, method: Method) -> None:
         """Refuse a method whose bound is looser than allowed, or whose weights need counts that stay here.
@@ -130,20 +137,12 @@ class Policy(BaseModel):
         """
         if method.bound.bounded:
             if method.bound.norm > self.clip:
-                raise RefusalError(
-                    "policy",
-                    f"method.clip = {method.bound.norm:g}; this silo allows at most {self.clip:g}",
-                )
+                raise RefusalError(Code.CLIP, self.clip)
         elif not self.without_guarantee:
-            raise RefusalError("policy", f"{method.name} does not bound what one user changes")
+            raise RefusalError(Code.UNBOUNDED)
         allowed = self.disclose_counts and self.trust_coordinator and self.trust_silos
         if method.shows_counts and not (allowed or self.without_guarantee):
-            raise RefusalError(
-                "policy",
-                f"{method.name}: the coordinator would learn how many records each user has here, and every silo how "
-                "many she has in all, and no noise covers either; use uldp-avg or private weighting, or allow it by "
-                "disclose_counts with trust_coordinator and trust_silos",
-            )
+            raise RefusalError(Code.DISCLOSES_COUNTS)
 
     def event(self, guarantee: Guarantee) -> Event:
         """Return what one round is charged as in the silo's own ledger: what it costs against each who is not trusted.
@@ -154,20 +153,10 @@ class Policy(BaseModel):
             RefusalError: the method guarantees nothing against a party that counts.
         """
         counted = Role.READER if self.trust_coordinator else Role.SERVER
-        against = {
-            Role.READER: "readers of the models",
-            Role.SERVER: "the coordinator",
-            Role.SILO: "another silo",
-        }
-        key = {Role.READER: "without_guarantee", Role.SERVER: "trust_coordinator", Role.SILO: "trust_silos"}
         asked = (counted,) if self.trust_silos else (counted, Role.SILO)
         for role in () if self.without_guarantee else asked:
-            reasons = [one.reason for one in atoms(guarantee.against(role)) if isinstance(one, NoGuarantee)]
-            if reasons:
-                raise RefusalError(
-                    "policy",
-                    f"nothing is guaranteed against {against[role]}: {reasons[0]}; allow it by {key[role]}",
-                )
+            if any(isinstance(one, NoGuarantee) for one in atoms(guarantee.against(role))):
+                raise RefusalError(_NOT_AGAINST[role])
         if self.without_guarantee:
             return guarantee.against(counted)
         return costliest(guarantee.against(role) for role in asked)

@@ -21,6 +21,7 @@ from fedveil.methods.claims import Guarantee
 from fedveil.population.records import Groups
 from fedveil.privacy.events import Event
 from fedveil.protection.errors import OwnRecordsError
+from fedveil.protection.refusals import Code
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,5 +73,5 @@ class Promise:
             RefusalError: other weights, or none yet.
         """
         if self.weights is None or not torch.equal(setting.weights, self.weights):
-            raise RefusalError("state", "the weights are not those that the guarantee was computed for")
+            raise RefusalError(Code.WEIGHTS)
         return self.guarantee.of_round(self.event, number)

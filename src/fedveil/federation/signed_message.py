@@ -1,6 +1,6 @@
 """What travels between coordinator and silo: a signed letter with an address, a number, and one or more parts.
 
-    magic "FVL" | version 2 | run (16) | session (4) | number (4) | sender (2) | recipient (2) | head (32) | count (2)
+    magic "FVL" | version 3 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | head (32) | count (2)
     | count times: kind (1), length (8), body | Ed25519 signature (64)
 
 Everything that can travel together travels in one letter, because a carrier may take seconds for each. A silo answers
@@ -10,7 +10,6 @@ the carrier nor another party can make a letter, change one, or send one as some
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -21,23 +20,13 @@ from fedveil.crypto.keys import SIGNATURE_BYTES, IdentityKey, PublicIdentity
 from fedveil.federation.heads import NONE
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import PARTS, Part, Terms
+from fedveil.protection.parts import NONCE_BYTES, PARTS, Part
 from fedveil.protection.wire import Reader, Writer
 
 _MAGIC: Final = b"FVL"
-_VERSION: Final = 2
-_HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}sIIHH32sH")
+_VERSION: Final = 3
+_HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}s{NONCE_BYTES}sIHH32sH")
 _SIGNED_AS: Final = b"fedveil/1/letter"
-
-
-def session_run(run: bytes, session: int, terms: Terms) -> bytes:
-    """Return the 16 bytes that name one session of a run in a protocol, on the terms that it was begun with.
-
-    Silos that were told other terms name another session: no key of one is taken by another, and no masks cancel.
-    """
-    agreed = hashlib.sha256(terms.encode()).digest()
-    named = b"fedveil/2/session" + run + session.to_bytes(4, "big") + agreed
-    return hashlib.sha256(named).digest()[:RUN_BYTES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +35,7 @@ class SignedMessage:
 
     Attributes:
         run: 16 bytes that no other run has.
-        session: counts from 1; after a silo or the coordinator lost its memory the next one begins.
+        session: 16 bytes that name it (:mod:`~fedveil.federation.sessions`); of a knock, the coordinator's nonce.
         number: of the exchange within the session, from 0.
         sender: a silo's number, or SERVER.
         recipient: a silo's number, or SERVER.
@@ -56,7 +45,7 @@ class SignedMessage:
     """
 
     run: bytes
-    session: int
+    session: bytes
     number: int
     sender: int
     recipient: int

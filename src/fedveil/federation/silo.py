@@ -2,7 +2,7 @@
 
     Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
     Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own_session`)
-    other        -> Lost                a session it does not know: it was restarted
+    other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
 
 A request that comes twice is answered twice alike. Another request for a round that was answered is refused, and so is
 a round that does not follow the last one.
@@ -21,29 +21,31 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import prepare
-from fedveil.errors import ConfigError, FedveilError, IntegrityError, RunFolderError
+from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.deployable import check_deployable, check_own_client
+from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
-from fedveil.federation.grammar import opens
+from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.limits import LARGEST_EXPERIMENT
 from fedveil.federation.membership import Membership
 from fedveil.federation.own_session import Books, OwnSession
 from fedveil.federation.policy import Policy
 from fedveil.federation.promise import Promise
+from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import FixedPopulation
-from fedveil.federation.signed_message import SignedMessage, session_run
+from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore
-from fedveil.files import parse_toml, replace_file
-from fedveil.foreign import foreign, quiet_log
+from fedveil.files import replace_file
+from fedveil.foreign import quiet_log
 from fedveil.methods.claims import Guarantee
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Lost, Part, Refused, Terms, only
+from fedveil.protection.parts import Over, Part, Refused, Terms, only
 from fedveil.protection.protocol import Place
+from fedveil.protection.refusals import Code, Refusal
 
 _log = quiet_log("fedveil.silo")
 
@@ -60,14 +62,14 @@ class _Exchange:
 
     Attributes:
         run: the run.
-        session: its number.
+        session: its name.
         number: of the exchange.
         request: digest of the letter.
         reply: its answer.
     """
 
     run: bytes
-    session: int
+    session: bytes
     number: int
     request: bytes
     reply: bytes
@@ -108,6 +110,7 @@ class SiloParty:
         self._session: OwnSession | None = None
         self._last: _Exchange | None = None
         self._over = False
+        self._reception = Reception()
 
     def __enter__(self) -> SiloParty:
         """Return the silo."""
@@ -144,9 +147,7 @@ class SiloParty:
         ):
             if digest == last.request:
                 return last.reply
-            return self._seal(
-                letter, Refused(cause="replay", reason="this exchange had another letter before")
-            )
+            return self._seal(letter, Refused(why=Refusal(Code.OTHER_LETTER)))
         try:
             return self._answer(letter, data)
         except Exception as error:
@@ -154,17 +155,18 @@ class SiloParty:
 
     def _answer(self, letter: SignedMessage, data: bytes) -> bytes:
         """Return the letter that answers another one, or raise: then nothing has changed."""
-        last, session = self._last, self._session
+        last, session, kind = self._last, self._session, outside(letter.parts)
         if opens(letter.parts):
             return self._join(letter, data)
         if last is None or session is None or (letter.run, letter.session) != (last.run, last.session):
-            if last is not None and letter.run == last.run and letter.session < last.session:
-                raise RefusalError("replay", f"session {letter.session} is over, this is {last.session}")
-            return self._seal(letter, Lost())
+            return self._here(letter)
         if letter.number <= last.number:
-            raise RefusalError("replay", f"exchange {letter.number} is over, the last was {last.number}")
-        if self._over:
-            return self._seal(letter, Lost())
+            raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
+        if kind is Over:
+            self._over = True
+            self._reception.keep(letter.run, busy=False)
+        if self._over or kind is not None:
+            return self._here(letter)
         session.talk.ask(letter.parts)
         answers: list[Part] = []
         self._over = True  # should this fail, a part may have taken effect, and no letter can follow
@@ -179,8 +181,13 @@ class SiloParty:
             answers = [_refused(error)]
         return self._reply(letter, data, answers)
 
+    def _here(self, letter: SignedMessage) -> bytes:
+        return self._seal(letter, self._reception.here(letter.run))
+
     def _reply(self, letter: SignedMessage, data: bytes, answers: Sequence[Part]) -> bytes:
         """Note the answer to an exchange, and return it."""
+        assert self._session is not None
+        self._reception.keep(letter.run, busy=self._session.talk.underway and not self._over)
         reply, digest = self._seal(letter, *answers), hashlib.sha256(data).digest()
         self._last = _Exchange(letter.run, letter.session, letter.number, digest, reply)
         return reply
@@ -188,13 +195,11 @@ class SiloParty:
     # --- joining a run ---------------------------------------------------------------------------------------
 
     def _join(self, letter: SignedMessage, data: bytes) -> bytes:
-        last, terms = self._last, only(letter.parts, Terms, SERVER)
-        if last is not None and letter.run == last.run and letter.session <= last.session:
-            raise RefusalError("replay", f"session {letter.session} of this run has begun before")
+        terms = only(letter.parts, Terms, SERVER)
+        if not self._reception.admits(self._number, letter.run, letter.session, terms):
+            return self._here(letter)
         if terms.membership != self._membership.digest:
-            raise RefusalError(
-                "schema", "the coordinator has another membership or schema; compare membership.toml"
-            )
+            raise RefusalError(Code.MEMBERSHIP)
         self._check_heads(terms)
         experiment = self._request(terms.experiment)
         self._policy.check_request(experiment)
@@ -214,7 +219,7 @@ class SiloParty:
         )
         self._check_budget(books, experiment.rounds, prepared.guarantee, event)
         place = Place(
-            run=session_run(letter.run, letter.session, terms),
+            run=session_run(letter.session, terms),
             number=self._number,
             identity=self._identity,
             roster=self._membership.roster,
@@ -226,16 +231,14 @@ class SiloParty:
         answers = session.join()
         session.talk.answer(answers)
         self._keep_terms(terms, data)
+        self._reception.admit()
         self._session, self._over = session, False
         return self._reply(letter, data, answers)
 
     def _request(self, text: str) -> Experiment:
-        if len(text) > LARGEST_EXPERIMENT:
-            raise RefusalError("request", f"the experiment has more than {LARGEST_EXPERIMENT} characters")
-        place = "the coordinator's experiment"
-        document = parse_toml(text, place, ConfigError)
+        document = read_canonical(text)
         self._policy.check_packages(document)
-        return parse(document, place)
+        return parse(document, "the coordinator's experiment")
 
     def _check_budget(self, books: Books, rounds: int, guarantee: Guarantee, event: Event) -> None:
         """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.
@@ -247,11 +250,7 @@ class SiloParty:
         if budget is None or books.known:
             return
         if self._ledger.ledger.would_exceed(guarantee.after(event, rounds), budget):
-            raise RefusalError(
-                "budget",
-                f"{rounds} rounds would bring this silo's users above epsilon {budget.epsilon:g} at delta "
-                f"{budget.delta:g} over all runs; fewer rounds, or more noise",
-            )
+            raise RefusalError(Code.RUN_BUDGET, rounds, budget.epsilon, budget.delta)
 
     # --- its own files -----------------------------------------------------------------------------------------
 
@@ -270,7 +269,7 @@ class SiloParty:
         """Refuse to go on if a later end of this silo's ledger was heard, or an earlier one of a peer's comes again."""
         names = self._membership.silos
         if len(terms.heads) != len(names):
-            raise RefusalError("request", f"{len(terms.heads)} heads of ledgers instead of {len(names)}")
+            raise RefusalError(Code.HEADS, len(terms.heads), len(names))
         self._ledger.require(terms.heads[self._number])
         peers = dict(zip(names, terms.heads, strict=True))
         del peers[names[self._number]]
@@ -313,6 +312,6 @@ def _own(experiment: Experiment) -> Experiment:
 
 def _refused(error: Exception) -> Refused:
     """Return what is told of an error, and leave the whole of it in the silo's own log."""
-    cause, reason = told(error)
-    _log.warning("refused (%s): %s", cause, error, exc_info=not isinstance(error, FedveilError))
-    return Refused(cause=cause, reason=foreign(reason))
+    why = told(error)
+    _log.warning("refused (%s): %s", why.code.name, error, exc_info=not isinstance(error, FedveilError))
+    return Refused(why=why)

@@ -71,8 +71,8 @@ class RoundRecord:
 
     Attributes:
         round: its number.
-        request: SHA-256 of what was asked: the experiment, all users' totals, the model, who takes part, and what else
-            the contribution belongs to.
+        request: SHA-256 of what was asked: the experiment, all users' totals, the model, who takes part.
+        binding: SHA-256 of what else the contribution belongs to, as its protocol says.
         head: of the silo's ledger when the round was charged.
         given: what the silo gives to the round, as its protocol packs it; not empty from before anything leaves.
         before: where the silos alone have the models, what the round began with: ``model`` (d,) float32, and whatever
@@ -82,6 +82,7 @@ class RoundRecord:
 
     round: int
     request: bytes
+    binding: bytes
     head: bytes = bytes(32)
     given: bytes = b""
     before: Tensors = field(default_factory=_none)
@@ -89,8 +90,8 @@ class RoundRecord:
 
     def encode(self) -> bytes:
         """Return the bytes to keep, which end with their digest."""
-        writer = Writer().fixed(_MAGIC, len(_MAGIC)).fixed(self.head, _DIGEST_BYTES)
-        writer.number(self.round, 4).fixed(self.request, _DIGEST_BYTES).block(self.given)
+        writer = Writer().fixed(_MAGIC, len(_MAGIC)).fixed(self.head, _DIGEST_BYTES).number(self.round, 4)
+        writer.fixed(self.request, _DIGEST_BYTES).fixed(self.binding, _DIGEST_BYTES).block(self.given)
         for tensors in (self.before, self.after):
             writer.block(save_arrays(dict(tensors)) if tensors else b"")
         body = writer.bytes()
@@ -111,12 +112,21 @@ class RoundRecord:
         try:
             reader = Reader(body[len(_MAGIC) :])
             head, number = reader.fixed(_DIGEST_BYTES), reader.number(4)
-            request, given = reader.fixed(_DIGEST_BYTES), reader.block()
+            request, binding = (reader.fixed(_DIGEST_BYTES) for _ in range(2))
+            given = reader.block()
             before, after = (load_arrays(one) if one else {} for one in (reader.block(), reader.block()))
             reader.finish()
         except (ProtocolError, SafetensorError, KeyError, ValueError) as error:
             raise RunFolderError(f"damaged, or of another kind ({type(error).__name__})") from None
-        return cls(round=number, request=request, head=head, given=given, before=before, after=after)
+        return cls(
+            round=number,
+            request=request,
+            binding=binding,
+            head=head,
+            given=given,
+            before=before,
+            after=after,
+        )
 
 
 @dataclass(frozen=True)

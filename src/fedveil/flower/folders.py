@@ -4,61 +4,44 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-import tomlkit
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
-from fedveil.engine.experiment import read_toml
 from fedveil.errors import ConfigError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.files import read_content
+from fedveil.flower.link_folder import LinkFolder
+from fedveil.flower.settings import Settings
 from fedveil.population.schema import Schema, read_schema
-from fedveil.validation import problems
 
-_Port = Annotated[int, Field(ge=1, le=65535)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a settings file; what is wrong is named by file and key."""
-        try:
-            return cls.model_validate(read_toml(path))
-        except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, list(cls.model_fields))}") from None
-
-    def write(self, path: Path) -> None:
-        """Write a settings file."""
-        path.write_text(tomlkit.dumps(self.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
-
-
-class CoordinatorSettings(_Settings):
+class CoordinatorSettings(Settings):
     """``coordinator.toml``.
 
     Attributes:
-        host: the address to listen on.
-        port: the one port that silos must be able to reach.
+        link: the link's folder, relative to the coordinator's.
+        starts_link: whether the coordinator starts its link, as a process of its own user; else ``fedveil link`` serves
+            it, as another user of this host.
         resend_after: seconds without an answer after which a letter is sent again.
         go_on_after: seconds without any answer after which a round goes on without the silos that are silent, where
             the experiment recovers (``protection.on_missing = "recover"``); at the latest when patience is out.
         patience: seconds without any answer after which a run ends with the model it has.
     """
 
-    host: str = "127.0.0.1"
-    port: _Port = 9443
+    link: Path = Path("link")
+    starts_link: bool = True
     resend_after: _Seconds = 120.0
     go_on_after: _Seconds = 900.0
     patience: _Seconds = 86400.0
 
 
-class SiloSettings(_Settings):
+class SiloSettings(Settings):
     """``silo.toml``; paths are relative to the silo's folder.
 
     Attributes:
@@ -123,6 +106,11 @@ class CoordinatorFolder(_Folder):
     def settings(self) -> CoordinatorSettings:
         """What ``coordinator.toml`` says."""
         return CoordinatorSettings.read(self / "coordinator.toml")
+
+    @property
+    def link(self) -> LinkFolder:
+        """The folder of its link."""
+        return LinkFolder(self.path / self.settings.link)
 
 
 class SiloFolder(_Folder):

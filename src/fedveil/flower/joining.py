@@ -23,6 +23,7 @@ from fedveil.files import read_content, replace_file
 from fedveil.flower.certificates import new_node_key, new_server_key
 from fedveil.flower.folders import CoordinatorSettings, SiloSettings
 from fedveil.flower.founder import MEMBERSHIP
+from fedveil.flower.link_folder import LinkSettings
 from fedveil.flower.requests import Request
 
 IDENTITY: Final = "identity.key"
@@ -107,8 +108,12 @@ def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None
     pinned = _settle(folder, charter)
     identity = IdentityKey.generate()
     identity.save(folder / IDENTITY, passphrase)
-    CoordinatorSettings(host=pinned.host, port=pinned.port).write(folder / "coordinator.toml")
-    csr = new_server_key(folder / "server.key")
+    CoordinatorSettings().write(folder / "coordinator.toml")
+    link = folder / CoordinatorSettings().link
+    link.mkdir(mode=0o700)
+    LinkSettings(host=pinned.host, port=pinned.port).write(link / "link.toml")
+    replace_file(link / "ca.crt", read_content(folder / "ca.crt", ConfigError))
+    csr = new_server_key(link / "server.key")
     request = Request(
         role="coordinator",
         name="coordinator",
@@ -143,7 +148,8 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
         raise IntegrityError(f"{sealed}: serial {offered.serial}, but {present} was accepted here before")
     if (folder / "coordinator.toml").exists():
         _check_own(sealed, offered.coordinator == IdentityKey.load(folder / IDENTITY, passphrase).public)
-        replace_file(folder / "server.crt", read_content(sealed.parent / "server.crt", ConfigError))
+        link = folder / CoordinatorSettings.read(folder / "coordinator.toml").link
+        replace_file(link / "server.crt", read_content(sealed.parent / "server.crt", ConfigError))
     else:
         name = SiloSettings.read(folder / "silo.toml").name
         expected = offered.roster[offered.number(name)]

@@ -1,14 +1,16 @@
-"""The coordinator's link: Flower's SuperLink behind two doors, in a process that holds the TLS key and no other.
+"""The coordinator's link: Flower's SuperLink behind two doors, in a process that holds the TLS key and no other key.
 
 Flower serves three APIs on one port: the silos' (Fleet), the one that starts runs of received code (Control) and the
 one that hands out their tasks (Runtime); neither of the last two asks a stranger for a key. Here they share no door.
 The public door, under TLS, knows :data:`ROUTES` and nothing else; what else Flower's app can do is reached through a
-Unix socket that its owner alone can open. Nothing that a SuperLink would start is started, no SuperExec, no gRPC
-server, no process: so no code that was received is run.
+Unix socket that its owner alone can open, or the group that he names for a coordinator of another user. Nothing that a
+SuperLink would start is started, no SuperExec, no gRPC server, no process: so no code that was received is run.
 
 Claim: a stranger with host, port and the authority's certificate can neither start a run nor hold a task's token.
-Conditions: who can read the private socket or the TLS key is the coordinator. Enforced by :class:`Door` (before Flower
-sees a request), :class:`_NothingStarted` and isolation "process" under a secret that lives in memory. Broken in
+Whoever breaks into the link, a process of another user than the coordinator, has neither identity key nor run folders.
+Conditions: who can open the private socket is the coordinator; who can read the TLS key can stand in for the link.
+Enforced by :class:`Door` (before Flower sees a request), :class:`_NothingStarted`, isolation "process" under a secret
+that is new at every start, and the modes of socket and secret, which both sides check. Broken in
 ``tests/test_flower_strangers.py``.
 """
 
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
@@ -29,9 +33,12 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
 
+from fedveil.crypto.keys import read_private_file, write_private_file
+from fedveil.errors import FedveilError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.flower.child import settings_of_parent
-from fedveil.flower.sockets import listen
+from fedveil.flower.link_folder import LinkFolder
+from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -56,6 +63,7 @@ ROUTES: Final = frozenset(
 LARGEST_BODY: Final = LARGEST_LETTER + (1 << 20)
 """Bytes of a request beyond which it is cut off: a letter, and Flower's words around it."""
 
+_LOOK_SECONDS: Final = 0.2
 _CONNECTIONS: Final = 256
 _IDLE_SECONDS: Final = 30
 _HEADER_BYTES: Final = 1 << 14
@@ -134,23 +142,22 @@ class _NothingStarted(SuperLinkLifespan):
         """Nothing was started."""
 
 
-def make_app(folder: Path, host: str, port: int, secret: bytes) -> App:
+def make_app(folder: LinkFolder, secret: bytes) -> App:
     """Return Flower's app of a SuperLink: state in memory, registered nodes only, tasks for who knows the secret.
 
     Args:
-        folder: the coordinator's.
-        host: of the public door.
-        port: of the public door.
+        folder: the link's.
         secret: at least 32 random bytes.
     """
     authority, certificate, key = (folder / name for name in ("ca.crt", "server.crt", "server.key"))
+    settings = folder.settings
     config = SuperLinkLifespanConfig(
         control_address="",
         health_server_address=None,
-        host=host,
-        port=port,
+        host=settings.host,
+        port=settings.port,
         insecure=False,
-        certificates=(authority.read_bytes(), certificate.read_bytes(), key.read_bytes()),
+        certificates=(authority.read_bytes(), certificate.read_bytes(), read_private_file(key)),
         superexec_auth_secret=secret,
         authn_plugin=NoOpControlAuthnPlugin(),
         event_log_plugin=None,
@@ -171,18 +178,12 @@ def make_app(folder: Path, host: str, port: int, secret: bytes) -> App:
     return create_app(config, _NothingStarted)
 
 
-def main() -> None:
-    """Serve both doors until the parent ends."""
-    servers: list[uvicorn.Server] = []
-    ended = threading.Event()
-    settings = settings_of_parent(ended.set)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    folder, host, port = Path(settings["folder"]), settings["host"], settings["port"]
-    app = make_app(folder, host, port, bytes.fromhex(settings["secret"]))
-    public = uvicorn.Config(
+def _public_server(folder: LinkFolder, app: App) -> uvicorn.Config:
+    settings = folder.settings
+    return uvicorn.Config(
         Door(app, ROUTES, LARGEST_BODY),
-        host=host,
-        port=port,
+        host=settings.host,
+        port=settings.port,
         ssl_certfile=folder / "server.crt",
         ssl_keyfile=folder / "server.key",
         http="h11",  # it bounds headers
@@ -195,24 +196,67 @@ def main() -> None:
         timeout_keep_alive=_IDLE_SECONDS,
         h11_max_incomplete_event_size=_HEADER_BYTES,
     )
-    private = uvicorn.Config(app, ws="none", lifespan="on", log_level="warning", access_log=False)
-    public_socket = public.bind_socket()
-    private_socket = listen(Path(settings["socket"]))
-    servers += [uvicorn.Server(public), uvicorn.Server(private)]
 
-    async def serve() -> None:
-        sockets = (public_socket, private_socket)
-        await asyncio.gather(
-            *(server.serve(sockets=[opened]) for server, opened in zip(servers, sockets, strict=True))
-        )
 
-    serving = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    serving.start()
-    while serving.is_alive() and not ended.wait(0.2):
-        pass
-    for server in servers:
-        server.should_exit = True
-    serving.join(5)
+def serve(folder: LinkFolder, ended: Callable[[float], bool]) -> None:
+    """Serve both doors.
+
+    Args:
+        folder: the link's.
+        ended: waits so many seconds, and returns whether the link is to end.
+
+    Raises:
+        ConfigError: the link is served already, or its certificate is not valid at this clock.
+        CryptoError: others can read the TLS key.
+    """
+    folder.check_certificate()
+    group = folder.group
+    running = RunningFolder(folder.path, group)
+    try:
+        secret = secrets.token_bytes(32)
+        app = make_app(folder, secret)
+        public = _public_server(folder, app)
+        private = uvicorn.Config(app, ws="none", lifespan="on", log_level="warning", access_log=False)
+        public_socket = public.bind_socket()
+        _write_secret(running / SECRET, secret, group)
+        private_socket = listen(running / DOOR, group)
+        servers = [uvicorn.Server(public), uvicorn.Server(private)]
+
+        async def both() -> None:
+            sockets = (public_socket, private_socket)
+            await asyncio.gather(
+                *(server.serve(sockets=[opened]) for server, opened in zip(servers, sockets, strict=True))
+            )
+
+        serving = threading.Thread(target=asyncio.run, args=(both(),), daemon=True)
+        serving.start()
+        try:
+            while serving.is_alive() and not ended(_LOOK_SECONDS):
+                pass
+        finally:
+            for server in servers:
+                server.should_exit = True
+            serving.join(5)
+    finally:
+        running.close()
+
+
+def _write_secret(path: Path, secret: bytes, group: int | None) -> None:
+    write_private_file(path, secret.hex().encode())
+    if group is not None:
+        os.chown(path, -1, group)
+        path.chmod(0o640)
+
+
+def main() -> None:
+    """Serve both doors until the parent ends."""
+    over = threading.Event()
+    settings = settings_of_parent(over.set)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    try:
+        serve(LinkFolder(Path(settings["folder"])), over.wait)
+    except FedveilError as error:
+        raise SystemExit(f"the link: {error}") from None
 
 
 if __name__ == "__main__":

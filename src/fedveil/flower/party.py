@@ -1,6 +1,7 @@
 """The coordinator at its host: starts its link, and plays the runs that are submitted to its socket, one after another.
 
-The party holds the identity key and the run folders; the link, a process of its own, holds the TLS key. Who can open
+The party holds the identity key and the run folders; the link, a process of its own, holds the TLS key. Where another
+user of the host serves the link, whoever breaks into it reads neither (``starts_link``). Who can open
 the party's socket can have runs of its own folders played: the socket's owner alone. A submission is one frame with the
 path of a run folder; the answer is one frame that says how many runs are before it; the connection ends with the run.
 """
@@ -11,29 +12,25 @@ import contextlib
 import json
 import logging
 import queue
-import secrets
 import socket
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import FedveilError
-from fedveil.flower.certificates import days_left, node_key_pem
-from fedveil.flower.child import Child, ProcessError
+from fedveil.flower.attached_link import AttachedLink
+from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.relay import receive_frame, send_frame
-from fedveil.flower.sockets import RunningFolder, address, listen
+from fedveil.flower.sockets import RunningFolder, listen
 from fedveil.flower.submission import END, SOCKET, open_run
 from fedveil.flower.tasks import Tasks
 from fedveil.flower.transport import carry
 from fedveil.protection.errors import ProtocolError
 
-_STARTING_SECONDS: Final = 120.0
 _QUESTION_SECONDS: Final = 10.0
-_SOON: Final = 30.0
 _log = logging.getLogger("fedveil.coordinator")
 
 
@@ -52,35 +49,22 @@ class Party:
         home: the coordinator's folder.
 
     Raises:
-        ConfigError: it is served already, or its certificate is not valid at this clock.
+        ConfigError: it is served already, or its link's socket is open to every user of the host.
         ProcessError: the link did not start; what it printed says why.
     """
 
     def __init__(self, home: CoordinatorFolder) -> None:
-        days = days_left(home / "server.crt", home / "ca.crt")
-        if days < _SOON:
-            _log.warning("the certificate server.crt is valid for %.0f days; renew it", days)
         self._home = home
         self._folder = RunningFolder(home.path)
         self._waiting: queue.Queue[_Submitted | None] = queue.Queue()
         self._stopping = False
-        self._secret = secret = secrets.token_bytes(32)
-        door = self._folder / "link"
-        settings = home.settings
-        self.link = Child(
-            "fedveil.flower.link",
-            {
-                "folder": str(home.path),
-                "host": settings.host,
-                "port": settings.port,
-                "socket": str(door),
-                "secret": secret.hex(),
-            },
-            {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(home / "flower")},
-        )
         try:
-            self._wait_for(door)
-            self._tasks = Tasks(door, secret)
+            self.link = AttachedLink(home)
+        except BaseException:
+            self._folder.close()
+            raise
+        try:
+            self._tasks = Tasks(self.link.door, self.link.secret)
             self._tasks.register(map(node_key_pem, home.membership.nodes))
             self._listening = listen(self._folder / SOCKET)
         except BaseException:
@@ -102,18 +86,6 @@ class Party:
         self._player.join(30)
         self._tasks.close()
         self._folder.close()
-
-    def _wait_for(self, door: Path) -> None:
-        until = time.monotonic() + _STARTING_SECONDS
-        while True:
-            with socket.socket(socket.AF_UNIX) as tried:
-                if tried.connect_ex(address(door)) == 0:
-                    return
-            if (code := self.link.ended) is not None:
-                raise ProcessError(f"the link ended with exit code {code}; its messages are above")
-            if time.monotonic() > until:
-                raise ProcessError(f"the link does not listen after {_STARTING_SECONDS:g} s")
-            time.sleep(0.05)
 
     def _accept(self) -> None:
         """Take submissions, until :meth:`stop`."""
@@ -160,7 +132,7 @@ class Party:
             error = str(problem)
             _log.error("%s", problem)
         except Exception as problem:
-            if self._stopping or self.link.ended is not None:
+            if self._stopping or self.link.ended:
                 error = "the coordinator's process was stopped"
             else:
                 error = f"the coordinator failed ({type(problem).__name__}); its own log says where"

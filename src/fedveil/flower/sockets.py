@@ -1,4 +1,4 @@
-"""Unix sockets that their owner alone can open, and the folder that they lie in while a party is served."""
+"""Unix sockets that their owner alone can open, or a group; and the folder they lie in while a party is served."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 from pathlib import Path
 from typing import Final
 
 from fedveil.errors import ConfigError
+
+DOOR: Final = "link"
+"""The link's socket for the coordinator, in its folder ``run``."""
+
+SECRET: Final = "secret"  # noqa: S105 (the name of a file)
+"""Beside it: what who asks for a task must know, in hexadecimal digits; new whenever the link starts."""
 
 _LONGEST_NAME: Final = 100
 _open_folders: dict[Path, int] = {}
@@ -30,13 +37,16 @@ def address(path: Path) -> str:
     return f"/proc/self/fd/{known}/{path.name}"
 
 
-def listen(path: Path) -> socket.socket:
-    """Return a listening socket with mode 0600; a stale one at the path is replaced."""
+def listen(path: Path, group: int | None = None) -> socket.socket:
+    """Return a listening socket with mode 0600, or 0660 for a group; a stale one at the path is replaced."""
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         listening.bind(address(path))
+        if group is not None:
+            os.chown(path, -1, group)
+            path.chmod(0o660)
     except BaseException:
         listening.close()
         raise
@@ -46,20 +56,39 @@ def listen(path: Path) -> socket.socket:
     return listening
 
 
+def check_closed(path: Path) -> None:
+    """Return if a file, folder or socket is nobody's but its owner's and his group's.
+
+    Raises:
+        ConfigError: others can open it, or there is none.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    if mode & 0o007:
+        raise ConfigError(f"{path}: mode {mode:04o} lets every user of this host in; chmod o= {path}")
+
+
 class RunningFolder:
-    """The folder ``run`` (0700) of a party that is served: its sockets, gone when it is not.
+    """The folder ``run`` of a party that is served: its sockets, gone when it is not.
+
+    Its mode is 0700, or 0750 where a group shares the sockets.
 
     Args:
         party: the party's folder.
+        group: number of the group; None: the owner alone.
 
     Raises:
         ConfigError: the party is served already.
     """
 
-    def __init__(self, party: Path) -> None:
+    def __init__(self, party: Path, group: int | None = None) -> None:
         self.path = party / "run"
         self.path.mkdir(mode=0o700, exist_ok=True)
-        self.path.chmod(0o700)
+        if group is not None:
+            os.chown(self.path, -1, group)
+        self.path.chmod(0o700 if group is None else 0o750)
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,6 +22,8 @@ from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1
 _NODES_SECONDS: Final = 2.0
+_FAREWELL_SECONDS: Final = 5.0
+_BUSY_SECONDS: Final = 5.0
 _LONGEST_WAIT: Final = 3600.0
 _log = quiet_log("fedveil.coordinator")
 
@@ -75,6 +77,21 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
             missing = ", ".join(silos[silo] for silo, _ in party.letters())
             party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
         time.sleep(_LOOK_SECONDS)
+    _bid_farewell(grid, party, nodes)
+
+
+def _bid_farewell(grid: Grid, party: CoordinatorParty, nodes: dict[int, int]) -> None:
+    """Push the last letters, and wait a little until they have arrived: what is lost of them costs others a wait."""
+    letters = [(silo, letter) for silo, letter in party.farewells() if silo in nodes]
+    messages = [
+        Message(content_of(letter), dst_node_id=nodes[silo], message_type=MessageType.QUERY)
+        for silo, letter in letters
+    ]
+    keys = {key for key in grid.push_messages(messages) if key} if messages else set()
+    until = time.monotonic() + _FAREWELL_SECONDS
+    while keys and time.monotonic() < until:
+        keys -= {reply.metadata.reply_to_message_id for reply in grid.pull_messages(list(keys))}
+        time.sleep(_LOOK_SECONDS if keys else 0.0)
 
 
 def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
@@ -138,6 +155,9 @@ def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]
         try:
             party.receive(sent.silo, letter_in(reply))
             heard = True
+            sent.again = min(
+                sent.again, time.monotonic() + _BUSY_SECONDS
+            )  # should it wait for another answer
         except ProtocolError as error:
             _log.warning("an answer was refused: %s", error)
     return heard

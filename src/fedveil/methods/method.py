@@ -24,7 +24,7 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import AnySampler
-from fedveil.protection.parts import Joined, Lost, Refused, Terms
+from fedveil.protection.parts import Here, Joined, Knock, Over, Refused, Terms
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import STATELESS, Optimizer, State
@@ -94,10 +94,12 @@ class Method:
     def sends(self) -> tuple[Sent, ...]:
         """Return every message of the setup and of a round, and who reads it."""
         setup = (
+            Sent(Knock, Role.SILO),
+            Sent(Here, Role.SERVER),
             Sent(Terms, Role.SILO),
             Sent(Joined, Role.SERVER),
             Sent(Refused, Role.SERVER),
-            Sent(Lost, Role.SERVER),
+            Sent(Over, Role.SILO),
         )
         return (*setup, *(self.weights.sends() if self.shows_counts else ()), *self.protection.sends(self))
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
-from fedveil.foreign import foreign
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import REST, Layout, fixed, many, number, sent_as
-from fedveil.protection.messages import KINDS, Message, message
+from fedveil.protection.messages import KINDS, Message, by_silo, message
+from fedveil.protection.refusals import REFUSAL, Refusal
 from fedveil.protection.wire import Reader, Writer
 
 DIGEST_BYTES: Final = 32
+NONCE_BYTES: Final = 16
 
-Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request", "integrity"]
-"""Why a silo refuses: its policy, its users' budget, another schema, a request that was answered with something else
-before, its own state is not what it was, its disk, a request that makes no sense, or lines missing from its ledger."""
+Nonces = tuple[tuple[int, bytes], ...]
+"""A nonce of each of some silos, by their numbers."""
 
 
 class Part(Message):
@@ -59,12 +59,6 @@ def _array(layout: Layout[bytes], sent: str, kept: type[np.number[Any]]) -> Layo
     return layout.of(to, back)
 
 
-def _cause(number: int) -> Cause:
-    if number >= len(_CAUSES):
-        raise ProtocolError(f"a refusal gives cause {number}, there are {len(_CAUSES)}")
-    return _CAUSES[number]
-
-
 def _bits(drawn: Bool[np.ndarray, " users"]) -> bytes:
     return Writer().number(len(drawn), 4).rest(np.packbits(drawn).tobytes()).bytes()
 
@@ -77,11 +71,7 @@ def _drawn(raw: bytes) -> Bool[np.ndarray, " users"]:
     return np.unpackbits(bits, count=users).astype(np.bool_)
 
 
-_CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 _TEXT: Final = REST.of(str.encode, _text)
-_SHOWN: Final = REST.of(str.encode, lambda raw: foreign(raw.decode(errors="replace")))
-"""A text that is only ever shown: what is read of it can be."""
-
 _COUNTS: Final = _array(REST, "<u4", np.int64)
 LARGEST_COUNT: Final = 2**32 - 1
 """Records of a user that counts and totals can tell of."""
@@ -95,11 +85,15 @@ class Terms(Part):
         membership: SHA-256 of the federation's membership (silos, keys, schema).
         heads: the last head of every silo's ledger that the coordinator has heard of, in the silos' order; zeros where
             it has heard of none. The same for all silos; what a round is asked for again by does not depend on it.
-        experiment: the complete TOML document.
+        opened: the nonce under which the coordinator asked for those of the silos.
+        nonces: of the silos that are asked, by number.
+        experiment: the complete document as canonical JSON.
     """
 
     membership: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
     heads: tuple[bytes, ...] = sent_as(many(fixed(DIGEST_BYTES), size=2), Tells.NOTHING)
+    opened: bytes = sent_as(fixed(NONCE_BYTES), Tells.NOTHING)
+    nonces: Nonces = sent_as(by_silo(fixed(NONCE_BYTES)), Tells.NOTHING)
     experiment: str = sent_as(_TEXT, Tells.NOTHING)
 
     @property
@@ -129,17 +123,33 @@ class Refused(Part):
     """A silo does not take part, or not any longer.
 
     Attributes:
-        cause: what kind of reason.
-        reason: in words, without a private value; at most 200 printable characters of it are read.
+        why: a code, and numbers of the request or of the silo's policy.
     """
 
-    cause: Cause = sent_as(number(1).of(_CAUSES.index, _cause), Tells.NOTHING)
-    reason: str = sent_as(_SHOWN, Tells.NOTHING)
+    why: Refusal = sent_as(REFUSAL, Tells.NOTHING)
 
 
-@message(64, "word that a session is not known")
-class Lost(Part):
-    """A silo does not know the session (it was restarted): the coordinator begins another one."""
+@message(76, "the question whether a silo is there")
+class Knock(Part):
+    """The coordinator asks for a nonce: a session is about to begin."""
+
+
+@message(64, "word that a silo is there, in no such session")
+class Here(Part):
+    """A silo answers so to whatever is not of its session; nothing has changed.
+
+    Attributes:
+        nonce: 16 bytes that the terms of its next session must bring.
+        busy: seconds for which another run has it at most; 0: it is free.
+    """
+
+    nonce: bytes = sent_as(fixed(NONCE_BYTES), Tells.NOTHING)
+    busy: int = sent_as(number(4), Tells.NOTHING)
+
+
+@message(77, "word that a session is over")
+class Over(Part):
+    """The coordinator asks nothing more in this session: the silo is free for another run."""
 
 
 @message(65, "all silos' record counts together", eq=False)

@@ -1,0 +1,94 @@
+"""An experiment as it travels: canonical JSON, so that one experiment has one text and one digest.
+
+    keys sorted, no blanks, ASCII, the shortest digits of every number that read back to it; no NaN and no infinity
+
+Claim: reading a document takes time and memory that its 64 KiB bound, whoever signed it. Enforced by
+:func:`read_canonical`: length first, then a grammar without anchors, dates or sections that open again, then depth and
+number of values, before any of it is validated.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.sections import TableSection
+from fedveil.errors import ConfigError
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.limits import LARGEST_EXPERIMENT
+from fedveil.files import parse_json
+from fedveil.protection.refusals import Code
+
+_PLACE: Final = "the coordinator's experiment"
+_DEEPEST: Final = 8
+_MOST_VALUES: Final = 2000
+_LARGEST_INTEGER: Final = 2**53
+
+
+def canonical(experiment: Experiment) -> str:
+    """Return the one text of an experiment.
+
+    Raises:
+        ConfigError: a number in it is infinite, which no silo is asked for.
+    """
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    try:
+        return _text(document)
+    except ValueError:
+        raise ConfigError(
+            f"{experiment.name}: a number is infinite; between institutions all are finite"
+        ) from None
+
+
+def as_silos_see(experiment: Experiment, silos: tuple[str, ...]) -> str:
+    """Return the text that silos are sent: without the coordinator's own paths.
+
+    Args:
+        experiment: the coordinator's.
+        silos: names of the silos.
+    """
+    model = experiment.model.model_copy(update={"initial": None, "initial_layers": None})
+    table = experiment.data.table
+    if table is not None:
+        table = TableSection(
+            schema_file=Path("schema.toml"), files=tuple(Path(f"{name}.csv") for name in silos)
+        )
+    data = experiment.data.model_copy(update={"table": table, "folder": None})
+    return canonical(experiment.model_copy(update={"model": model, "data": data}))
+
+
+def read_canonical(text: str) -> dict[str, Any]:
+    """Return the tables of a document.
+
+    Raises:
+        RefusalError: longer, deeper or of more values than a silo reads.
+        ConfigError: no JSON, another text than the canonical one, or no tables.
+    """
+    if len(text) > LARGEST_EXPERIMENT:
+        raise RefusalError(Code.EXPERIMENT_LENGTH, len(text))
+    document = parse_json(text, _PLACE, ConfigError)
+    level, values = [document], 0
+    for _ in range(_DEEPEST + 1):
+        values += len(level)
+        level = [inner for value in level for inner in _within(value)]
+    if level or values > _MOST_VALUES:
+        raise RefusalError(Code.EXPERIMENT_LENGTH, len(text))
+    if not isinstance(document, dict) or _text(document) != text:
+        raise ConfigError(f"{_PLACE}: not canonical JSON")
+    return document
+
+
+def _within(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list):
+        return value
+    if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
+        raise ConfigError(f"{_PLACE}: a whole number of 2^53 or more")
+    return []
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
