@@ -122,6 +122,12 @@ class Code(Enum):
         "request",
         "the silo's own records do not allow what is asked; its own log says more",
     )
+    ASKED_APART = 38, "request", "silo {silo:.0f} was asked something else in this round than this silo"
+    ASKED_FEW = (
+        39,
+        "request",
+        "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
+    )
 
     def __init__(self, number: int, cause: Cause, template: str) -> None:
         self.number, self.cause, self.template = number, cause, template
