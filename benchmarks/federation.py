@@ -26,6 +26,7 @@ from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
@@ -99,6 +100,7 @@ class World(Unwatched):
             membership=self.membership,
             identity=self.key,
             folder=RunFolder.create(folder, experiment),
+            heads=HeadsSeen(folder / HEADS),
             observer=self,
         )
         self.letters = self.content = 0

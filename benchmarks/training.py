@@ -24,7 +24,7 @@ from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.catalogue import Allocation, catalogue, load
 from fedveil.randomness import ExperimentRandomness
@@ -109,7 +109,9 @@ def _mnist_round(
     members = torch.arange(len(groups))[index::processes]
     weights = torch.ones(len(members), dtype=torch.float64)
     cpu, wall = time.process_time(), time.perf_counter()
-    sums = trainer.sums(task.initial(), cohort, members, weights, CLIP, ExperimentRandomness(0), ("round", 1))
+    sums = trainer.sums(
+        TrainJob(task.initial(), cohort, members, weights, CLIP, ExperimentRandomness(0), ("round", 1))
+    )
     return time.process_time() - cpu, sums.steps, time.perf_counter() - wall
 
 

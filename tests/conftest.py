@@ -1,13 +1,17 @@
 """Shapes and types of every annotated function in the numerical rooms are checked while the tests run."""
 
 import gc
+import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOMS = ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
 ROOT = Path(__file__).resolve().parents[1]
+TOGETHER = (("tests/test_run.py", "tests/test_distributed.py"),)
+"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,18 +24,38 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.shape_checks import install
 
     install([f"fedveil.{room}" for room in ROOMS], "beartype.beartype")
+    from tests.remembered import remember_signatures
     from tests.trials import remember_trials
 
     settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("fedveil")
     torch.set_num_threads(1)
     remember_trials()
+    remember_signatures()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal whole files out to workers: what a file's tests share is made once, and what files share once in a group."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Dealt(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((group[0] for group in TOGETHER if file in group), file)
+
+    return Dealt(config, log)
 
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the libraries, which stay."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """Take back what a command showed its log on: the stream that was standard error is closed by then."""
+    logging.getLogger("fedveil").handlers.clear()
 
 
 @pytest.fixture(scope="session")

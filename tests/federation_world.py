@@ -23,6 +23,7 @@ from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.document import canonical
+from fedveil.federation.heads import HEADS, NONE, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
@@ -43,6 +44,9 @@ from fedveil.registry import names
 from tests.test_run import Silent
 
 RUN = bytes(range(16))
+NO_HEADS = (NONE, NONE, NONE)
+"""What a coordinator says of the ledgers of three silos before it has heard of any."""
+
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
 TESTING = Policy(
     **OPEN,
@@ -81,7 +85,10 @@ def clients(number: int = 3) -> Population:
 
 ADAPTIVE: dict[str, Any] = {
     "method": {"learning_rate": None},
-    "server": {"optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9}},
+    "server": {
+        "optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9, "schedule": "linear"},
+        "average": {"name": "ema"},
+    },
 }
 """A server's step that remembers."""
 
@@ -256,6 +263,7 @@ class World:
             membership=self.membership,
             identity=self.key,
             folder=self.run_folder,
+            heads=HeadsSeen(self.folder / HEADS),
             observer=Silent(),
         )
 
@@ -354,7 +362,13 @@ class World:
     def terms(self, experiment: Experiment, membership: bytes | None = None) -> Terms:
         """The terms of an experiment, of no session yet."""
         named = self.membership.digest if membership is None else membership
-        return Terms(membership=named, opened=bytes(16), nonces=(), experiment=canonical(experiment))
+        return Terms(
+            membership=named,
+            heads=NO_HEADS,
+            opened=bytes(16),
+            nonces=(),
+            experiment=canonical(experiment),
+        )
 
     def exchange(self, coordinator: CoordinatorParty) -> None:
         """Carry the letters that wait, and their answers."""

@@ -24,6 +24,8 @@ import torch
 _LONGEST: Final = 64
 """Elements of a container that are looked at, every one; a longer container is checked anew each time."""
 _STRICT: Final = jaxtyping.jaxtyped
+_PLAIN: Final[set[type]] = set()
+"""Types that were met of whose values nothing but the type is looked at."""
 
 
 def install(rooms: Sequence[str], typechecker: str) -> None:
@@ -43,18 +45,26 @@ def _kind(value: Any) -> Hashable:
         _UnknownError: more of it would be looked at.
     """
     of = type(value)
-    how = _how(of)
-    if how == "plain":
+    if of in _PLAIN:
         return of
+    how = _how(of)
     if how == "array":
         return of, value.dtype, tuple(value.shape)
     if how == "class":
         return of, value
+    if how == "plain":
+        return of
     if how == "unknown" or len(value) > _LONGEST:
         raise _UnknownError
     if how == "tuple":
         return of, *map(_kind, value)
     return of, frozenset(map(_kind, value.items() if how == "mapping" else value))
+
+
+def _kinds(values: Collection[Any]) -> tuple[Hashable, ...]:
+    """Return the kinds of values, most of which are of types of which nothing more is looked at."""
+    types_ = tuple(map(type, values))
+    return types_ if _PLAIN.issuperset(types_) else tuple(map(_kind, values))
 
 
 def _kind_and_value(value: Any) -> Hashable:
@@ -75,10 +85,13 @@ def _how(of: type) -> str:
         ("class", (type,)),
         ("plain", (str, bytes, range, Enum)),
         ("unknown", (Collection,)),
+        ("plain", (object,)),
     ):
         if issubclass(of, types_):
+            if how == "plain":
+                _PLAIN.add(of)
             return how
-    return "plain"
+    raise AssertionError(of)
 
 
 class _Checks:
@@ -97,16 +110,36 @@ class _Checks:
         stub.__signature__ = signature
         stub.__module__, stub.__qualname__ = function.__module__, function.__qualname__
         self._strict = _STRICT(stub, typechecker=typechecker)
-        asked = [one.annotation for one in signature.parameters.values()] + [signature.return_annotation]
-        self.kind = _kind_and_value if any(_by_value(one, names) for one in asked) else _kind
-        self.arguments: set[Hashable] = set()
-        self.results: set[Hashable] = set()
+        asked = signature.parameters.values()
+        valued = [(n, one) for n, one in enumerate(asked) if _by_value(one.annotation, names)]
+        self._valued = [(n, one.name) for n, one in valued]
+        self._many_valued = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for _, one in valued)
+        self.result = _kind_and_value if _by_value(signature.return_annotation, names) else _kind
+        self.passed: dict[Hashable, set[Hashable]] = {}
+        """The kinds of arguments that passed, and with each the kinds of results that did."""
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """Return all that a check looks at of arguments.
+
+        Raises:
+            _UnknownError: more of them would be looked at.
+        """
+        kinds: Hashable = _kinds(args)
+        if kwargs:
+            kinds = kinds, tuple(kwargs), _kinds(kwargs.values())
+        if self._valued:
+            if self._many_valued:
+                raise _UnknownError
+            many = len(args)
+            values = (args[n] if n < many else kwargs.get(name) for n, name in self._valued)
+            kinds = kinds, tuple(map(_kind_and_value, values))
+        return kinds
 
     def passing(self, function: Callable[..., Any], given: Hashable) -> Callable[..., Any]:
         """Return the function, which when it is called remembers that such arguments passed."""
 
         def passed(*args: Any, **kwargs: Any) -> Any:
-            self.arguments.add(given)
+            self.passed.setdefault(given, set())
             return function(*args, **kwargs)
 
         return passed
@@ -154,23 +187,22 @@ def remembering(fn: Any = None, *, typechecker: Any = None) -> Any:
         if checks is None:
             checks = _OF[id(fn.__code__)] = _Checks(fn, typechecker)
         try:
-            given: Hashable = tuple(map(checks.kind, args))
-            if kwargs:
-                given = given, *((name, checks.kind(value)) for name, value in kwargs.items())
+            given = checks.given(args, kwargs)
         except _UnknownError:
             return checks(fn, args, kwargs)
 
-        known = given in checks.arguments
-        result = fn(*args, **kwargs) if known else checks(checks.passing(fn, given), args, kwargs)
+        passed = checks.passed.get(given)
+        result = checks(checks.passing(fn, given), args, kwargs) if passed is None else fn(*args, **kwargs)
         try:
-            both = given, checks.kind(result)
+            kind = checks.result(result)
         except _UnknownError:
-            both = None
-        if both not in checks.results:
-            if known:
-                checks(lambda *_, **__: result, args, kwargs)
-            if both is not None:
-                checks.results.add(both)
+            kind = None
+        if passed is None:
+            passed = checks.passed[given]
+        elif kind not in passed:
+            checks(lambda *_, **__: result, args, kwargs)
+        if kind is not None:
+            passed.add(kind)
         return result
 
     called.remembers = True  # type: ignore[attr-defined]

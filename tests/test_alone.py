@@ -24,7 +24,7 @@ from fedveil.local.span import SpanTrainer
 from fedveil.local.span_plan import Plan
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.records import Population, Records
 from fedveil.privacy.bounds import Clip, Unbounded
@@ -40,13 +40,15 @@ def updates(
     """Return the update of every member, unbounded, and its norm."""
     ones = torch.ones(len(members), dtype=torch.float64)
     sums = trainer.sums(
-        task.initial(),
-        cohort.apart(members),
-        members,
-        ones,
-        Unbounded(),
-        ExperimentRandomness(3),
-        ("round", 1),
+        TrainJob(
+            task.initial(),
+            cohort.apart(members),
+            members,
+            ones,
+            Unbounded(),
+            ExperimentRandomness(3),
+            ("round", 1),
+        ),
     )
     return sums.total, sums.norms
 
@@ -268,7 +270,7 @@ def test_the_sums_of_span_need_no_order_of_silos() -> None:
     ones = torch.ones(4, dtype=torch.float64)
     place = (Unbounded(), ExperimentRandomness(0), ("round", 1))
     span, loop = (
-        trainer(task=task, local=local).sums(task.initial(), apart, members, ones, *place)
+        trainer(task=task, local=local).sums(TrainJob(task.initial(), apart, members, ones, *place))
         for trainer in (SpanTrainer, LoopTrainer)
     )
     torch.testing.assert_close(span.total, loop.total, rtol=1e-4, atol=1e-6)
@@ -355,13 +357,15 @@ def by_pair(ready: Prepared) -> dict[tuple[int, int], torch.Tensor]:
     """Return the bounded update of every contribution by its silo and user, as the run's own trainer computes it."""
     cohort, groups = ready.setting.cohort, ready.setting.cohort.groups
     sums = ready.setting.trainer.sums(
-        ready.task.initial(),
-        cohort.apart(torch.arange(len(groups))),
-        torch.arange(len(groups)),
-        torch.ones(len(groups), dtype=torch.float64),
-        ready.method.local_bound,
-        ExperimentRandomness(0),
-        ("round", 1),
+        TrainJob(
+            ready.task.initial(),
+            cohort.apart(torch.arange(len(groups))),
+            torch.arange(len(groups)),
+            torch.ones(len(groups), dtype=torch.float64),
+            ready.method.local_bound,
+            ExperimentRandomness(0),
+            ("round", 1),
+        ),
     )
     pairs = zip(groups.silo.tolist(), groups.user.tolist(), strict=True)
     return dict(zip(pairs, sums.total, strict=True))
@@ -441,7 +445,9 @@ def test_reduced_products_do_not_reach_the_bound_nor_the_sum(trainer: Any) -> No
     def total(chosen: torch.Tensor) -> torch.Tensor:
         ones = torch.ones(len(chosen), dtype=torch.float64)
         mine = trainer(task=task, local=LocalSgd(learning_rate=20.0, epochs=2))
-        sums = mine.sums(task.initial(), cohort, chosen, ones, clip, ExperimentRandomness(0), ("round", 1))
+        sums = mine.sums(
+            TrainJob(task.initial(), cohort, chosen, ones, clip, ExperimentRandomness(0), ("round", 1))
+        )
         return sums.total
 
     with reduced():

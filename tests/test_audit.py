@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from shutil import copytree
@@ -18,6 +19,7 @@ from fedveil.engine.experiment import merge, parse
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, PrivacyError, RunFolderError
+from fedveil.privacy import audit as attacks
 from fedveil.privacy.audit import canary_bound, lowest_epsilon, membership, refutation
 from tests.test_dp_fed_ls import Silent
 from tests.test_report import rewrite
@@ -51,8 +53,11 @@ def test_true_positive_rates_let_no_more_than_the_rate_pass() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.0])
-def test_pure_privacy_is_refuted_as_rarely_as_the_confidence_says(epsilon: float) -> None:
+def test_pure_privacy_is_refuted_as_rarely_as_the_confidence_says(
+    epsilon: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Randomised response is the worst case of pure DP: the bound may exceed its epsilon in 5% of the audits."""
+    monkeypatch.setattr(attacks, "lowest_epsilon", cache(lowest_epsilon))  # of 50 guesses: 51 values
     random = np.random.default_rng(3)
     likely = 1 / (1 + math.exp(-epsilon))
     wrong = 0
@@ -102,8 +107,8 @@ def finished(folder: Path, **changes: Any) -> Path:
         "name": "audited",
         "rounds": 6,
         "data": {"name": "digits", "n_users": 120, "allocation": {"law": "clients"}},
-        "model": {"name": "mlp"},
-        "local": {"learning_rate": 0.5, "epochs": 10, "batch_size": 4},
+        "model": {"name": "linear"},
+        "local": {"learning_rate": 0.5, "epochs": 3, "batch_size": 4},
         "method": {"name": "dp-fed", "clip": 1.0, "noise_multiplier": 3.0, "client_sampling_rate": 0.5},
         "privacy": {"delta": 1e-3},
     }
@@ -127,7 +132,7 @@ def test_a_private_run_stands_and_the_attack_is_near_chance(tmp_path: Path) -> N
 def noiseless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without noise, with large steps."""
     changes = {"noise_multiplier": 0.0, "client_sampling_rate": 1.0, "clip": 5.0}
-    return finished(tmp_path_factory.mktemp("noiseless"), method=changes, rounds=10)
+    return finished(tmp_path_factory.mktemp("noiseless"), method=changes, rounds=5)
 
 
 def test_training_without_noise_is_found_out(noiseless: Path, tmp_path: Path) -> None:
@@ -136,7 +141,7 @@ def test_training_without_noise_is_found_out(noiseless: Path, tmp_path: Path) ->
     found = audit(folder, canaries=120)
     assert found.claimed is None
     assert found.bound is not None
-    assert found.bound.epsilon > 0.3
+    assert found.bound.epsilon > 1.0
 
 
 def test_a_claim_below_the_bound_is_refuted(noiseless: Path, tmp_path: Path) -> None:

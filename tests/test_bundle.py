@@ -26,7 +26,8 @@ from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.bundle.manifest import Manifest
 from fedveil.bundle.signing import sign
-from fedveil.bundle.verification import BEYOND, Verification
+from fedveil.bundle.verification import BEYOND
+from fedveil.checks import Verification
 from fedveil.cli import app, main
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.shown import FIELDS, FILES, Kind
@@ -422,4 +423,4 @@ def test_the_commands_sign_and_verify(copy: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "argv", ["fedveil", "verify", str(copy)])
     with pytest.raises(SystemExit) as stop:
         main()
-    assert stop.value.code == 2
+    assert stop.value.code == 7

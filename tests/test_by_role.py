@@ -17,6 +17,7 @@ from fedveil.local.models import ChannelNorm, build_model
 from fedveil.local.pretrained import take_parameters
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
+from fedveil.local.trainer import TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import data_set, load
@@ -123,7 +124,9 @@ def test_the_loop_trains_an_lstm_as_torch_does() -> None:
     local = LocalSgd(learning_rate=0.5, epochs=2)
     trainer = choose_trainer(task, local, cohort=cohort)
     assert isinstance(trainer, LoopTrainer)
-    sums = trainer.sums(task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ())
+    sums = trainer.sums(
+        TrainJob(task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ())
+    )
     rows = torch.from_numpy(cohort.groups.members(0))
     start = task.initial()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -160,9 +163,9 @@ def test_the_svhn_network_is_trained_many_at_a_time() -> None:
     local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=2, projection=0.1)
     trainer = choose_trainer(task, local, cohort=cohort)
     assert isinstance(trainer, VmapTrainer)
-    arguments = (task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ())
-    oracle = LoopTrainer(task=task, local=local).sums(*arguments)
-    torch.testing.assert_close(trainer.sums(*arguments).total, oracle.total, rtol=1e-3, atol=1e-5)
+    job = TrainJob(task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ())
+    oracle = LoopTrainer(task=task, local=local).sums(job)
+    torch.testing.assert_close(trainer.sums(job).total, oracle.total, rtol=1e-3, atol=1e-5)
 
 
 def written_mat(folder: Path, name: str, count: int, **changes: np.ndarray) -> Path:

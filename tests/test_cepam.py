@@ -13,7 +13,6 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.engine.clients import ClientTraining
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.parties import Parties
 from fedveil.engine.run import over_budget, resume, run
@@ -25,6 +24,7 @@ from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
+from fedveil.local.trainer import TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
@@ -185,15 +185,8 @@ def test_a_clients_records_come_and_go_behind_the_same_noise(
         total, count = Parties.in_the_open(setting).driver.play(
             (1, 0), work.senders((0, 1, 2, 3)), work.drawn, work.give
         )
-        training = ClientTraining(
-            trainer=setting.trainer,
-            cohort=cohort,
-            bound=method.bound,
-            model=task.initial(),
-            round_number=1,
-            experiment=ExperimentRandomness(0),
-        )
-        return total, count, training.updates(torch.arange(4))[0]
+        apart = turn.job(torch.arange(4), method.bound).apart()
+        return total, count, turn.trainer.sums(apart).total.numpy()
 
     aggregate, count, rows = sent(None)
     order = 1 if kind is ClipL1 else 2
@@ -230,15 +223,9 @@ def test_every_trainer_gives_each_client_her_own_update(trainer: type[VmapTraine
     local, members = LocalSgd(learning_rate=0.3, epochs=2, batch_size=2), torch.tensor([4, 0, 3])
 
     def rows(one: LoopTrainer | VmapTrainer | SpanTrainer) -> np.ndarray:
-        training = ClientTraining(
-            trainer=one,
-            cohort=cohort,
-            bound=Unbounded(),
-            model=task.initial(),
-            round_number=1,
-            experiment=ExperimentRandomness(0),
-        )
-        return training.updates(members)[0]
+        ones, place = torch.ones(len(members), dtype=torch.float64), (ExperimentRandomness(0), ("round", 1))
+        job = TrainJob(task.initial(), cohort, members, ones, Unbounded(), *place)
+        return one.sums(job.apart()).total.numpy()
 
     expected = rows(LoopTrainer(task=task, local=local))
     np.testing.assert_allclose(rows(trainer(task=task, local=local)), expected, atol=1e-6)

@@ -35,7 +35,7 @@ def declared(requirements: Iterable[str]) -> set[str]:
     return names - {"fedveil"}
 
 
-OPTIONAL = declared(EXTRAS["federation"]) | declared(EXTRAS["rlwe"]) | declared(EXTRAS["onnx"])
+OPTIONAL = set[str]().union(*(declared(EXTRAS[extra]) for extra in ("excel", "federation", "onnx", "rlwe")))
 
 
 def modules(tree: ast.AST) -> set[str]:

@@ -33,7 +33,7 @@ from fedveil.local.losses import load_loss
 from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
@@ -183,13 +183,11 @@ def shares(
     emulated, found = Emulated(world), []
     weights = torch.ones(len(members), dtype=torch.float64)
     start = torch.zeros(trainer.task.dimension)
+    job = TrainJob(start, cohort, members, weights, bound, ExperimentRandomness(0), ("round", 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "distributed", emulated)
         for emulated.rank in range(world):
-            sums = distributed._share(
-                trainer, start, cohort, members, weights, bound, ExperimentRandomness(0), ("round", 1), None
-            )
-            found.append(sums.total)
+            found.append(distributed._share(trainer, job).total)
     return found
 
 

@@ -101,7 +101,7 @@ def test_every_command_is_one_that_the_program_reads(place: str, line: str, here
         return
     assert program in ("fedveil", ".venv/bin/fedveil")
     command = cli.COMMANDS[arguments[0]].load(arguments.pop(0))
-    if hasattr(command, "commands"):
+    while hasattr(command, "commands"):
         command = command.commands[arguments.pop(0)]
     given = SimpleNamespace(**command.make_context("example", arguments).params)
     if hasattr(given, "source") and not given.source.endswith(".toml"):

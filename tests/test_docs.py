@@ -29,6 +29,8 @@ GROUPS = {name: dict(one.commands) for name, one in TOP.items() if hasattr(one, 
 COMMANDS = {name: one for name, one in TOP.items() if name not in GROUPS} | {
     f"{group} {name}": one for group, inner in GROUPS.items() for name, one in inner.items()
 }
+for _name in [name for name, one in COMMANDS.items() if hasattr(one, "commands")]:
+    COMMANDS |= {f"{_name} {inner}": one for inner, one in COMMANDS.pop(_name).commands.items()}
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

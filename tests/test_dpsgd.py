@@ -12,7 +12,7 @@ from fedveil.local.dpsgd import DpSgdTrainer, RecordSums, poisson
 from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -43,7 +43,7 @@ def test_one_step_is_opacuss(model, shape, norm):
     trainer = trainer_of(task, batch_size=9)  # one batch of everybody
     members, weights = everyone(cohort)
     sums = trainer.sums(
-        task.initial(), cohort, members, weights, Clip(norm=norm), ExperimentRandomness(0), ()
+        TrainJob(task.initial(), cohort, members, weights, Clip(norm=norm), ExperimentRandomness(0), ())
     )
 
     private = GradSampleModule(task_of(model, shape).model)
@@ -137,7 +137,9 @@ def test_removing_the_first_record_moves_every_steps_gradient_sum_by_at_most_the
         with monkeypatch.context() as patch:
             patch.setattr(RecordSums, "gradient_sum", recorded)
             DpSgdTrainer(task=task, local=local, noise=no_noise, privacy=privacy).sums(
-                task.initial(), cohort, *everyone(cohort), clip, ExperimentRandomness(0), ("round", 1)
+                TrainJob(
+                    task.initial(), cohort, *everyone(cohort), clip, ExperimentRandomness(0), ("round", 1)
+                )
             )
         steps.append(sums)
     moved = [float((full - less).norm()) for full, less in zip(*steps, strict=True)]
@@ -154,7 +156,14 @@ def test_masks_are_drawn_for_every_record_and_step_and_only_for_models_that_drop
         local = LocalDpSgd(learning_rate=0.1, epochs=2, batch_size=4, noise_multiplier=0.0)
         cohort = silo_of(12, (6,))
         DpSgdTrainer(task=task, local=local, noise=no_noise, privacy=privacy).sums(
-            task.initial(), cohort, *everyone(cohort), Clip(norm=1.0), ExperimentRandomness(0), ("round", 1)
+            TrainJob(
+                task.initial(),
+                cohort,
+                *everyone(cohort),
+                Clip(norm=1.0),
+                ExperimentRandomness(0),
+                ("round", 1),
+            )
         )
         assert [len(words) for words in privacy.drawn] == [12] * 6 * drawn
         assert len(np.unique(np.concatenate(privacy.drawn))) == 12 * 6 * drawn
@@ -190,7 +199,7 @@ def test_noise_has_its_scale_and_the_divisor_is_the_expected_batch():
     clip = Clip(norm=0.01)
     trainer = trainer_of(task, noise_multiplier=2.0, noise=recording, batch_size=6, epochs=3)
     members, weights = everyone(cohort)
-    sums = trainer.sums(task.initial(), cohort, members, weights, clip, ExperimentRandomness(0), ())
+    sums = trainer.sums(TrainJob(task.initial(), cohort, members, weights, clip, ExperimentRandomness(0), ()))
     assert calls == [(0.02, clip.grid)] * 6
     assert sums.steps == 6
     # Six steps of -0.5 * 1000 / 6 each; the clipped gradients are at most 12 * 0.01.
@@ -209,7 +218,9 @@ def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own():
     members, weights = everyone(cohort)
     for number in (1, 2):
         trainer.sums(
-            task.initial(), cohort, members, weights, Clip(norm=0.01), ExperimentRandomness(0), (number,)
+            TrainJob(
+                task.initial(), cohort, members, weights, Clip(norm=0.01), ExperimentRandomness(0), (number,)
+            )
         )
     assert len(set(words)) == len(words) == 2 * 2 * 6
 
@@ -218,7 +229,7 @@ def test_an_empty_silo_and_an_empty_batch():
     task, cohort = task_of("mlp"), cohort_of([0, 1])
     members, weights = everyone(cohort)
     sums = trainer_of(task).sums(
-        task.initial(), cohort, members, weights, Clip(norm=1.0), ExperimentRandomness(0), ()
+        TrainJob(task.initial(), cohort, members, weights, Clip(norm=1.0), ExperimentRandomness(0), ())
     )
     assert sums.total[0].abs().sum() == 0
     records = RecordSums(task, Clip(norm=1.0), cohort, memory=1)
@@ -242,5 +253,5 @@ def test_what_dp_sgd_cannot_do_is_refused():
     members, weights = everyone(cohort)
     with pytest.raises(CompositionError, match="clip"):
         trainer_of(task).sums(
-            task.initial(), cohort, members, weights, Unbounded(), ExperimentRandomness(0), ()
+            TrainJob(task.initial(), cohort, members, weights, Unbounded(), ExperimentRandomness(0), ())
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
 from tests.federation_world import (
     ADAPTIVE,

@@ -15,7 +15,7 @@ from fedveil.engine.experiment import Experiment, parse
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
 from fedveil.methods.sending import Coded
 from fedveil.population.records import Population

@@ -11,12 +11,12 @@ import pytest
 
 from fedveil.engine.attempts import MOST_ATTEMPTS, Absences
 from fedveil.engine.experiment import Experiment
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import Told
 from fedveil.federation.rounds import _DRAWN
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
 from fedveil.protection.ends import ServerEnd
@@ -45,7 +45,9 @@ def world_of(folder: Path, experiment: Experiment) -> World:
 
 
 def step(coordinator: CoordinatorParty) -> str:
-    """Which step of an attempt is awaited: IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
+    """Which step of an attempt is awaited: KNOCK, IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
+    if coordinator._exchange is not None and coordinator._exchange.knocks:
+        return "KNOCK"
     end = coordinator._server
     assert isinstance(end, ServerEnd)
     machine = end._server
@@ -214,7 +216,7 @@ def test_too_few_are_waited_for_and_begin_again_with_those_that_are_back(tmp_pat
         if number in (0, 1) and party is not None:
             coordinator.receive(number, party.receive(data))
     assert coordinator.go_on() == ("silo2",)
-    assert step(coordinator) == "IDLE"
+    assert step(coordinator) == "KNOCK"
     while not coordinator.finished:
         exchange(world, coordinator, () if 2 in coordinator._absent else (2,))
     assert summed(world) == [4, 4, 4, 4]
@@ -240,7 +242,7 @@ def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tm
     world = World(tmp_path, experiment, population(silos=SILOS))
     play(world)
     assert policy.budget is not None
-    cost = policy.budget.accountant.epsilon(world.silos[0]._ledger.spent(), policy.delta)  # type: ignore[union-attr]
+    cost = policy.budget.accountant.epsilon(world.silos[0]._ledger.ledger.spent(), policy.delta)  # type: ignore[union-attr]
     world.close()
     (tmp_path / "again").mkdir()
     policy = policy.model_copy(update={"epsilon": 1.0001 * cost})
@@ -324,6 +326,9 @@ def test_a_silo_whose_ledger_lost_its_last_answer_goes_no_further(tmp_path: Path
     assert party is not None
     party.close()
     (tmp_path / "state-0" / LEDGER).unlink()
+    with pytest.raises(IntegrityError, match="lines are missing"):
+        world.silo(0)
+    adopt(tmp_path / "state-0", "somebody answers for it; this run cannot go on all the same")
     world.silos[0] = world.silo(0)
     while not coordinator.finished:
         exchange(world, coordinator)

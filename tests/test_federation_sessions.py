@@ -15,7 +15,7 @@ from fedveil.federation import sessions
 from fedveil.federation.coordinator import STATE, CoordinatorParty
 from fedveil.federation.sessions import LEASE_SECONDS, Reception, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import parse_json
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.messages import SERVER

@@ -25,7 +25,7 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
@@ -52,12 +52,18 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.wire import Writer
-from tests.federation_world import OPEN, TESTING, World, asked, clients, population, small_keys
+from tests.federation_world import NO_HEADS, OPEN, TESTING, World, asked, clients, population, small_keys
 
 RUN = bytes(range(16))
 CASES = 20_000
 EXAMPLES: list[Part] = [
-    Terms(experiment='name = "é"', membership=bytes(32), opened=bytes(16), nonces=((3, bytes(16)),)),
+    Terms(
+        experiment='name = "é"',
+        membership=bytes(32),
+        heads=NO_HEADS,
+        opened=bytes(16),
+        nonces=((3, bytes(16)),),
+    ),
     Knock(),
     Over(),
     Joined(),
@@ -194,7 +200,7 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
     assert party is not None
     budget = first.policy.budget
     assert budget is not None
-    assert 0 < budget.accountant.epsilon(party._ledger.spent(), budget.delta) <= 2.0
+    assert 0 < budget.accountant.epsilon(party._ledger.ledger.spent(), budget.delta) <= 2.0
     first.close()
 
 

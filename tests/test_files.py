@@ -139,7 +139,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
     def lines_of(content: bytes) -> bytes:
         sealed = b""
         for line in content.split(b"\n")[:-1]:
-            body = line[:-78] + b"}"
+            body = line[:-79] + b"}"
             sealed += body[:-1] + f', "digest": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
         return sealed
 

@@ -96,8 +96,10 @@ def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: 
         return processes[-1]
 
     try:
-        processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in near]
-        processes.append(subprocess.Popen(["ip", "netns", "exec", far_host, *FEDVEIL, "silo", str(far)]))
+        processes += [subprocess.Popen([*FEDVEIL, "silo", "serve", str(path)]) for path in near]
+        processes.append(
+            subprocess.Popen(["ip", "netns", "exec", far_host, *FEDVEIL, "silo", "serve", str(far)])
+        )
         wait_for_port()
         submitted = submit(made.experiment)
         run = home / "runs" / "demonstration"

@@ -56,24 +56,11 @@ from fedveil.flower.relay import send_frame
 from fedveil.flower.silo import ServedSilo
 from fedveil.flower.sockets import address
 from fedveil.flower.submission import Submission
+from tests.strangers import Stranger
 
 CLOSED = {"register-node", "unregister-node", "get-run", "get-fab"}
 """Routes of Flower's Fleet API that no silo needs: the coordinator registers, and nobody fetches an app."""
 
-# What a SuperNode does first, in a process of its own: Flower ends the one whose node is not known.
-CLIENT = """\
-import sys
-from pathlib import Path
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.supernode.fleet_http_connection import http_request_response
-
-address, authority, private, public = sys.argv[1:]
-keys = tuple(load_ssh_private_key(Path(path).read_bytes(), None) for path in (private, public) if path)
-keys = (keys[0], keys[1].public_key()) if keys else None
-certificates = Path(authority).read_bytes() if authority else None
-with http_request_response(address, not authority, certificates, keys, max_retries=0, max_wait_time=5.0) as link:
-    print("waiting:", link[1]())
-"""
 OTHER_USER = 65534
 LOCAL_USER = """\
 import os, socket, sys
@@ -189,6 +176,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         while "online" not in found.state()[1].values():
             assert silo.carrier.ended is None
         yield found
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
+    found = Stranger(tmp_path_factory.mktemp("stranger"))
+    yield found
+    found.leaves()
 
 
 @pytest.fixture(scope="module")
@@ -397,27 +391,21 @@ def foreign_app(folder: Path, marker: Path, secret: Path) -> Path:
     return app
 
 
-def test_a_stranger_starts_no_run_and_runs_no_code(served: Served, tmp_path: Path) -> None:
+def test_a_stranger_starts_no_run_and_runs_no_code(
+    served: Served, stranger: Stranger, tmp_path: Path
+) -> None:
     """``flwr run``, ``flwr list`` and ``flwr supernode list`` with host, port and the public certificate."""
     before, marker = served.state(), tmp_path / "marker"
     app = foreign_app(tmp_path, marker, served.made.provisioned.coordinator / "identity.key")
     host, port = served.address
-    (tmp_path / "config.toml").write_text(
+    (stranger.home / "config.toml").write_text(
         f'[superlink]\ndefault = "there"\n[superlink.there]\naddress = "{host}:{port}"\n'
         f'root-certificates = "{served.made.provisioned.silos[0] / "ca.crt"}"\ninsecure = false\n'
     )
-    flwr = Path(sys.executable).with_name("flwr")
-    environment = {**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
-    asked = [
-        subprocess.Popen(
-            [flwr, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for command in (["run", str(app), "there"], ["list", "there"], ["supernode", "list", "there"])
-    ]
-    for process in asked:
-        said, _ = process.communicate(timeout=100)
-        assert process.returncode != 0, said
-        assert "Successfully" not in said
+    for command in (["run", str(app), "there"], ["list", "there"], ["supernode", "list", "there"]):
+        status, said = stranger.asks(*command)
+        assert status != 0, said
+        assert "404 Not Found" in said
     assert served.state() == before
     assert not marker.exists()
 
@@ -638,19 +626,15 @@ def own_sockets(process: int) -> set[str]:
     return found
 
 
-def connect(served: Served, *, authority: Path | None, private: Path | None, public: Path | None) -> str:
+def connect(
+    stranger: Stranger, served: Served, *, authority: Path | None, private: Path | None, public: Path | None
+) -> str:
     """Ask for messages as a SuperNode does; return what it said."""
     files = ["" if path is None else str(path) for path in (authority, private, public)]
     host, port = served.address
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, f"{host}:{port}", *files],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.returncode == 0) == ("waiting:" in done.stdout)
-    return done.stdout + done.stderr
+    status, said = stranger.asks("connect", f"{host}:{port}", *files)
+    assert (status == 0) == ("waiting:" in said)
+    return said
 
 
 @pytest.fixture
@@ -662,38 +646,50 @@ def unknown(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_member_connects(served: Served) -> None:
+def test_a_member_connects(served: Served, stranger: Stranger) -> None:
     silo = served.made.provisioned.silos[1]
-    said = connect(served, authority=silo / "ca.crt", private=silo / "node.key", public=silo / "node.key")
+    said = connect(
+        stranger, served, authority=silo / "ca.crt", private=silo / "node.key", public=silo / "node.key"
+    )
     assert "waiting: None" in said
 
 
-def test_a_coordinator_of_another_authority_is_not_believed(served: Served, tmp_path: Path) -> None:
+def test_a_coordinator_of_another_authority_is_not_believed(
+    served: Served, stranger: Stranger, tmp_path: Path
+) -> None:
     Authority.create("other").publish(tmp_path)
     key = served.made.provisioned.silos[1] / "node.key"
-    said = connect(served, authority=tmp_path / "ca.crt", private=key, public=key)
+    said = connect(stranger, served, authority=tmp_path / "ca.crt", private=key, public=key)
     assert "certificate verify failed" in said
 
 
-def test_nobody_speaks_without_tls(served: Served) -> None:
+def test_nobody_speaks_without_tls(served: Served, stranger: Stranger) -> None:
     key = served.made.provisioned.silos[1] / "node.key"
-    said = connect(served, authority=None, private=key, public=key)
+    said = connect(stranger, served, authority=None, private=key, public=key)
     assert "Failed to initialize the connection" in said
 
 
-def test_a_node_whose_key_is_not_registered_is_refused(served: Served, unknown: Path) -> None:
+def test_a_node_whose_key_is_not_registered_is_refused(
+    served: Served, stranger: Stranger, unknown: Path
+) -> None:
     said = connect(
-        served, authority=served.made.provisioned.silos[0] / "ca.crt", private=unknown, public=unknown
+        stranger,
+        served,
+        authority=served.made.provisioned.silos[0] / "ca.crt",
+        private=unknown,
+        public=unknown,
     )
     assert "Failed to activate SuperNode" in said
 
 
-def test_nobody_registers_himself(served: Served) -> None:
-    said = connect(served, authority=served.made.provisioned.silos[0] / "ca.crt", private=None, public=None)
+def test_nobody_registers_himself(served: Served, stranger: Stranger) -> None:
+    said = connect(
+        stranger, served, authority=served.made.provisioned.silos[0] / "ca.crt", private=None, public=None
+    )
     assert "404 Not Found" in said
 
 
-def test_a_members_public_key_is_not_enough(served: Served, unknown: Path) -> None:
+def test_a_members_public_key_is_not_enough(served: Served, stranger: Stranger, unknown: Path) -> None:
     silo = served.made.provisioned.silos[1]
-    said = connect(served, authority=silo / "ca.crt", private=unknown, public=silo / "node.key")
+    said = connect(stranger, served, authority=silo / "ca.crt", private=unknown, public=silo / "node.key")
     assert "401 Unauthorized" in said

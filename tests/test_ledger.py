@@ -1,6 +1,7 @@
 """The ledger under crashes, edits, a full disk and rivals: budget may be wasted, never hidden."""
 
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -18,7 +19,8 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.ledger import Budget, Head, Ledger, read_entries
+from fedveil.privacy.ledger import Budget, Ledger, read_entries, read_head, read_lines
+from fedveil.privacy.ledger_lines import Entry, Head, Note, Origin
 from fedveil.privacy.renyi import RdpAccountant
 from tests.children import forking
 
@@ -61,6 +63,47 @@ def test_charges_are_read_back_in_order(three: Path) -> None:
     assert len(read_entries(three)) == 4
 
 
+def test_a_ledger_of_the_first_release_is_continued(path: Path) -> None:
+    """Its lines have no time and no origin; the first line of version 2 holds the digest of the last of them."""
+    path.write_bytes((Path(__file__).parent / "pins" / "ledger-0.1.0.jsonl").read_bytes())
+    before = read_entries(path)
+    assert len(before) > 1
+    assert {(entry.time, entry.origin) for entry in before} == {(None, None)}
+    spoken_for = Origin(terms="a" * 64, coordinator="b" * 64, membership=3, policy="c" * 64)
+    with Ledger(path, unit=before[0].unit, adjacency=before[0].adjacency) as ledger:
+        old = ledger.head
+        ledger.note("opened", "f" * 32)
+        ledger.charge(run="new", round=1, attempt=0, event=EVENT, origin=spoken_for)
+        ledger.require_extends(old)
+        assert ledger.contains(old.digest)
+        assert not ledger.contains("e" * 64)
+    lines = read_lines(path)
+    assert lines[: len(before)] == before
+    note, charged = lines[len(before) :]
+    assert isinstance(note, Note)
+    assert isinstance(charged, Entry)
+    assert (note.kind, charged.origin, charged.index) == ("opened", spoken_for, len(before) + 1)
+    assert (charged.time or "") >= note.time > "2026"
+    assert read_head(path).count == len(lines)
+    assert read_entries(path) == (*before, charged)
+
+
+def test_what_version_2_brought_is_no_key_of_version_1(path: Path) -> None:
+    """A line of version 1 with a time was written by nobody."""
+    with Ledger(path, unit="user") as ledger:
+        charge(ledger, 1)
+    body = (
+        path.read_bytes()
+        .replace(b'"schema_version": 2', b'"schema_version": 1')
+        .replace(b'"kind": "charge", ', b"")
+    )
+    body = body[:-80] + b"}"
+    seal = f', "digest": "{hashlib.sha256(body).hexdigest()}"}}\n'
+    path.write_bytes(body[:-1] + seal.encode())
+    with pytest.raises(RunFolderError, match="keys that version 1 does not have"):
+        Ledger(path, unit="user")
+
+
 def test_an_empty_ledger_has_spent_nothing(path: Path) -> None:
     with Ledger(path, unit="user") as ledger:
         assert ledger.spent() == ComposedEvent(events=())
@@ -69,7 +112,7 @@ def test_an_empty_ledger_has_spent_nothing(path: Path) -> None:
 
 def test_every_line_is_json_with_a_version(three: Path) -> None:
     for line in three.read_text().splitlines():
-        assert json.loads(line)["schema_version"] == 1
+        assert json.loads(line)["schema_version"] == 2
 
 
 def test_a_charge_is_on_disk_when_charge_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,11 +266,11 @@ def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.privacy.ledger.SCHEMA_VERSION", 2)
+    monkeypatch.setattr("fedveil.privacy.ledger_lines.SCHEMA_VERSION", 3)
     with Ledger(path, unit="user") as ledger:
         charge(ledger, 1)
     monkeypatch.undo()
-    with pytest.raises(RunFolderError, match="line 1: schema version 2; this fedveil reads version 1"):
+    with pytest.raises(RunFolderError, match="line 1: schema version 3; this fedveil reads versions 1 and 2"):
         Ledger(path, unit="user")
 
 

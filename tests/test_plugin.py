@@ -54,7 +54,7 @@ def experiment(**changes: Any) -> dict[str, Any]:
 
 def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> None:
     files = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
-    assert sum(len(path.read_text().splitlines()) for path in files) < 250
+    assert sum(len(path.read_text().splitlines()) for path in files) < 290
     for kind in KINDS:
         (one,) = [entry for entry in entries(kind) if entry.package == PROJECT["name"]]
         assert one.name in PROJECT["entry-points"][f"fedveil.{kind}"]
@@ -63,7 +63,7 @@ def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> N
 def test_the_pages_show_the_files_of_the_example() -> None:
     files = [path.read_text() for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
     shown = [block for name, block in BLOCKS.items() if TRIED[name] == PLUGIN]
-    assert len(shown) == 9
+    assert len(shown) == 10
     for block in shown:
         assert any(block.text in text + "\n" for text in files), block.name
 
@@ -72,7 +72,7 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     (asked,) = load_study(str(EXAMPLE / "experiment.toml")).experiments
     assert parse(tomllib.loads(asked.to_toml()), "again") == asked
     prepared = prepare(asked)
-    assert [type(stage).__module__.partition(".")[0] for stage in stages(prepared.method)] == 4 * [
+    assert [type(stage).__module__.partition(".")[0] for stage in stages(prepared.method)] == 5 * [
         "fedveil_example"
     ]
     outcome = run(prepared, tmp_path, _Nobody(), transcript=True)
@@ -87,7 +87,7 @@ def module(name: str) -> Any:
 
 
 def stages(method: Any) -> tuple[Any, ...]:
-    return method.channel, method.protection, method.denoiser, method.server
+    return method.channel, method.protection, method.denoiser, method.server, method.average
 
 
 def test_it_runs_from_python(installed: None) -> None:

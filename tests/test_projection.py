@@ -12,6 +12,7 @@ from fedveil.local.loop import LoopTrainer
 from fedveil.local.projection import project_
 from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
+from fedveil.local.trainer import TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
@@ -24,7 +25,9 @@ def norms(trainer, local: LocalSgd, sizes: list[int], seed: int = 0) -> torch.Te
     task, cohort = task_of("linear"), cohort_of(sizes, seed=seed)
     run = trainer(task=task, local=local)
     sums = run.sums(
-        task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(seed), ("round", 1)
+        TrainJob(
+            task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(seed), ("round", 1)
+        )
     )
     return sums.norms
 
@@ -59,7 +62,7 @@ def test_the_projection_acts_after_every_step_not_only_at_the_end(trainer) -> No
         delta = delta / max(1.0, float(delta.norm()) / radius)
     torch.nn.utils.vector_to_parameters(start, task.model.parameters())
     run = trainer(task=task, local=LocalSgd(learning_rate=0.02, epochs=2, projection=radius))
-    sums = run.sums(start, cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ())
+    sums = run.sums(TrainJob(start, cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ()))
     torch.testing.assert_close(sums.total[0].float(), delta, rtol=1e-4, atol=1e-7)
 
 
@@ -78,7 +81,9 @@ def test_what_is_not_finite_is_counted_not_projected(trainer, poison) -> None:
     task, cohort = task_of("mlp"), cohort_of([3, 4])
     cohort.features[int(cohort.groups.members(1)[0])] = poison
     run = trainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=2, batch_size=2, projection=0.1))
-    sums = run.sums(task.initial(), cohort, *everyone(cohort), Clip(norm=0.1), ExperimentRandomness(0), ())
+    sums = run.sums(
+        TrainJob(task.initial(), cohort, *everyone(cohort), Clip(norm=0.1), ExperimentRandomness(0), ())
+    )
     assert sums.norms.isnan().tolist() == [False, True]
 
 

@@ -54,7 +54,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         (
             'user = "patient"',
             'user = "patient"\nuzer = "x"',
-            "uzer: no such key; known here: features, missing_values, n_users",
+            "uzer: no such key; known here: features, format, listed_columns, missing_values, n_users",
         ),
         ("upper = 120", "upper = 0", "features.age: lower must be below upper"),
         ("upper = 120", "upper = inf", "features.age.upper: must be a finite number, not inf"),
@@ -67,7 +67,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         (
             'kind = "number"',
             'kind = "amount"',
-            "features.age: kind: must be one of 'number', 'category', not 'amount'",
+            "features.age: kind: must be one of 'number', 'date', 'category', not 'amount'",
         ),
         ('["f", "m"]', '["f", "f"]', "a category is declared twice"),
         ('["f", "m"]', "[]", "features.sex.categories: needs 1 or more entries, not 0"),
@@ -97,7 +97,7 @@ SAMPLE = """patient,hospital,age,sex,flag,pressure,name,sick
 p1,north,23,f,0,101.5,ann,no
 p2,north,45,m,1,,bob,yes
 p1,south,67,m,1,143.2,cid,no
-p3,south,-5,,0,99.9,dee,yes
+p3,south,-5,,0,120.9,dee,yes
 """
 
 
@@ -117,7 +117,7 @@ def test_a_draft_warns_and_can_be_read_back(tmp_path: Path) -> None:
     assert (schema.user, schema.silo, schema.n_users) == ("patient", "hospital", 3)
     assert schema.target_columns == ("sick",)
     assert schema.features["age"] == Number(kind="number", lower=-5, upper=67)
-    assert schema.features["pressure"] == Number(kind="number", lower=99, upper=150, missing="middle")
+    assert schema.features["pressure"] == Number(kind="number", lower=100, upper=150, missing="middle")
     assert schema.features["sex"] == Category(kind="category", categories=("f", "m"), missing="zero")
     assert schema.features["flag"] == Category(kind="category", categories=("0", "1"))
 
@@ -128,6 +128,102 @@ def test_a_column_of_many_texts_is_left_out_with_a_comment(tmp_path: Path) -> No
     text = draft_schema(path)
     assert "# note: left out" in text
     assert list(read_schema(written(tmp_path, text)).features) == ["x"]
+
+
+def test_a_pattern_stands_for_the_listed_columns_that_have_no_declaration(tmp_path: Path) -> None:
+    """The width is the schema's own: what columns a table happens to have decides nothing."""
+    listed = ["patient", "hospital", "sick", "lab_b", "lab_a", "lab_sick", "lab [c]"]
+    text = SCHEMA.replace('user = "patient"', f'user = "patient"\nlisted_columns = {listed}')
+    text += """
+[features]
+"lab*" = { kind = "number", lower = 0, upper = 9 }
+lab_a = { kind = "number", lower = 0, upper = 1 }
+"""
+    text = text.replace("[features.age]\n", "").replace('kind = "number"\nlower = 0\nupper = 120\n', "")
+    text = text.replace('[features.sex]\nkind = "category"\ncategories = ["f", "m"]\n', "")
+    schema = read_schema(written(tmp_path, text))
+    assert list(schema.features) == ["lab_b", "lab_sick", "lab [c]", "lab_a"]
+    assert schema.features["lab_a"] == Number(kind="number", lower=0, upper=1)
+    for old, new, message in (
+        ('"lab*"', '"bal*"', "features.bal*: no column of listed_columns is matched"),
+        (
+            "[features]",
+            '[features]\n"*_b" = { kind = "number", lower = 0, upper = 9 }',
+            "matched by '*_b' too",
+        ),
+        (f"listed_columns = {listed}", "", "list the tables' public header there"),
+    ):
+        assert old in text
+        with pytest.raises(DataError) as refused:
+            read_schema(written(tmp_path, text.replace(old, new, 1)))
+        assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('delimiter = ";;"', "format.delimiter: must have at most 1 characters, not 2"),
+        ("delimiter = '\"'", "format: delimiter must be one ASCII character, and no quotation mark"),
+        ('decimal = ","', "format: delimiter and decimal are the same character"),
+        ('decimal = "\'"', "format.decimal: must be '.' or ',', not"),
+        ('encoding = "utf-9"', "format: encoding: there is no encoding of text 'utf-9'"),
+        ('encoding = "zlib"', "format: encoding: there is no encoding of text 'zlib'"),
+        ('quote = "x"', "format.quote: no such key; known here: decimal, delimiter, encoding, sheet"),
+    ],
+)
+def test_a_format_that_cannot_be_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(DataError) as refused:
+        read_schema(written(tmp_path, f"{SCHEMA}\n[format]\n{line}\n"))
+    assert message in str(refused.value)
+
+
+def test_dates_have_bounds_in_order_and_a_whole_format(tmp_path: Path) -> None:
+    text = (
+        SCHEMA
+        + '\n[features.born]\nkind = "date"\nlower = 1900-01-01\nupper = 2000-01-01\nformat = "%d.%m.%Y"\n'
+    )
+    schema = read_schema(written(tmp_path, text))
+    assert Schema.model_validate(schema.model_dump(mode="json")) == schema
+    for old, new, message in (
+        ("2000-01-01", "1900-01-01", "features.born: lower must be before upper"),
+        ("%d.%m.%Y", "%m.%Y", "features.born: format must have a day"),
+        ("2000-01-01", '"later"', "features.born.upper: must be"),
+    ):
+        with pytest.raises(DataError) as refused:
+            read_schema(written(tmp_path, text.replace(old, new)))
+        assert message in str(refused.value)
+
+
+def test_a_draft_leaves_out_what_looks_like_an_outcome_and_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "sample.csv"
+    lines = [f"{i},{i % 7},{i % 2},{i * 3},{i % 2 * 5 + i % 5 / 9},{i % 2}" for i in range(40)]
+    path.write_text("\n".join(["user,pulse,died,days,score,label", *lines]))
+    text = draft_schema(path)
+    assert list(read_schema(written(tmp_path, text)).features) == ["pulse"]
+    assert "# died: left out, its name sounds like an outcome" in text
+    assert "# days: left out, its name" in text
+    assert "# score: left out, it alone tells the label" in text
+
+
+def test_a_draft_is_short_for_many_columns_and_guesses_how_a_file_is_written(tmp_path: Path) -> None:
+    names = [f"lab_{i:03}" for i in range(200)]
+    lines = [
+        f"{i};{i},5;0{i % 9 + 1}.12.1980;" + ";".join(["x", "y", "z"][i % 3] for _ in names)
+        for i in range(30)
+    ]
+    path = tmp_path / "sample.csv"
+    path.write_bytes(
+        "\n".join([f"user;größe;born;{';'.join(names)};label", *(f"{one};1" for one in lines)]).encode(
+            "cp1252"
+        )
+    )
+    text = draft_schema(path)
+    schema = read_schema(written(tmp_path, text))
+    assert (schema.format.encoding, schema.format.delimiter, schema.format.decimal) == ("cp1252", ";", ",")
+    assert schema.features["größe"] == Number(kind="number", lower=0.5, upper=30)
+    assert schema.features["born"].bounds == (3652.0, 4018.0)
+    assert len(schema.features) == 202
+    assert text.count("kind =") < 6
 
 
 def test_a_draft_takes_columns_by_name_and_parquet(tmp_path: Path) -> None:
@@ -152,7 +248,7 @@ def test_a_draft_names_what_it_lacks(tmp_path: Path) -> None:
     path.write_text("user,b\n")
     with pytest.raises(DataError, match="has no record"):
         draft_schema(path)
-    with pytest.raises(DataError, match=r"a table is a \.csv or a \.parquet file"):
+    with pytest.raises(DataError, match=r"cannot be read: no such file"):
         draft_schema(tmp_path / "x.xlsx")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -24,6 +25,7 @@ from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.methods.statistic import ReleaseSum
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.averages import Ema, Tail
 from fedveil.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd
 from tests.pins.compositions import compositions, public
 from tests.test_run import Silent, experiment, files, same_model
@@ -32,6 +34,15 @@ ADAM = {"name": "fedadam", "learning_rate": 0.05}
 YOGI = {"name": "fedyogi", "learning_rate": 0.05}
 POPULATIONS = Populations()
 MOMENTUM = {"name": "sgd", "learning_rate": 20.0, "momentum": 0.9}
+FALLING = {"name": "sgd", "learning_rate": 20.0, "schedule": "linear"}
+EMA, TAIL = {"name": "ema", "beta": 0.8}, {"name": "tail", "share": 0.6}
+SERVERS = {
+    "fedadam": {"optimizer": ADAM},
+    "momentum": {"optimizer": MOMENTUM},
+    "linear": {"optimizer": FALLING},
+    "cosine, ema": {"optimizer": {**ADAM, "schedule": "cosine"}, "average": EMA},
+    "tail": {"optimizer": MOMENTUM, "average": TAIL},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +58,15 @@ def asked(optimizer: dict[str, Any], **changes: Any) -> Any:
     return experiment(method={"learning_rate": None}, server={"optimizer": optimizer}, **changes)
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, MOMENTUM], ids=lambda one: one["name"])
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS.keys())
 def test_a_run_that_was_killed_ends_with_the_same_bits(
-    optimizer: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed once right after a release, and once right before the next: what lives in memory alone is lost."""
-    whole = run(ready(asked(optimizer)), tmp_path / "whole", Silent())
+    wanted = experiment(method={"learning_rate": None}, server=server)
+    whole = run(ready(wanted), tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
-        run(ready(asked(optimizer)), tmp_path / "cut", Silent(interrupt_after=2))
+        run(ready(wanted), tmp_path / "cut", Silent(interrupt_after=2))
     write = RunFolder.write_checkpoint
 
     def die(*_: Any) -> None:
@@ -121,9 +133,9 @@ def test_a_checkpoint_of_schema_1_goes_on_where_there_is_no_state(tmp_path: Path
 @pytest.mark.parametrize(
     ("version", "changes", "message"),
     [
-        ("1", {"drop": "state."}, r"no state of server\.optimizer \(FedAdam\) for this model"),
-        ("2", {"drop": "state.square"}, r"no state of server\.optimizer \(FedAdam\) for this model"),
-        ("2", {"times": float("nan")}, r"no state of server\.optimizer \(FedAdam\) for this model"),
+        ("1", {"drop": "state."}, r"no state of server\.optimizer \(FedAdam\) and server\.average"),
+        ("2", {"drop": "state.square"}, r"no state of server\.optimizer \(FedAdam\) and server\.average"),
+        ("2", {"times": float("nan")}, r"no state of server\.optimizer \(FedAdam\) and server\.average"),
         ("3", {}, "schema version 3 is not readable here; this program reads 1 and 2"),
     ],
 )
@@ -166,6 +178,39 @@ def test_no_optimizer_changes_what_any_composition_guarantees() -> None:
             "the server steps by FedAdam, beta1 0.9, beta2 0.99, tau 0.001: post-processing of the released mean, "
             "free of charge"
         }
+
+
+def test_no_average_changes_what_any_composition_guarantees() -> None:
+    for name, method in compositions():
+        plain, averaged = (derive(one, public(method)) for one in (method, replace(method, average=Ema())))
+        assert replace(averaged, mechanisms=plain.mechanisms, published=plain.published) == plain, name
+        assert set(averaged.mechanisms) - set(plain.mechanisms) == {
+            "the run releases an exponential average of its models, beta 0.8: post-processing of released models, "
+            "free of charge"
+        }
+
+
+def test_what_the_last_rounds_need_is_refused_without_their_number() -> None:
+    method: Method = compositions()[0][1]
+    with pytest.raises(
+        CompositionError, match=r"schedule = 'linear' falls until the last round.*give rounds"
+    ):
+        replace(method, server=ServerSgd(1.0, schedule="linear"))
+    with pytest.raises(CompositionError, match="the number of rounds is not given: give rounds"):
+        replace(method, average=Tail())
+
+
+def test_the_run_releases_its_average_and_keeps_the_last_model_in_the_checkpoint(tmp_path: Path) -> None:
+    outcome = run(ready(experiment(server={"average": EMA})), tmp_path, Silent())
+    plain = run(ready(experiment()), tmp_path / "plain", Silent())
+    assert not same_model(files(outcome.folder)[1], files(plain.folder)[1])
+    last = [load_file(at.folder / "checkpoint" / "state.safetensors") for at in (outcome, plain)]
+    assert same_model({"model": last[0]["model"]}, {"model": last[1]["model"]})
+    kept = last[0]["state.average.mean"].float()
+    released = torch.cat(
+        [value.reshape(-1) for value in load_file(outcome.folder / "model.safetensors").values()]
+    )
+    assert sorted(kept.tolist()) == sorted(released.tolist())
 
 
 def test_an_optimizer_is_refused_where_no_model_is_trained() -> None:
@@ -211,7 +256,7 @@ def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
         (YOGI | {"learning_rate": float("inf")}, r"server\.optimizer\.learning_rate: must be a finite"),
         (
             ADAM | {"momentum": 0.9},
-            r"server\.optimizer\.momentum: no such key; known here: beta1, beta2, learning_rate, name, tau",
+            r"server\.optimizer\.momentum: no such key; known here: beta1, beta2, learning_rate, name, schedule, tau",
         ),
         (
             {"name": "sgd", "learning_rate": 1.0, "nesterov": True},

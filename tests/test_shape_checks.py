@@ -27,6 +27,11 @@ def named(value: Literal["one", "two"]) -> str:
 
 
 @checked
+def chosen(value: int, *of: Literal["one", "two"], other: Literal["one", "two"] = "one") -> int:
+    return value
+
+
+@checked
 def summed(parts: Sequence[Float32[Tensor, " d"]]) -> Float32[Tensor, " d"]:
     return torch.stack(list(parts)).sum(0)
 
@@ -75,6 +80,15 @@ def test_values_are_looked_at_where_an_annotation_names_them() -> None:
     for _ in range(2):
         assert named("one") == "one"
         assert refused(named, "three")
+
+
+def test_values_are_looked_at_wherever_they_are_given() -> None:
+    for _ in range(2):
+        assert chosen(1, "one", "two", other="one") == 1
+        assert refused(chosen, 1, "three")
+        assert refused(chosen, 1, "one", "two", "three")
+        assert refused(lambda: chosen(1, "one", other="three"))
+        assert refused(chosen, "1", "one")
 
 
 def test_elements_are_part_of_what_passed() -> None:

@@ -18,7 +18,7 @@ from fedveil.local.span_plan import linear_layer
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalGradient, LocalSgd, LocalStep
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Sums
+from fedveil.local.trainer import Cohort, Sums, TrainJob
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
@@ -77,13 +77,15 @@ def run(
 ) -> Sums:
     chosen = torch.arange(len(cohort.groups)) if members is None else members
     return trainer.sums(
-        trainer.task.initial(),
-        cohort,
-        chosen,
-        torch.ones(len(chosen), dtype=torch.float64) if weights is None else weights,
-        bound,
-        ExperimentRandomness(5),
-        ("round", 1),
+        TrainJob(
+            trainer.task.initial(),
+            cohort,
+            chosen,
+            torch.ones(len(chosen), dtype=torch.float64) if weights is None else weights,
+            bound,
+            ExperimentRandomness(5),
+            ("round", 1),
+        ),
     )
 
 

@@ -1,7 +1,10 @@
 """Tables become populations by their schema alone, and what does not fit is named without its value."""
 
 import csv
+import sys
 import tempfile
+import zipfile
+from datetime import date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +18,10 @@ from hypothesis import strategies as st
 from fedveil.errors import ConfigError, DataError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.steps import LocalSgd
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Population
-from fedveil.population.schema import Schema
+from fedveil.population.schema import Format, Schema
+from fedveil.population.table_file import open_table
 from fedveil.population.tables import read_own, read_tables
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness, key_of
@@ -295,13 +299,15 @@ def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: s
         start = trainer.task.initial()
         ones = torch.ones(len(groups), dtype=torch.float64)
         found = trainer.sums(
-            start,
-            cohort,
-            torch.arange(len(groups)),
-            ones,
-            Clip(norm=1.0),
-            ExperimentRandomness(0),
-            ("round", 1),
+            TrainJob(
+                start,
+                cohort,
+                torch.arange(len(groups)),
+                ones,
+                Clip(norm=1.0),
+                ExperimentRandomness(0),
+                ("round", 1),
+            ),
         )
         keys, counts = np.unique(groups.key, return_counts=True)
         return dict(zip(keys.tolist(), counts.tolist(), strict=True)), found.total
@@ -330,8 +336,8 @@ def test_declared_silos_are_there_without_records_too_and_no_others(tmp_path: Pa
 def test_files_that_are_no_such_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.csv cannot be read"):
         read_tables(schema(), [tmp_path / "none.csv"])
-    with pytest.raises(DataError, match=r"a table is a \.csv or a \.parquet file"):
-        read_tables(schema(), [tmp_path / "table.xlsx"])
+    with pytest.raises(DataError, match=r"a table is a \.csv, a \.parquet or an Excel file"):
+        read_tables(schema(), [tmp_path / "table.sav"])
     short = write(tmp_path / "short.csv", [("p", "n")], ("patient", "hospital"))
     with pytest.raises(
         DataError, match=r"has no column 'sick', and exactly one is needed; it has: patient, hospital"
@@ -372,3 +378,164 @@ def test_a_cell_that_goes_on_in_the_next_line_is_refused_by_its_line(cell: str, 
     assert "word" not in str(refused.value)
     path.write_text(text.replace(cell, '"a ""quoted"" word, with a comma"'))
     assert len(read_tables(schema(), [path], test=path).train) > 0
+
+
+def test_line_numbers_count_every_kind_of_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for content, line in (
+        (b'a,b\r\n1,2\r\n"x,3\r\n', 3),
+        (b'a,b\r1,2\r3,"4', 3),
+        (b'"a,b\n', 1),
+        (b'a\n\n\n"', 4),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=f"line {line}: an odd number"):
+            open_table(path, None)
+
+
+def table_of(text: str, encoding: str, path: Path) -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def test_a_file_is_read_as_the_schema_says_it_is_written(tmp_path: Path) -> None:
+    german = "patient;hospital;age;sex;sick\np1;Köln;60,5;f;no\np2;Köln;1.200,5;m;no\n"
+    how = schema(format={"delimiter": ";", "decimal": ",", "encoding": "cp1252"})
+    path = table_of(german, "cp1252", tmp_path / "t.csv")
+    with pytest.raises(DataError, match=r"record 2 .*'age': the value is no number"):
+        read_tables(how, [path], test=path)  # a full stop is no decimal mark here, and no thousands' either
+    good = german.replace("1.200,5", "120,0")
+    for encoding in ("cp1252", "utf-16", "utf-8"):
+        path = table_of(good, encoding, tmp_path / "t.csv")
+        told = how.model_copy(update={"format": how.format.model_copy(update={"encoding": encoding})})
+        found = read_tables(told, [path], test=path)
+        assert found.train.features[:, 0].tolist() == pytest.approx([60.5 / 60 - 1, 1])
+        assert found.silo_names == ("Köln",)
+    table_of(german, "cp1252", path)
+    with pytest.raises(
+        DataError, match=r"byte 34 is not utf-8; declare the file's own in the schema: format.encoding"
+    ):
+        read_tables(schema(), [path])
+
+
+def test_dates_are_days_between_declared_bounds(tmp_path: Path) -> None:
+    born = {
+        "kind": "date",
+        "lower": "1900-01-01",
+        "upper": "1900-12-31",
+        "format": "%d.%m.%Y",
+        "missing": "indicator",
+    }
+    how = schema(features={"age": born})
+    rows = [
+        ("p", "h", cell, "f", "no") for cell in ("01.01.1900", "31.12.1900", "02.07.1900", "", "5.5.2024")
+    ]
+    features = read(tmp_path, rows, how).train.features
+    assert features.tolist() == pytest.approx(np.array([[-1, 0], [1, 0], [0, 0], [0, 1], [1, 0]]))
+    typed = {"patient": ["p"] * 2, "hospital": ["h"] * 2, "sick": ["no"] * 2}
+    for kind in (pa.date32(), pa.timestamp("us"), pa.timestamp("ns", tz="UTC")):
+        column = pa.array([datetime(1900, 12, 31, 23, 59), None], pa.timestamp("us")).cast(kind, safe=False)
+        pa_parquet.write_table(pa.table(typed | {"age": column}), tmp_path / "t.parquet")
+        path = tmp_path / "t.parquet"
+        assert read_tables(how, [path], test=path).train.features.tolist() == [[1, 0], [0, 1]]
+    for wrong in (SECRET, "31.02.1900", "1900-01-01", "01.01.1900 x"):
+        said = problem(tmp_path, [("p", "h", wrong, "f", "no")], how)
+        assert "record 1 (the header not counted), column 'age': the value is no date as %d.%m.%Y" in said
+
+
+def workbook(path: Path, sheets: dict[str, list[list[object]]]) -> Path:
+    """Write a small Excel file by hand: text inline, numbers as they are, dates as numbers of a date style."""
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    other = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    kind = "http://schemas.openxmlformats.org/package/2006/relationships"
+
+    def cell(value: object) -> str:
+        if isinstance(value, str):
+            return f'<c t="inlineStr"><is><t>{value}</t></is></c>' if value else "<c/>"
+        if isinstance(value, date):
+            return f'<c s="1"><v>{(value - date(1899, 12, 30)).days}</v></c>'
+        return f"<c><v>{value}</v></c>"
+
+    with zipfile.ZipFile(path, "w") as file:
+        listed = "".join(
+            f'<sheet name="{name}" sheetId="{i}" r:id="r{i}"/>' for i, name in enumerate(sheets, 1)
+        )
+        file.writestr(
+            "xl/workbook.xml",
+            f'<workbook xmlns="{main}" xmlns:r="{other}"><sheets>{listed}</sheets></workbook>',
+        )
+        file.writestr(
+            "xl/styles.xml",
+            f'<styleSheet xmlns="{main}"><cellXfs><xf numFmtId="0"/><xf numFmtId="14"/></cellXfs></styleSheet>',
+        )
+        rels = "".join(
+            f'<Relationship Id="r{i}" Type="{other}/worksheet" Target="worksheets/sheet{i}.xml"/>'
+            for i in range(1, len(sheets) + 1)
+        )
+        root = f'<Relationship Id="r" Type="{other}/officeDocument" Target="xl/workbook.xml"/>'
+        file.writestr("_rels/.rels", f'<Relationships xmlns="{kind}">{root}</Relationships>')
+        file.writestr("xl/_rels/workbook.xml.rels", f'<Relationships xmlns="{kind}">{rels}</Relationships>')
+        for i, rows in enumerate(sheets.values(), 1):
+            data = "".join(f"<row>{''.join(map(cell, row))}</row>" for row in rows)
+            file.writestr(
+                f"xl/worksheets/sheet{i}.xml",
+                f'<worksheet xmlns="{main}"><sheetData>{data}</sheetData></worksheet>',
+            )
+    return path
+
+
+def test_an_excel_file_gives_the_same_population_as_csv(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine", reason="the extra excel is not installed")
+    rows = [[*row[:2], float(row[2]), *row[3:]] for row in ROWS]
+    path = workbook(tmp_path / "t.xlsx", {"notes": [["x"]], "2024": [list(COLUMNS), *rows]})
+    how = schema(format={"sheet": "2024"})
+    ours, theirs = read_tables(how, [path], test=path), read(tmp_path)
+    assert ours.train.features.tolist() == theirs.train.features.tolist()
+    assert ours.train.user.tolist() == theirs.train.user.tolist()
+    with pytest.raises(DataError, match=r"t\.xlsx has no sheet '2025'; it has: notes, 2024"):
+        read_tables(schema(format={"sheet": "2025"}), [path])
+    with pytest.raises(DataError, match=r"has no column 'patient', and exactly one is needed; it has: x"):
+        read_tables(schema(), [path])
+    path.write_bytes(SECRET.encode())
+    with pytest.raises(DataError, match=r"t\.xlsx is damaged or no \.xlsx file$"):
+        read_tables(schema(), [path])
+
+
+def test_excel_columns_are_typed_only_where_all_cells_agree(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine", reason="the extra excel is not installed")
+    born = [date(1900, 3, 1), date(1901, 1, 1)]
+    head: list[object] = ["id", "mixed", "born", "x"]
+    rows: list[list[object]] = [head, [7, "a", born[0], 1.5], [8, 2, "", 2], [9, 0.5, born[1], ""]]
+    read_back = open_table(
+        workbook(tmp_path / "t.xlsx", {"s": rows}), None, Format(decimal=",", delimiter=";")
+    )
+    assert read_back.column("id").to_pylist() == [7, 8, 9]
+    assert read_back.column("mixed").to_pylist() == ["a", "2", "0,5"]
+    assert read_back.column("born").to_pylist() == [born[0], None, born[1]]
+    assert read_back.column("x").to_pylist() == [1.5, 2, None]
+
+
+def test_without_a_reader_of_excel_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    path = tmp_path / "t.xlsx"
+    path.write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"the extra excel: pip install 'fedveil\[excel\]'"):
+        open_table(path, None)
+
+
+def test_the_readers_reason_is_whole_and_tells_no_cell(tmp_path: Path) -> None:
+    broken = tmp_path / "t.parquet"
+    for content, said in (
+        (SECRET.encode() * 9, "magic bytes not found in footer. Either"),
+        (b"", "file size is 0 bytes"),
+    ):
+        broken.write_bytes(content)
+        with pytest.raises(DataError, match=said) as refused:
+            open_table(broken, None)
+        assert SECRET not in str(refused.value)
+    empty = tmp_path / "t.csv"
+    empty.write_bytes(b"")
+    with pytest.raises(DataError, match="Empty CSV file"):
+        open_table(empty, None)

@@ -16,7 +16,7 @@ from fedveil.local.losses import load_loss
 from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalGradient, LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
@@ -50,7 +50,7 @@ def test_full_batch_training_is_torch_sgd(trainer, momentum, weight_decay):
     task, cohort = task_of("mlp"), cohort_of([5])
     local = LocalSgd(learning_rate=0.3, epochs=4, momentum=momentum, weight_decay=weight_decay)
     sums = trainer(task=task, local=local).sums(
-        task.initial(), cohort, *everyone(cohort), Unbounded(), RANDOMNESS, ()
+        TrainJob(task.initial(), cohort, *everyone(cohort), Unbounded(), RANDOMNESS, ())
     )
     rows = torch.from_numpy(cohort.groups.members(0))
     expected = torch_update(task, local, cohort.features[rows], cohort.targets[rows])
@@ -62,7 +62,7 @@ def test_full_batch_training_is_torch_sgd(trainer, momentum, weight_decay):
 def test_gradient_step_is_minus_the_mean_gradient(trainer):
     task, cohort = task_of("mlp"), cohort_of([7])
     sums = trainer(task=task, local=LocalGradient()).sums(
-        task.initial(), cohort, *everyone(cohort), Unbounded(), RANDOMNESS, ()
+        TrainJob(task.initial(), cohort, *everyone(cohort), Unbounded(), RANDOMNESS, ())
     )
     rows = torch.from_numpy(cohort.groups.members(0))
     loss = torch.nn.functional.cross_entropy(task.model(cohort.features[rows]), cohort.targets[rows])
@@ -102,7 +102,7 @@ def test_batch_order_is_uniform_over_permutations():
 def test_contributions_without_records_add_nothing(trainer, bound):
     task, cohort = task_of("mlp"), cohort_of([0, 3, 0])
     sums = trainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=2, batch_size=2)).sums(
-        task.initial(), cohort, *everyone(cohort), bound, RANDOMNESS, ()
+        TrainJob(task.initial(), cohort, *everyone(cohort), bound, RANDOMNESS, ())
     )
     assert sums.norms[[0, 2]].tolist() == [0.0, 0.0]
     assert sums.total[0].abs().sum() == 0
@@ -113,7 +113,7 @@ def test_contributions_without_records_add_nothing(trainer, bound):
 def test_nobody_trains(trainer):
     task, cohort = task_of("linear"), cohort_of([0, 0])
     sums = trainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=2)).sums(
-        task.initial(), cohort, *everyone(cohort), Clip(norm=1.0), RANDOMNESS, ()
+        TrainJob(task.initial(), cohort, *everyone(cohort), Clip(norm=1.0), RANDOMNESS, ())
     )
     assert sums.total.abs().sum() == 0
     assert (sums.steps, sums.nonfinite) == (0, 0)
@@ -129,9 +129,11 @@ def test_an_update_that_is_not_finite_is_counted_and_never_reaches_the_sum(train
     poisoned = dataclasses.replace(cohort, features=features)
     run = trainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=3, batch_size=2))
     members, weights = everyone(cohort)
-    sums = run.sums(task.initial(), poisoned, members, weights, Clip(norm=0.1), RANDOMNESS, ())
+    sums = run.sums(TrainJob(task.initial(), poisoned, members, weights, Clip(norm=0.1), RANDOMNESS, ()))
     others = members[members != 2]
-    clean = run.sums(task.initial(), cohort, others, weights[others], Clip(norm=0.1), RANDOMNESS, ())
+    clean = run.sums(
+        TrainJob(task.initial(), cohort, others, weights[others], Clip(norm=0.1), RANDOMNESS, ())
+    )
     assert sums.nonfinite == 1
     assert sums.norms.isnan().tolist() == [False, False, True, False]
     torch.testing.assert_close(sums.total, clean.total, rtol=0, atol=1e-5)
@@ -144,13 +146,13 @@ def test_one_user_moves_the_loop_trainers_sum_by_at_most_her_bound(seed, left_ou
     run = LoopTrainer(task=task, local=LocalSgd(learning_rate=0.5, epochs=2, batch_size=2))
     members, weights = everyone(cohort)
     clip = Clip(norm=0.37)
-    full = run.sums(task.initial(), cohort, members, weights, clip, RANDOMNESS, ("round", 1))
+    full = run.sums(TrainJob(task.initial(), cohort, members, weights, clip, RANDOMNESS, ("round", 1)))
     others = members[members != left_out]
-    less = run.sums(task.initial(), cohort, others, weights[others], clip, RANDOMNESS, ("round", 1))
+    less = run.sums(TrainJob(task.initial(), cohort, others, weights[others], clip, RANDOMNESS, ("round", 1)))
     difference = full.total - less.total
     assert float(difference.norm()) <= clip.norm
     alone = members[left_out : left_out + 1]
-    own = run.sums(task.initial(), cohort, alone, weights[:1], clip, RANDOMNESS, ("round", 1))
+    own = run.sums(TrainJob(task.initial(), cohort, alone, weights[:1], clip, RANDOMNESS, ("round", 1)))
     assert torch.equal(difference, own.total)
 
 
@@ -159,7 +161,9 @@ def test_rounds_differ_and_repeat(trainer):
     task, cohort = task_of("mlp"), cohort_of([9, 8])
     run = trainer(task=task, local=LocalSgd(learning_rate=0.5, epochs=1, batch_size=2))
     first, again, second = (
-        run.sums(task.initial(), cohort, *everyone(cohort), Unbounded(), RANDOMNESS, ("round", r)).total
+        run.sums(
+            TrainJob(task.initial(), cohort, *everyone(cohort), Unbounded(), RANDOMNESS, ("round", r))
+        ).total
         for r in (1, 1, 2)
     )
     assert torch.equal(first, again)
@@ -171,12 +175,7 @@ def test_progress_counts_local_steps(trainer):
     task, cohort = task_of("mlp"), cohort_of([4, 0, 7])
     seen = []
     trainer(task=task, local=LocalSgd(learning_rate=0.5, epochs=2, batch_size=3)).sums(
-        task.initial(),
-        cohort,
-        *everyone(cohort),
-        Unbounded(),
-        RANDOMNESS,
-        (),
+        TrainJob(task.initial(), cohort, *everyone(cohort), Unbounded(), RANDOMNESS, ()),
         lambda done, total: seen.append((done, total)),
     )
     assert seen[-1] == (10, 10)
@@ -247,7 +246,7 @@ def test_span_knows_neither_l1_bounds_nor_passes_that_end_early():
         choose_trainer(task, limited, name="span")
     with pytest.raises(ModelError, match="l1"):
         SpanTrainer(task=task, local=local).sums(
-            task.initial(), cohort, *everyone(cohort), bound, ExperimentRandomness(0), ("round", 1)
+            TrainJob(task.initial(), cohort, *everyone(cohort), bound, ExperimentRandomness(0), ("round", 1))
         )
 
 
@@ -257,7 +256,9 @@ def test_a_pass_ends_after_its_steps_or_with_the_records(trainer):
     task, cohort = task_of("linear"), cohort_of([5, 2, 0])
     limited = LocalSgd(learning_rate=0.1, epochs=1, steps=3, batch_size=1)
     sums = trainer(task=task, local=limited).sums(
-        task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ("round", 1)
+        TrainJob(
+            task.initial(), cohort, *everyone(cohort), Unbounded(), ExperimentRandomness(0), ("round", 1)
+        )
     )
     assert sums.steps == 3 + 2
 
@@ -279,7 +280,7 @@ def test_convolutions_on_large_batches_are_computed_one_by_one_whoever_else_is_t
 def test_a_recurrent_model_trains_in_the_loop():
     task, cohort = Task(model=Recurrent(), loss=load_loss("cross_entropy")), cohort_of([3, 2])
     trainer = choose_trainer(task, LocalSgd(learning_rate=0.1, epochs=2))
-    sums = trainer.sums(task.initial(), cohort, *everyone(cohort), Clip(norm=1.0), RANDOMNESS, ())
+    sums = trainer.sums(TrainJob(task.initial(), cohort, *everyone(cohort), Clip(norm=1.0), RANDOMNESS, ()))
     assert (sums.norms > 0).all()
 
 

@@ -16,7 +16,7 @@ from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, RetryPolicy
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
-from fedveil.engine.silo_side import local_sums, members_of
+from fedveil.engine.silo_side import members_of
 from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.claims import PublicFacts
@@ -352,7 +352,6 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
     setting = replace(
         whole.setting, cohort=replace(whole.setting.cohort, groups=part), weights=whole.setting.weights[kept]
     )
-    sums = local_sums(setting, whole.task.initial(), members_of(part, None), 1, ExperimentRandomness(0))
     turn = Turn(
         setting=whole.setting,
         model=whole.task.initial(),
@@ -360,6 +359,9 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         experiment=ExperimentRandomness(0),
         privacy=PrivacyRandomness.insecure(11),
     )
+    members = members_of(part, None)
+    job = replace(turn, setting=setting).job(members, setting.method.local_bound, setting.weights[members])
+    sums = turn.trainer.sums(job)
     expected, _ = coordinate(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
     for rule in ("retry", "recover"):
         protection = {

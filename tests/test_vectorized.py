@@ -9,6 +9,7 @@ from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
+from fedveil.local.trainer import TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.randomness import ExperimentRandomness
@@ -30,9 +31,9 @@ LOCAL = st.builds(
 def assert_same_sums(task, local, cohort, bound, memory, seed):
     members, weights = everyone(cohort)
     members, weights = members.flip(0), weights * 0.7
-    arguments = (task.initial(), cohort, members, weights, bound, ExperimentRandomness(seed), ("round", 2))
-    oracle = LoopTrainer(task=task, local=local).sums(*arguments)
-    fast = VmapTrainer(task=task, local=local, memory=memory).sums(*arguments)
+    job = TrainJob(task.initial(), cohort, members, weights, bound, ExperimentRandomness(seed), ("round", 2))
+    oracle = LoopTrainer(task=task, local=local).sums(job)
+    fast = VmapTrainer(task=task, local=local, memory=memory).sums(job)
     torch.testing.assert_close(fast.norms, oracle.norms, rtol=2e-3, atol=2e-5)
     torch.testing.assert_close(fast.total, oracle.total, rtol=2e-3, atol=5e-5)
     assert (fast.steps, fast.nonfinite) == (oracle.steps, oracle.nonfinite)
@@ -117,7 +118,9 @@ def test_chunks_do_not_change_the_sum_beyond_rounding(path):
     local = LocalSgd(learning_rate=0.1, epochs=2, batch_size=2)
     totals = [
         VmapTrainer(task=task, local=local, memory=memory)
-        .sums(task.initial(), cohort, *everyone(cohort), Clip(norm=0.1), ExperimentRandomness(0), path)
+        .sums(
+            TrainJob(task.initial(), cohort, *everyone(cohort), Clip(norm=0.1), ExperimentRandomness(0), path)
+        )
         .total
         for memory in (1, 3 << 16, 1 << 24)
     ]

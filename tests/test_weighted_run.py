@@ -21,6 +21,7 @@ from fedveil.engine.turn import Turn
 from fedveil.engine.weighting import WeightingRange
 from fedveil.engine.workers import split_trainer
 from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.local.trainer import TrainJob
 from fedveil.methods.channels import GaussianShares
 from fedveil.methods.sending import Sender
 from fedveil.privacy.bounds import Unbounded
@@ -85,13 +86,15 @@ def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndar
     groups, n_silos = setting.cohort.groups, setting.cohort.n_silos
     everyone = torch.arange(len(groups))
     updates = setting.trainer.sums(
-        prepared.task.initial(),
-        setting.cohort.apart(everyone),
-        everyone,
-        torch.ones(len(groups), dtype=torch.float64),
-        Unbounded(),
-        ExperimentRandomness(0),
-        ("round", 1),
+        TrainJob(
+            prepared.task.initial(),
+            setting.cohort.apart(everyone),
+            everyone,
+            torch.ones(len(groups), dtype=torch.float64),
+            Unbounded(),
+            ExperimentRandomness(0),
+            ("round", 1),
+        ),
     ).total.numpy()
     weights = groups.size / np.bincount(groups.user, weights=groups.size)[groups.user]
     if drawn is not None:
@@ -189,7 +192,7 @@ def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(train
     everyone = torch.arange(len(setting.cohort.groups))
     ones = torch.ones(len(everyone), dtype=torch.float64)
     sums = setting.trainer.sums(
-        start, setting.cohort, everyone, ones, setting.method.bound, random, ("round", 1)
+        TrainJob(start, setting.cohort, everyone, ones, setting.method.bound, random, ("round", 1))
     )
     grid = setting.method.bound.grid
     for silo in range(setting.cohort.n_silos):

@@ -58,6 +58,10 @@ COMMANDS: Final = {
     "check": Command(
         "training:check_command", "Check data, model, configuration and budget, before any training."
     ),
+    "check-data": Command(
+        "data:check_data_command",
+        "Look through tables that you hold, before a run: people, ids, duplicates, columns, classes; for you alone.",
+    ),
     "sweep": Command(
         "training:sweep_command",
         "Run a grid over any keys; the same command again goes on where it was interrupted.",
@@ -69,6 +73,10 @@ COMMANDS: Final = {
     "stats": Command(
         "statistics:stats_command",
         "Count people over silos: one release of tables with intervals, inside one budget.",
+    ),
+    "infer": Command(
+        "inference:infer_command",
+        "Estimate effects over silos: one regression with intervals, inside one budget.",
     ),
     "show": Command(
         "statistics:show_command",
@@ -87,8 +95,8 @@ COMMANDS: Final = {
     "export": Command("bundles:export_command", "Write a bundle's model for other programs."),
     "sign": Command("bundles:sign_command", "Sign a bundle that you made, or have checked."),
     "verify": Command(
-        "bundles:verify_command",
-        "Check a bundle's bytes, signatures and ledger, recompute its epsilon, and list what cannot be checked.",
+        "verification:verify_command",
+        "Check a bundle or an exported ledger: bytes, signatures, chain, epsilon; and list what cannot be checked.",
     ),
     "audit": Command(
         "audit:audit_command",
@@ -132,8 +140,8 @@ COMMANDS: Final = {
         "Serve the coordinator's link as another user of its host, with the TLS key and no other key.",
     ),
     "silo": Command(
-        "federation:silo_command",
-        "Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened.",
+        "silo:silo",
+        "Serve a silo; export its ledger, or answer for one that lost lines.",
     ),
 }
 

@@ -37,3 +37,9 @@ class BudgetError(PrivacyError):
 
 class RunFolderError(FedveilError):
     """A run folder that is missing, damaged, locked or of another version."""
+
+
+class IntegrityError(RunFolderError):
+    """What a party keeps is not what it was: lines of a ledger are missing, a signature or a digest does not fit."""
+
+    exit_code = 7

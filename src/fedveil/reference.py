@@ -26,6 +26,7 @@ SECTIONS: Final = {
         "The server's estimate of the mean under its noise: post-processing, free of charge.",
     ),
     "optimizers": ("[server.optimizer]", "What the server does with the mean: post-processing."),
+    "averages": ("[server.average]", "Which model the run releases: post-processing of its models."),
     "data_sets": ("[data]", "`data.name`; allocation and numbers are keys of `[data]` itself."),
 }
 """The table of an experiment that names a member of each kind, and what it decides."""

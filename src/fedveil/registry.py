@@ -1,9 +1,10 @@
 """Members by name: stages, methods and data sets, the house's own and those that installed packages bring.
 
 A package brings a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
-``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.data_sets``. The house's own are in
-:data:`HOUSE`, and in pyproject.toml under the same groups for whoever reads metadata; a test holds the two together.
-The table is what is read: metadata of an editable installation is that of the day on which it was installed.
+``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.data_sets``.
+The house's own are in :data:`HOUSE`, and in pyproject.toml under the same groups for whoever reads metadata; a test
+holds the two together. The table is what is read: metadata of an editable installation is that of the day on which it
+was installed.
 
 Listing runs no code of a package. :meth:`Member.load` does: between institutions a silo's policy is asked first
 (:func:`outsiders`, :meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages bring is
@@ -26,6 +27,7 @@ KINDS: Final = {
     "protections": "protection",
     "denoisers": "denoiser",
     "optimizers": "server optimizer",
+    "averages": "average",
     "data_sets": "data set",
 }
 """The kinds of members, each with what one of them is called."""
@@ -77,6 +79,11 @@ HOUSE: Final[dict[str, dict[str, str]]] = {
         "sgd": "fedveil.server.optimizers:ServerSgd",
         "fedadam": "fedveil.server.optimizers:FedAdam",
         "fedyogi": "fedveil.server.optimizers:FedYogi",
+    },
+    "averages": {
+        "last": "fedveil.server.averages:Last",
+        "tail": "fedveil.server.averages:Tail",
+        "ema": "fedveil.server.averages:Ema",
     },
     "data_sets": {
         "digits": "fedveil.population.catalogue.digits:DIGITS",

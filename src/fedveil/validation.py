@@ -19,6 +19,7 @@ _WANTED: Final = {
     "dict": "a table",
     "model": "a table",
     "path": "a path",
+    "date": "a date",
 }
 _LIMITS: Final = {
     "greater_than_equal": ("ge", ">="),

@@ -19,7 +19,7 @@ from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.methods.cepam import (
     cepam_gaussian,
     cepam_laplace,
@@ -132,13 +132,15 @@ def totals(method: Method, records: Records) -> np.ndarray:
     groups = records.by_silo_user() if pairs else records.by_silo(SILOS)
     cohort = Cohort.of(records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu"))
     sums = LoopTrainer(task=task, local=method.local).sums(
-        task.initial(),
-        cohort,
-        torch.arange(len(groups)),
-        method.weights.of(groups, SILOS, USERS),
-        method.bound,
-        ExperimentRandomness(1),
-        ("round", 1),
+        TrainJob(
+            task.initial(),
+            cohort,
+            torch.arange(len(groups)),
+            method.weights.of(groups, SILOS, USERS),
+            method.bound,
+            ExperimentRandomness(1),
+            ("round", 1),
+        ),
     )
     return sums.total.sum(0).numpy()
 

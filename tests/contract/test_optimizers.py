@@ -13,6 +13,7 @@ import torch
 
 from fedveil.errors import ConfigError
 from fedveil.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd, State, matching
+from fedveil.server.schedules import factor
 
 OPTIMIZER_CASES: dict[str, Optimizer] = {
     "sgd": ServerSgd(0.3),
@@ -20,6 +21,8 @@ OPTIMIZER_CASES: dict[str, Optimizer] = {
     "nesterov": ServerSgd(0.3, momentum=0.8, nesterov=True),
     "fedadam": FedAdam(learning_rate=0.05, beta2=0.9),
     "fedyogi": FedYogi(learning_rate=0.05, beta2=0.9, tau=0.01),
+    "linear": ServerSgd(0.3, momentum=0.8, schedule="linear", rounds=12),
+    "cosine": FedAdam(learning_rate=0.05, beta2=0.9, schedule="cosine", rounds=15),
 }
 optimizers = pytest.mark.parametrize("optimizer", OPTIMIZER_CASES.values(), ids=OPTIMIZER_CASES.keys())
 SIZE, ROUNDS = 7, 12
@@ -77,7 +80,7 @@ def test_a_state_that_is_not_its_own_is_known(optimizer: Optimizer) -> None:
     if state:
         assert not matching(optimizer, model, {})
         assert not matching(optimizer, model[1:], state)
-        assert not matching(optimizer, model, {name: value.float() for name, value in state.items()})
+        assert not matching(optimizer, model, {name: value.half() for name, value in state.items()})
         assert not matching(optimizer, model, {name: value * torch.nan for name, value in state.items()})
 
 
@@ -91,10 +94,12 @@ def by_hand(optimizer: Any) -> list[torch.Tensor]:
         x, u, m = float(models[0, place]), 0.0, 0.0
         v = getattr(optimizer, "tau", 0.0) * getattr(optimizer, "tau", 0.0)
         for number, mean in enumerate(means(), start=1):
-            delta = float(mean[place])
+            delta, rate = float(mean[place]), optimizer.learning_rate
+            if optimizer.schedule != "constant":
+                rate *= factor(optimizer.schedule, number, optimizer.rounds)
             if isinstance(optimizer, ServerSgd):
                 u = optimizer.momentum * u + delta
-                x += optimizer.learning_rate * (delta + optimizer.momentum * u if optimizer.nesterov else u)
+                x += rate * (delta + optimizer.momentum * u if optimizer.nesterov else u)
             else:
                 m = optimizer.beta1 * m + (1 - optimizer.beta1) * delta
                 square = delta * delta
@@ -104,7 +109,7 @@ def by_hand(optimizer: Any) -> list[torch.Tensor]:
                     v -= (1 - optimizer.beta2) * square
                 elif square > v:
                     v += (1 - optimizer.beta2) * square
-                x += optimizer.learning_rate * m / (math.sqrt(v) + optimizer.tau)
+                x += rate * m / (math.sqrt(v) + optimizer.tau)
             models[number, place] = x
             x = float(models[number, place])  # a model is kept in float32
     return list(models[1:])
@@ -172,6 +177,8 @@ WRONG: list[tuple[str, Callable[[Any], Optimizer]]] = [
     ("fedadam", lambda right: replace(right, beta2=right.beta2 * 0.98)),
     ("fedadam", lambda right: replace(right, tau=right.tau * 1.02)),
     ("fedyogi", lambda right: replace(right, beta2=right.beta2 * 0.98)),
+    ("linear", lambda right: replace(right, rounds=13)),
+    ("cosine", lambda right: replace(right, schedule="linear")),
     ("fedyogi", lambda right: FedAdam(learning_rate=right.learning_rate, beta2=right.beta2, tau=right.tau)),
 ]
 

@@ -25,10 +25,7 @@ from fedveil.crypto.agreement import RUN_BYTES, RoundId, derive
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.local.trainer import Cohort, Progress, Sums
-from fedveil.local.trainer import Path as Named
-from fedveil.privacy.bounds import Bound
-from fedveil.randomness import ExperimentRandomness
+from fedveil.local.trainer import Progress, Sums, TrainJob
 
 BASE: dict[str, Any] = {
     "name": "pin",
@@ -156,27 +153,22 @@ class WholeTrainer:
     An update depends on its silo, its user, the round and the model it starts from.
     """
 
-    def sums(
-        self,
-        start: torch.Tensor,
-        cohort: Cohort,
-        members: torch.Tensor,
-        weights: torch.Tensor,
-        bound: Bound,
-        randomness: ExperimentRandomness,
-        path: Named,
-        progress: Progress | None = None,
-    ) -> Sums:
+    def at_round(self, number: int) -> WholeTrainer:
+        """Return itself."""
+        return self
+
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums, one row a silo (or a member, where the cohort is apart)."""
+        start, cohort, members, bound = job.start, job.cohort, job.members, job.bound
         moved = torch.clamp((start.double() * 64).round(), -4, 4)
         total = torch.zeros(cohort.n_silos, len(start), dtype=torch.float64)
         norms = torch.empty(len(members), dtype=torch.float64)
         for place, member in enumerate(members.tolist()):
             silo, user = int(cohort.groups.silo[member]), int(cohort.groups.user[member])
-            drawn = randomness.numpy("pin", *path, silo, user).integers(-8, 9, len(start))
+            drawn = job.randomness.numpy("pin", *job.path, silo, user).integers(-8, 9, len(start))
             row = ((torch.from_numpy(drawn) - moved) / 64).float()[None]
             norms[place] = bound.norms(row)[0]
-            units = bound.quantize_(row, norms[place : place + 1], weights[place : place + 1])
+            units = bound.quantize_(row, norms[place : place + 1], job.weights[place : place + 1])
             total[int(cohort.sum_rows[member])] += units[0].double() * bound.grid
         if progress is not None:
             progress(len(members), len(members))

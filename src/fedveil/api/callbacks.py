@@ -51,7 +51,8 @@ class RoundSummary:
         """Return the trained parameters of this round's model by name: released, so public."""
         checkpoint = RunFolder(self.folder).read_checkpoint()
         assert checkpoint is not None
-        return self._prepared.task.state(checkpoint.model)
+        released = self._prepared.method.model_of(checkpoint.model, checkpoint.state)
+        return self._prepared.task.state(released)
 
 
 class Callback:

@@ -29,8 +29,8 @@ from fedveil.files import as_text, parse_json, parse_toml
 from fedveil.foreign import foreign
 from fedveil.local.models import MODELS, build_model
 from fedveil.population.records import Affine
-from fedveil.population.schema import Schema
-from fedveil.population.table_reader import open_table
+from fedveil.population.schema import Format, Schema
+from fedveil.population.table_file import open_table
 from fedveil.population.tables import read_features_by_schema, read_number_columns
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness
@@ -117,7 +117,7 @@ class Bundle:
         return self.predictor.probabilities(features)
 
     def predict_table(self, path: Path, keep: tuple[str, ...] = ()) -> pa.Table:
-        """Return the predictions for a CSV or Parquet table, record by record in its order.
+        """Return the predictions for a table, record by record in its order.
 
         Args:
             path: a table with the columns that the model was trained on; of others, those to keep are read alone.
@@ -130,7 +130,8 @@ class Bundle:
             DataError: a column that is missing, or a value that does not fit the schema; names file, column, record.
         """
         features = self._features(path)
-        kept = open_table(path, keep) if keep else pa.table({})
+        written = Format() if self.schema is None else self.schema.format
+        kept = open_table(path, keep, written) if keep else pa.table({})
         columns = {name: kept.column(name) for name in keep}
         columns["prediction"] = pa.array(self.predict(features))
         if self.manifest.task == "classification":

@@ -10,25 +10,24 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import fedveil
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.bundle import Bundle, load_bundle
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.signing import signatures
+from fedveil.checks import Check, Unchecked, Verification, tried
 from fedveil.errors import FedveilError
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, atoms
-from fedveil.privacy.ledger import Entry, Head, read_entries, read_head
+from fedveil.privacy.ledger import read_entries, read_head
+from fedveil.privacy.ledger_lines import Entry, Head
 from fedveil.privacy.statement import show_epsilon
-
-Outcome = Literal["holds", "fails", "unchecked"]
 
 BEYOND: Final = (
     "that the noise was drawn as the statement says, by a program that was not changed, on a machine nobody else read",
@@ -39,28 +38,6 @@ BEYOND: Final = (
     "what else was, or will be, released from the same records: other runs add to epsilon",
     "whatever the statement lists as not covered",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that was looked at, what came of it, and why."""
-
-    name: str
-    outcome: Outcome
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verification:
-    """Everything that was checked of a bundle, and what was not."""
-
-    path: Path
-    checks: tuple[Check, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing that could be checked fails."""
-        return all(one.outcome != "fails" for one in self.checks)
 
 
 def verify_bundle(path: str | Path, trusted: Sequence[str] = ()) -> Verification:
@@ -83,26 +60,13 @@ def verify_bundle(path: str | Path, trusted: Sequence[str] = ()) -> Verification
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         ledger.write_bytes(files.get("ledger.jsonl", b""))
-        found.append(_tried("model", lambda: _model(bundle)))
-        found.append(_tried("card", lambda: _card(bundle, files)))
-        found.append(_tried("ledger", lambda: _chain(bundle, ledger)))
-        found.append(_tried("statement", lambda: _events(bundle, read_entries(ledger))))
+        found.append(tried("model", lambda: _model(bundle)))
+        found.append(tried("card", lambda: _card(bundle, files)))
+        found.append(tried("ledger", lambda: _chain(bundle, ledger)))
+        found.append(tried("statement", lambda: _events(bundle, read_entries(ledger))))
     found.extend(_epsilons(bundle))
-    found.append(_tried("signatures", lambda: _signed(files, trusted)))
+    found.append(tried("signatures", lambda: _signed(files, trusted)))
     return Verification(path=path, checks=(*found, *_beyond()))
-
-
-class _Unchecked(Exception):
-    """There is nothing to check; says why."""
-
-
-def _tried(name: str, check: Callable[[], str]) -> Check:
-    try:
-        return Check(name=name, outcome="holds", detail=check())
-    except _Unchecked as why:
-        return Check(name=name, outcome="unchecked", detail=str(why))
-    except FedveilError as error:
-        return Check(name=name, outcome="fails", detail=str(error))
 
 
 def _model(bundle: Bundle) -> str:
@@ -115,7 +79,7 @@ def _model(bundle: Bundle) -> str:
 
 def _card(bundle: Bundle, files: dict[str, bytes]) -> str:
     if bundle.manifest.fedveil != fedveil.__version__:
-        raise _Unchecked(f"version {bundle.manifest.fedveil} of fedveil wrote it, whose words may be others")
+        raise Unchecked(f"version {bundle.manifest.fedveil} of fedveil wrote it, whose words may be others")
     if files.get(CARD) != model_card(bundle.manifest, bundle.statement).encode():
         raise BundleError(f"{CARD} is not the page of this manifest and this statement")
     return "the page of this manifest and this statement"
@@ -176,7 +140,7 @@ def _epsilons(bundle: Bundle) -> Iterator[Check]:
                 name="epsilon", outcome="fails", detail=f"{words} promises less than the statement's epsilon"
             )
     for name, value in (*stated.items(), (statement.accountant, statement.epsilon)):
-        yield _tried(f"epsilon by {name}", partial(_epsilon, bundle, name, value))
+        yield tried(f"epsilon by {name}", partial(_epsilon, bundle, name, value))
 
 
 def _epsilon(bundle: Bundle, name: str, stated: float | None) -> str:
@@ -202,7 +166,7 @@ def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:
     if missing:
         raise BundleError(f"not signed by the trusted key {missing[0][:16]}...")
     if not signers:
-        raise _Unchecked("nobody has signed: whoever could write the bundle could write another")
+        raise Unchecked("nobody has signed: whoever could write the bundle could write another")
     unknown = [one for one in signers if one not in trusted]
     said = f"{len(signers)} valid"
     if unknown:

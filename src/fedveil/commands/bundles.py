@@ -1,8 +1,7 @@
-"""Commands for a trained model in use: bundle, predict, export, sign, verify."""
+"""Commands for a trained model in use: bundle, predict, export, sign."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +10,11 @@ import typer
 from fedveil.bundle.bundle import load_bundle, write_table
 from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.bundle.signing import sign
-from fedveil.bundle.verification import Verification, verify_bundle
 from fedveil.bundle.writing import bundle_run
 from fedveil.commands.options import OUT, Json
-from fedveil.console import print_json, rows_table
+from fedveil.console import print_json
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="a bundle: a folder or a .zip")]
 Network = Annotated[
@@ -81,28 +79,3 @@ def sign_command(
     sign(bundle, identity)
     public = identity.public.raw.hex()
     print_json({"signed": bundle, "key": public}) if as_json else OUT.print(f"signed by {public}")
-
-
-def verify_command(
-    bundle: BundlePath,
-    trust: Annotated[
-        list[str] | None,
-        typer.Option(help="public key that must have signed, as sign prints it (may be repeated)"),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Check a bundle's bytes, signatures and ledger, recompute its epsilon, and list what cannot be checked."""
-    found = verify_bundle(bundle, trust or ())
-    if as_json:
-        print_json({"bundle": bundle, "holds": found.holds, "checks": [asdict(one) for one in found.checks]})
-    else:
-        OUT.print(
-            rows_table([{"check": one.name, "outcome": one.outcome, "": one.detail} for one in found.checks])
-        )
-    _end(found)
-
-
-def _end(found: Verification) -> None:
-    failed = [one for one in found.checks if one.outcome == "fails"]
-    if failed:
-        raise RunFolderError(f"{found.path}: {failed[0].name}: {failed[0].detail}")

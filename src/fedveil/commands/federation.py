@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.commands.link import end_by_terminate, imported
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.link import imported
+from fedveil.commands.options import OUT, Json, end_by_terminate
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import BudgetError, ConfigError
@@ -155,15 +155,3 @@ def coordinator_command(
         raise party.link.wait()
     finally:
         party.stop()
-
-
-def silo_command(silo: Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]) -> None:
-    """Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened."""
-    folder = SiloFolder(silo)
-    end_by_terminate()
-    served = ServedSilo(folder)
-    try:
-        OUT.print(f"silo {folder.settings.name} answers {folder.settings.coordinator}; Ctrl-C ends it")
-        served.wait()
-    finally:
-        served.stop()

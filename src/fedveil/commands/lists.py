@@ -16,7 +16,7 @@ from fedveil.population.catalogue.files import store
 from fedveil.population.draft import draft_schema
 from fedveil.reference import SECTIONS, Entry, entries
 
-_STAGES: Final = ("channels", "protections", "denoisers", "optimizers")
+_STAGES: Final = ("channels", "protections", "denoisers", "optimizers", "averages")
 
 
 def presets_command(
@@ -88,9 +88,7 @@ def data_command(
 
 
 def schema_command(
-    sample: Annotated[
-        Path, typer.Argument(help="a PUBLIC sample table, CSV or Parquet: never private records")
-    ],
+    sample: Annotated[Path, typer.Argument(help="a PUBLIC sample table: never private records")],
     user: Annotated[str | None, typer.Option(help="column of the user; default: guessed by name")] = None,
     silo: Annotated[str | None, typer.Option(help="column of the silo; default: guessed by name")] = None,
     label: Annotated[str | None, typer.Option(help="column of the class label; default: guessed")] = None,

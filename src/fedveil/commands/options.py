@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Final
 
 import typer
@@ -25,3 +27,12 @@ Variant = Annotated[list[str] | None, typer.Option("--variant", help="only this 
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="runs per variant, with consecutive seeds")]
 Listed = Annotated[bool, typer.Option("--transcript", help="list every message of a protocol")]
 Runs = Annotated[Path, typer.Option("--runs", help="folder that run folders are made in")]
+
+
+def end_by_terminate() -> None:
+    """Let SIGTERM end a command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

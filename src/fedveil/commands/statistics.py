@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import number, print_json, rows_table
 from fedveil.engine.release_document import read_release_document
@@ -16,6 +17,7 @@ from fedveil.privacy.statement import show_epsilon
 from fedveil.report.statistics import write_statistics
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.figures import TOO_FEW, Row, rows
+from fedveil.statistics.inference import fitted as inference
 from fedveil.statistics.released import read_released
 
 Here = Annotated[
@@ -69,7 +71,9 @@ def stats_command(
 
 
 def show_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a release")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="the run folder of a release or a regression")
+    ],
     crossed: Annotated[
         list[str] | None, typer.Option("--cross", help="A,B: a cross table that the release contains")
     ] = None,
@@ -80,6 +84,9 @@ def show_command(
     as_json: Json = False,
 ) -> None:
     """Read what was released again, or figures that follow from it: free, and no record is touched."""
+    if (folder / inference.FILE).exists() and not crossed and not levels:
+        _show_fitted(folder, as_json)
+        return
     released = read_released(folder)
     found: list[Row] = []
     for text in crossed or ():
@@ -99,6 +106,15 @@ def show_command(
         print_json({"counted": released.counted, "rows": [row.to_json() for row in found]})
         return
     _print_rows(found, here)
+
+
+def _show_fitted(folder: Path, as_json: bool) -> None:
+    """Read a regression again."""
+    found = inference.read_fitted(folder)
+    if as_json:
+        print_json(told(found))
+    else:
+        print_effects(found)
 
 
 def _print_rows(found: list[Row] | tuple[Row, ...], here: bool) -> None:
@@ -134,7 +150,7 @@ def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
         }
         for one in prepared.plan
     ]
-    epsilon = prepared.epsilon_of(prepared.guarantee.event)
+    epsilon = prepared.series.epsilon_of(prepared.series.event)
     if as_json:
         document = {"epsilon": epsilon, "numbers": prepared.step.layout.length, "blocks": found}
         print_json(document)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedveil.commands.data import print_report
 from fedveil.commands.options import OUT, Json, Listed, Quick, Runs, Scenario, Seeds, Set, Source, Variant
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.experiment import parse_assignment
@@ -17,6 +18,8 @@ from fedveil.engine.study import Selection, Study, load_study
 from fedveil.engine.sweep import Axis, points, sweep
 from fedveil.errors import BudgetError, ConfigError
 from fedveil.federation.coordinator import STATE
+from fedveil.population.data_report import data_report
+from fedveil.population.schema import read_schema
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
@@ -79,9 +82,15 @@ def check_command(
     """Check data, model, configuration and budget, before any training."""
     study = load_study(source, _selection(assignments, quick, scenario, variant, seeds))
     populations = Populations()
+    held = dict.fromkeys(one.data.table for one in study.experiments if one.data.table is not None)
+    reports = [data_report(read_schema(table.schema_file), table.files) for table in held]
+    if not as_json:
+        for report in reports:
+            print_report(report)
     rows = [_checked(prepare(experiment, populations)) for experiment in study.experiments]
     if as_json:
-        print_json({"study": study.name, "experiments": rows})
+        looked = {"data": [report.to_json() for report in reports]}
+        print_json({"study": study.name, "experiments": rows} | looked)
     else:
         shown = [row | {"within budget": _within(row["within budget"])} for row in rows]
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))

@@ -35,7 +35,7 @@ from fedveil.engine.turn import Turn
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.local.choice import choose_trainer
 from fedveil.local.steps import LocalGradient, LocalSgd
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -177,7 +177,7 @@ def canary_scores(
     )  # noise over the variance of a fair coin
     experiment = ExperimentRandomness(prepared.experiment.seed)
     released = _Released(setting.method.server)
-    state = released.init(model)
+    state = replace(setting.method, server=released).init(model)
     parties = Parties.in_the_open(setting)  # the sums of the method, whatever hides them
     for number in range(1, prepared.experiment.rounds + 1):
         turn = Turn(
@@ -192,9 +192,9 @@ def canary_scores(
         after, state, _ = play_round(turn, parties)
         local = as_trained(setting.method.local, number)
         trainer = choose_trainer(prepared.task, local, cohort=watcher)
-        updates = trainer.sums(
-            model, watcher, everyone, ones, setting.method.bound, experiment, ("audit", number)
-        ).total
+        path = ("audit", number)
+        job = TrainJob(model, watcher, everyone, ones, setting.method.bound, experiment, path)
+        updates = trainer.sums(job).total
         scores += _attribution(updates, released.mean.to(updates.device), ridge)
         model = after
         watch(number, prepared.experiment.rounds)

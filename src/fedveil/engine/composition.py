@@ -137,6 +137,7 @@ class Composition:
             "n_users": population.n_users,
             "largest_silo": max(1, int(population.records_per_silo().max())),
             "colluding_silos": experiment.privacy.colluding_silos,
+            "rounds": experiment.rounds,
         }
 
     def _found(self, noise_multiplier: float | None) -> dict[str, Any]:
@@ -199,7 +200,7 @@ class Composition:
 
 
 def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -> Method:
-    """Return the method with the denoiser that was asked for in place of none, and with the server's step.
+    """Return the method with the denoiser that was asked for in place of none, with the server's step and average.
 
     Raises:
         CompositionError: the method brings its own denoiser.
@@ -214,6 +215,8 @@ def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -
         method = replace(method, denoiser=server.denoiser.build(around))
     if server.optimizer is not None:
         method = replace(method, server=server.optimizer.build(around))
+    if server.average is not None:
+        method = replace(method, average=server.average.build(around))
     return method
 
 

@@ -33,7 +33,7 @@ def coordinate(
         drawn: how many users or clients were drawn; only a method with the "actual" denominator reads it.
 
     Returns:
-        (d,) the next model, and the next state of the optimiser.
+        (d,) the next model, and the next state of the server's stages.
 
     Raises:
         ModelError: a sum, a next model or a next state that is not finite; there is nothing to release.
@@ -47,7 +47,7 @@ def coordinate(
         divisor = float(max(1, drawn))
     noise_std = (method.noise_std(n_silos, summed) or 0.0) / divisor
     mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, setting.shapes)
-    after, state = method.server.step(turn.model, mean, turn.state)
+    after, state = method.step(turn.model, mean, turn.state)
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "

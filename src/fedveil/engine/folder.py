@@ -46,7 +46,7 @@ from fedveil.engine.documents import SCHEMA_VERSION, RoundRow, read_line
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content, reading, replace_file
-from fedveil.privacy.ledger import Head
+from fedveil.privacy.ledger_lines import Head
 from fedveil.server.optimizers import State
 
 Row = dict[str, Any]

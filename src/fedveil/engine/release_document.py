@@ -1,9 +1,9 @@
-"""The document of a statistical release: which tables, what is asked of them, and under which guarantee."""
+"""Documents of releases from tables: which tables, what is asked of them, and under which guarantee."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomlkit
 from pydantic import Field, ValidationError, model_validator
@@ -12,6 +12,13 @@ from fedveil.engine.choice import Choice, Chosen, flat
 from fedveil.engine.experiment import read_toml
 from fedveil.engine.sections import DataSection, PrivacySection, Section
 from fedveil.errors import ConfigError
+from fedveil.statistics.inference.request import (
+    Inference,
+    LinearInference,
+    LogisticInference,
+    PoissonInference,
+    SurvivalInference,
+)
 from fedveil.statistics.request import (
     ColumnRelease,
     CorrelationRelease,
@@ -25,18 +32,17 @@ DOCUMENT = "statistics.toml"
 """Its name in a run folder."""
 
 
-class ReleaseDocument(Section):
-    """One release, complete. `[data]`, `[privacy]` and `[protection]` are those of an experiment."""
+class TableDocument(Section):
+    """Releases from your own tables. `[data]`, `[privacy]` and `[protection]` are those of an experiment."""
 
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
     data: DataSection
     privacy: PrivacySection
     protection: Annotated[Choice, Chosen("protections")] = Choice("protections", "none")
-    statistics: Request
 
     @model_validator(mode="after")
-    def _one_release(self) -> ReleaseDocument:
+    def _one_release(self) -> TableDocument:
         if self.data.table is None:
             raise ValueError(
                 "data.table: statistics are of your own tables, whose schema declares bounds and categories"
@@ -54,17 +60,45 @@ class ReleaseDocument(Section):
         return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
+class ReleaseDocument(TableDocument):
+    """One release of statistics, complete."""
+
+    statistics: Request
+
+
+class InferenceDocument(TableDocument):
+    """One regression, complete."""
+
+    inference: Inference
+
+
 def read_release_document(path: Path) -> ReleaseDocument:
     """Read a document; the paths of its tables are taken relative to it.
 
     Raises:
         ConfigError: unreadable, or a key that is wrong, by its path.
     """
+    return _read(path, ReleaseDocument)
+
+
+def read_inference_document(path: Path) -> InferenceDocument:
+    """Read a document of a regression, as :func:`read_release_document` does.
+
+    Raises:
+        ConfigError: as there.
+    """
+    return _read(path, InferenceDocument)
+
+
+_Document = TypeVar("_Document", bound=TableDocument)
+
+
+def _read(path: Path, kind: type[_Document]) -> _Document:
     document = read_toml(path)
     try:
-        found = ReleaseDocument.model_validate(document)
+        found = kind.model_validate(document)
     except ValidationError as error:
-        problems = dict.fromkeys(_told(*found) for found in flat(error.errors(include_url=False)))
+        problems = dict.fromkeys(_told(kind, *found) for found in flat(error.errors(include_url=False)))
         raise ConfigError(f"{path}: {'; '.join(problems)}") from None
     table = found.data.table
     assert table is not None
@@ -72,29 +106,46 @@ def read_release_document(path: Path) -> ReleaseDocument:
     return found.model_copy(update={"data": data})
 
 
-def _told(path: tuple[int | str, ...], problem: Any, known: list[str] | None) -> str:
+def _told(
+    kind: type[TableDocument], path: tuple[int | str, ...], problem: Any, known: list[str] | None
+) -> str:
     """Return a key's path and what is wrong there."""
     place = [str(part) for part in path]
-    if place[:2] == ["statistics", "release"] and len(place) > 3:
-        del place[3]  # where pydantic puts the kind
-    message = plain(problem, _keys(path) if known is None else known)
+    table: Any = _table(kind, place)
+    for before, depth, kinds in _TAGGED:
+        if tuple(place[: len(before)]) == before and len(place) > depth:
+            table = kinds.get(place.pop(depth), table)  # where pydantic puts the kind
+    message = plain(problem, tuple(table.model_fields) if known is None else known)
     return f"{'.'.join(place)}: {message}" if place else message
 
 
-def _keys(place: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Return the keys of the table in which a problem lies."""
-    table: Any = ReleaseDocument
-    if place[:2] == ("statistics", "release") and len(place) > 3:
-        table = _KINDS.get(str(place[3]), ReleaseDocument)
-    elif len(place) > 1:
-        field = ReleaseDocument.model_fields.get(str(place[0]))
-        table = field.annotation if field is not None else ReleaseDocument
-    return tuple(table.model_fields)
+def _table(kind: type[TableDocument], place: list[str]) -> Any:
+    """Return the table in which a problem lies."""
+    field = kind.model_fields.get(place[0]) if len(place) > 1 else None
+    found = kind if field is None else field.annotation
+    return found if hasattr(found, "model_fields") else kind
 
 
-_KINDS = {
-    "column": ColumnRelease,
-    "survival": SurvivalRelease,
-    "cross": CrossRelease,
-    "correlation": CorrelationRelease,
-}
+_TAGGED: tuple[tuple[tuple[str, ...], int, dict[str, Any]], ...] = (
+    (
+        ("statistics", "release"),
+        3,
+        {
+            "column": ColumnRelease,
+            "survival": SurvivalRelease,
+            "cross": CrossRelease,
+            "correlation": CorrelationRelease,
+        },
+    ),
+    (
+        ("inference",),
+        1,
+        {
+            "logistic": LogisticInference,
+            "linear": LinearInference,
+            "poisson": PoissonInference,
+            "survival": SurvivalInference,
+        },
+    ),
+)
+"""Tables that have one of several kinds: how their path begins, where pydantic puts the kind, and the kinds."""

@@ -12,7 +12,7 @@ from fedveil.methods.claims import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
-from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.local import LocalStep
 
 SiloWeights = Literal["records", "equal", "uniform"]
 """A person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts person-silo pairs."""
@@ -23,7 +23,7 @@ _WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
 
 
 def release_builder(
-    section: Choice, silos: SiloWeights, step: LocalStatistic, facts: PublicFacts, *, key: str, colluding: int
+    section: Choice, silos: SiloWeights, step: LocalStep, facts: PublicFacts, *, key: str, colluding: int
 ) -> Callable[[float], Method]:
     """Return the method of a release as a function of its noise multiplier.
 

@@ -19,11 +19,11 @@ from fedveil.protection.open_sums import OpenSums
 from fedveil.protection.weighted_sums import WeightedGiven
 from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import PrivacyRandomness
-from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.local import LocalStep, silo_sums
 
 
 def noisy_sum(
-    method: Method, step: LocalStatistic, table: ColumnTable, privacy: PrivacyRandomness, number: int = 1
+    method: Method, step: LocalStep, table: ColumnTable, privacy: PrivacyRandomness, number: int = 1
 ) -> Float64[np.ndarray, " d"]:
     """Return the sum of all silos' messages, as the server learns it under the method's protection.
 
@@ -45,9 +45,9 @@ def noisy_sum(
 
     everybody = tuple(range(n_silos))
     if not method.protection.masks:
-        open_sums = Driver(OpenSums(clients=n_silos, length=step.layout.length), kinds=method.kinds)
+        open_sums = Driver(OpenSums(clients=n_silos, length=step.length), kinds=method.kinds)
         return open_sums.play((1, 0), everybody, None, message)[0]
-    masked = MaskedRange.of(method, n_silos=n_silos, n_users=table.n_users, length=step.layout.length)
+    masked = MaskedRange.of(method, n_silos=n_silos, n_users=table.n_users, length=step.length)
     driver = Driver(masked.protocol(privacy), kinds=method.kinds)
     units, _ = driver.play((1, 0), everybody, None, lambda silo: masked.units(message(silo)))
     return masked.vector(units)
@@ -58,7 +58,7 @@ def _sender(method: Method, silo: int, n_silos: int, privacy: PrivacyRandomness,
 
 
 def _privately_weighted(
-    method: Method, step: LocalStatistic, table: ColumnTable, privacy: PrivacyRandomness, number: int
+    method: Method, step: LocalStep, table: ColumnTable, privacy: PrivacyRandomness, number: int
 ) -> Float64[np.ndarray, " d"]:
     """Return the sum weighted under encryption: a person's counts stay with her silos.
 
@@ -67,7 +67,7 @@ def _privately_weighted(
     """
     n_silos, groups = len(table.silo_names), table.pairs()
     uncapped = WeightingRange.of(
-        method, groups, n_silos=n_silos, n_users=table.n_users, length=step.layout.length, rounds=1
+        method, groups, n_silos=n_silos, n_users=table.n_users, length=step.length, rounds=1
     )
     agreed = replace(uncapped, counts=np.minimum(uncapped.counts, uncapped.plan.count_limit))
     assert isinstance(method.bound, FixedVector)
@@ -75,9 +75,9 @@ def _privately_weighted(
 
     def given(silo: int) -> WeightedGiven:
         rows = np.concatenate(
-            [np.zeros((0, step.layout.length)), *_own_vectors(step, table, groups.silo == silo, bound)]
+            [np.zeros((0, step.length)), *_own_vectors(step, table, groups.silo == silo, bound)]
         )
-        nothing = np.zeros(step.layout.length)
+        nothing = np.zeros(step.length)
         share = method.channel.send(nothing, _sender(method, silo, n_silos, privacy, number)).numbers
         dither = privacy.stream("dither", number, silo, 0).uint64(SEED_BYTES // 8).tobytes()
         return agreed.given(rows, share, dither)
@@ -88,7 +88,7 @@ def _privately_weighted(
 
 
 def _own_vectors(
-    step: LocalStatistic, table: ColumnTable, own: np.ndarray, bound: FixedVector
+    step: LocalStep, table: ColumnTable, own: np.ndarray, bound: FixedVector
 ) -> list[Float64[np.ndarray, "m d"]]:
     """Return a silo's people's vectors of weight 1, multiples of the grid, in blocks."""
     condensed, _, mixed = step.pairs(table)

@@ -7,31 +7,24 @@ is written. What a release shows is decoded from that file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.engine.folder import RunFolder, finite
+from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import DOCUMENT, ReleaseDocument, read_release_document
 from fedveil.engine.release_method import release_builder
+from fedveil.engine.release_series import Series, calibrated, declared_silos
 from fedveil.engine.release_sum import noisy_sum
-from fedveil.errors import ConfigError
-from fedveil.methods.claims import Guarantee, PublicFacts
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.population.columns import read_columns
 from fedveil.population.schema import Schema, read_schema
-from fedveil.privacy.accountant import Accountant, epsilon_on_grid
-from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.calibration import calibrate_noise
-from fedveil.privacy.events import Event, GaussianEvent
-from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
-from fedveil.randomness import PrivacyRandomness
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.statement import Statement
 from fedveil.statistics.compose import compose
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
@@ -48,8 +41,7 @@ class PreparedRelease:
         silos: names of all silos.
         method: the composition.
         step: its local step.
-        guarantee: what it guarantees.
-        accountant: who bounds epsilon.
+        series: what it guarantees.
         plan: what is predicted of every block.
     """
 
@@ -58,19 +50,8 @@ class PreparedRelease:
     silos: tuple[str, ...]
     method: Method
     step: LocalStatistic
-    guarantee: Guarantee
-    accountant: Accountant
+    series: Series
     plan: tuple[Planned, ...]
-
-    @property
-    def secure(self) -> bool:
-        """Whether the noise cannot be predicted."""
-        return self.document.privacy.insecure_seed is None
-
-    def epsilon_of(self, event: Event) -> float:
-        """Return the epsilon of an event of the release, the grid of its noise included."""
-        loss = self.guarantee.grid_loss_after(1, self.step.layout.length)
-        return epsilon_on_grid(self.accountant, event, self.document.privacy.delta, loss)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,7 +72,7 @@ def prepare_release(document: ReleaseDocument) -> PreparedRelease:
     table = document.data.table
     assert table is not None
     schema = read_schema(table.schema_file)
-    silos = _silos(schema, table.files)
+    silos = declared_silos(schema, table.files)
     step = compose(document.statistics, schema, silos)
     facts = PublicFacts(n_silos=len(silos), n_users=schema.n_users, dimension=step.layout.length)
     build = release_builder(
@@ -102,10 +83,8 @@ def prepare_release(document: ReleaseDocument) -> PreparedRelease:
         key="statistics.silos",
         colluding=document.privacy.colluding_silos,
     )
-    accountant = make_accountant(document.privacy.accountant)
-    event, loss = _costs(build, facts)
-    budget = Budget(epsilon=_target(document), delta=document.privacy.delta, accountant=accountant)
-    multiplier = calibrate_noise(event, budget, loss=loss)
+    privacy = document.privacy
+    multiplier, series = calibrated(privacy, lambda z: ((derive(build(z), facts), step.length),))
     method = build(multiplier)
     std = method.noise_std(len(silos))
     assert std is not None
@@ -116,15 +95,18 @@ def prepare_release(document: ReleaseDocument) -> PreparedRelease:
         noise_std=std,
         unit=unit_of(document.statistics, len(silos)),
     )
-    check(plan, multiplier, lambda z: accountant.epsilon(GaussianEvent(noise_multiplier=z), budget.delta))
+    check(
+        plan,
+        multiplier,
+        lambda z: series.accountant.epsilon(GaussianEvent(noise_multiplier=z), privacy.delta),
+    )
     return PreparedRelease(
         document=document,
         schema=schema,
         silos=silos,
         method=method,
         step=step,
-        guarantee=derive(method, facts),
-        accountant=accountant,
+        series=series,
         plan=plan,
     )
 
@@ -139,21 +121,17 @@ def make_release(prepared: PreparedRelease, parent: Path) -> ReleaseOutcome:
     assert document.data.table is not None
     table = read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
     folder = RunFolder.create(parent, document, DOCUMENT)
-    guarantee = prepared.guarantee
-    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        ledger.charge(run=document.name, round=1, attempt=0, event=guarantee.event)
+    series = prepared.series
+    with series.ledger(folder) as ledger:
+        ledger.charge(run=document.name, round=1, attempt=0, event=series.guarantees[0].event)
         spent = ledger.spent()
-    vector = noisy_sum(prepared.method, prepared.step, table, _randomness(document))
+    vector = noisy_sum(prepared.method, prepared.step, table, series.randomness())
     released = _released(prepared, vector)
     folder.write(FILE, dumps(released))
-    statement = _statement(prepared, spent)
+    public = PublicFacts(n_silos=len(prepared.silos), n_users=prepared.schema.n_users)
+    statement = series.statement(document.name, spent, public, notes=(_counted(prepared),))
     folder.write_json("privacy.json", statement.to_json())
     return ReleaseOutcome(folder=folder.path, released=released, statement=statement)
-
-
-def _randomness(document: ReleaseDocument) -> PrivacyRandomness:
-    seed = document.privacy.insecure_seed
-    return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
 
 
 def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
@@ -169,38 +147,6 @@ def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path)
     return None
 
 
-def _silos(schema: Schema, files: tuple[Path, ...]) -> tuple[str, ...]:
-    """Return the names of all silos, without a look at a record."""
-    if schema.silos is not None:
-        return schema.silos
-    if schema.silo is not None:
-        raise ConfigError(
-            "schema: the silos are those that occur in a column, and which occur is for records to tell; declare silos"
-        )
-    return tuple(sorted({path.stem for path in files}))
-
-
-def _costs(
-    build: Callable[[float], Method], facts: PublicFacts
-) -> tuple[Callable[[float], Event], Callable[[float], float]]:
-    """Return event and grid loss of the release as functions of its noise multiplier."""
-    assert facts.dimension is not None
-    dimension = facts.dimension
-
-    def event(noise_multiplier: float) -> Event:
-        return derive(build(noise_multiplier), facts).event
-
-    def loss(noise_multiplier: float) -> float:
-        return derive(build(noise_multiplier), facts).grid_loss_after(1, dimension)
-
-    return event, loss
-
-
-def _target(document: ReleaseDocument) -> float:
-    assert document.privacy.epsilon is not None
-    return document.privacy.epsilon
-
-
 def _released(prepared: PreparedRelease, vector: Float64[np.ndarray, " d"]) -> Released:
     std = prepared.method.noise_std(len(prepared.silos))
     assert std is not None
@@ -213,55 +159,6 @@ def _released(prepared: PreparedRelease, vector: Float64[np.ndarray, " d"]) -> R
         noise_std=std,
         vector=vector,
     )
-
-
-def _statement(prepared: PreparedRelease, spent: Event) -> Statement:
-    """Return what the release guarantees: the fold's lines, and what was charged."""
-    guarantee, privacy = prepared.guarantee, prepared.document.privacy
-    length, n_silos = prepared.step.layout.length, len(prepared.silos)
-    seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
-    source = "the operating system's cryptographic generator"
-    return Statement(
-        unit=guarantee.unit,
-        adjacency=guarantee.adjacency,
-        epsilon=prepared.epsilon_of(guarantee.event) if prepared.secure else None,
-        delta=privacy.delta,
-        accountant=prepared.accountant.name,
-        epsilons=epsilons_by_accountant(
-            spent, privacy.delta, guarantee.adjacency, loss=guarantee.grid_loss_after(1, length)
-        ),
-        event=spent,
-        units=prepared.schema.n_users,
-        mechanisms=(
-            f"release {prepared.document.name}/1: {length} numbers; one person moves their sum over {n_silos} silos "
-            "by at most 1 (l2)",
-            *guarantee.mechanisms,
-        ),
-        trust=tuple(
-            Disclosure(
-                role=view.role,
-                party=view.party,
-                sees=view.sees,
-                epsilon=finite(prepared.epsilon_of(view.event)) if prepared.secure else None,
-            )
-            for view in guarantee.views
-        ),
-        randomness=f"noise drawn from {source}"
-        if prepared.secure
-        else "noise derived from a seed, for repetition",
-        secure_randomness=prepared.secure,
-        uncovered=(*guarantee.uncovered, *_UNCOVERED),
-        notes=(_counted(prepared),),
-        reasons=() if prepared.secure else (seeded,),
-        released="statistics",
-    )
-
-
-_UNCOVERED: Final = (
-    "declared bounds, bins, grids and categories, if somebody set them after looking at the records",
-    "what else is released from the same records: other releases and runs, --again among them, add to epsilon",
-    "how long the release takes, which whoever waits for it can see: it depends on how many records there are",
-)
 
 
 def _counted(prepared: PreparedRelease) -> str:

@@ -32,7 +32,8 @@ from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
-from fedveil.privacy.ledger import Head, Ledger
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_lines import Head
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.transcript import Transcript
@@ -179,8 +180,9 @@ def conclude(
     """Write what a run leaves behind at its end: the statement, model and spectrum unless the silos alone have them."""
     charges, spent = len(ledger.entries), ledger.spent()
     if has_model:
-        folder.write_model(prepared.task.state(checkpoint.model))
-        moved = checkpoint.model.cpu() - prepared.task.initial().cpu()
+        released = prepared.method.model_of(checkpoint.model, checkpoint.state)
+        folder.write_model(prepared.task.state(released))
+        moved = released.cpu() - prepared.task.initial().cpu()
         folder.write_json("spectrum.json", asdict(spectrum(moved)))
     statement = state(prepared, checkpoint.round, charges, spent)
     folder.write_json("privacy.json", statement.to_json())
@@ -224,7 +226,7 @@ def _round(
     )
     model, kept, diagnostics = play_round(turn, parties, retry)
     seconds = time.perf_counter() - begin
-    test = evaluate(prepared, model) if due else None
+    test = evaluate(prepared, prepared.method.model_of(model, kept)) if due else None
     row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
     return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
@@ -240,10 +242,11 @@ def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Ch
     if found is None:
         return initial_checkpoint(prepared, folder, ledger.head)
     ledger.require_extends(found.ledger)
-    if not matching(prepared.method.server, found.model, found.state):
+    method = prepared.method
+    if not matching(method, found.model, found.state):
         raise RunFolderError(
-            f"{folder.path}: the checkpoint has no state of server.optimizer "
-            f"({type(prepared.method.server).__name__}) for this model; it was put there by another run"
+            f"{folder.path}: the checkpoint has no state of server.optimizer ({type(method.server).__name__}) and "
+            f"server.average ({type(method.average).__name__}) for this model; it was put there by another run"
         )
     return found
 
@@ -252,9 +255,7 @@ def initial_checkpoint(prepared: Prepared, folder: RunFolder, charged: Head) -> 
     """Write and return round 0: the initial model."""
     model = prepared.task.initial()
     row = row_of(prepared, 0, evaluate(prepared, model), None) | {"seconds": 0.0, "elapsed": 0.0}
-    checkpoint = Checkpoint(
-        round=0, model=model, state=prepared.method.server.init(model), row=row, ledger=charged
-    )
+    checkpoint = Checkpoint(round=0, model=model, state=prepared.method.init(model), row=row, ledger=charged)
     folder.write_checkpoint(checkpoint)
     return checkpoint
 

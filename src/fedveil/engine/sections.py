@@ -146,13 +146,16 @@ class TrainerSection(Section):
 
 
 class ServerSection(Section):
-    """What the server does with the noisy mean, whatever the method: post-processing, free of charge."""
+    """What the server does with the noisy mean and with the models, whatever the method: post-processing."""
 
     denoiser: Annotated[Choice, Chosen("denoisers")] | None = Field(
         None, description="default: the method's own, which is none but for dp-fed-ls"
     )
     optimizer: Annotated[Choice, Chosen("optimizers")] | None = Field(
         None, description="default: a plain step at method.learning_rate"
+    )
+    average: Annotated[Choice, Chosen("averages")] | None = Field(
+        None, description="which model the run releases; default: the last"
     )
 
 

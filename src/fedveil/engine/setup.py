@@ -23,15 +23,12 @@ from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
-from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model
 from fedveil.local.pretrained import take_parameters
-from fedveil.local.span import SpanTrainer
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Trainer
-from fedveil.local.vectorized import VmapTrainer
+from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
 from fedveil.methods.channels import grid_gaussian
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
@@ -322,7 +319,9 @@ def task_of(experiment: Experiment, population: Population) -> Task:
     return Task(model=model, loss=loss, metrics=found)
 
 
-def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort) -> Trainer:
+def _trainer(
+    experiment: Experiment, task: Task, method: Method, cohort: Cohort
+) -> SplitTrainer | DpSgdTrainer:
     local: Any = method.local  # a method's contribution goes with its local step: it says so itself
     if local.own_noise:
         if experiment.trainer.processes > 1:
@@ -336,15 +335,14 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort)
             privacy=privacy_randomness(experiment),
             together=records_together(task, cohort),
         )
+    memory = experiment.trainer.memory_mb
     return choose_trainer(
         task,
         local,
         name=experiment.trainer.name,
-        memory=None if experiment.trainer.memory_mb is None else experiment.trainer.memory_mb << 20,
-        compile=experiment.trainer.compile,
         cohort=cohort,
         bound=method.bound,
-    )
+    ).tuned(memory=None if memory is None else memory << 20, compile=experiment.trainer.compile)
 
 
 def _initial(experiment: Experiment) -> tuple[str, ...]:
@@ -363,12 +361,11 @@ def _initial(experiment: Experiment) -> tuple[str, ...]:
     )
 
 
-def _batching(trainer: Trainer, device: torch.device) -> tuple[str, ...]:
+def _batching(trainer: SplitTrainer | DpSgdTrainer, device: torch.device) -> tuple[str, ...]:
     """Name what batching leaves open: that others beside a contribution do not round hers was not tried everywhere."""
-    compiled = isinstance(trainer, VmapTrainer) and trainer.compile
-    if isinstance(trainer, LoopTrainer) or (device.type == "cpu" and not compiled):
+    if not trainer.side_by_side or (device.type == "cpu" and not trainer.generated):
         return ()
-    where = "by compiled kernels" if compiled else "on a CUDA device"
+    where = "by compiled kernels" if trainer.generated else "on a CUDA device"
     return (
         f"training in batches {where} may round one contribution by those computed beside it, and training at a high "
         "rate makes any difference of that; no bound covers it (trainer.name = 'loop' computes each alone)",
@@ -377,7 +374,7 @@ def _batching(trainer: Trainer, device: torch.device) -> tuple[str, ...]:
 
 def _resolved(experiment: Experiment, trainer: Trainer) -> Experiment:
     """Return the experiment with the name of the trainer that ``auto`` chose, for whoever reads which one ran."""
-    if not isinstance(trainer, LoopTrainer | VmapTrainer | SpanTrainer):
+    if not isinstance(trainer, SplitTrainer):
         return experiment
     section = experiment.trainer.model_copy(update={"name": trainer.name})
     return experiment.model_copy(update={"trainer": section})

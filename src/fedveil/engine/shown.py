@@ -62,7 +62,7 @@ LEDGER: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
         (
             *("schema_version", "index", "run", "round", "attempt", "unit", "adjacency", "event"),
-            *("previous", "digest"),
+            *("previous", "digest", "time", "kind"),
         ),
         Kind.COVERED,
     )

@@ -1,4 +1,4 @@
-"""A silo's part of a round before its channel: train the users it holds, bound, and add up.
+"""A silo's part of a round before its channel: train the users it holds, and bound what each contributes.
 
 The same functions serve a simulation, which plays all silos, and a silo of a federation.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.setting import Setting, trainer_of
 from fedveil.engine.turn import Turn
-from fedveil.local.trainer import Progress, Sums
 from fedveil.population.records import Groups
 from fedveil.protection.weighting_silo import SEED_BYTES
-from fedveil.randomness import ExperimentRandomness
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
 
@@ -25,30 +22,6 @@ def members_of(groups: Groups, drawn: Bool[np.ndarray, " users"] | None) -> Int6
     if drawn is None:
         return torch.arange(len(groups))
     return torch.from_numpy(np.flatnonzero(drawn[groups.user]))
-
-
-def local_sums(
-    setting: Setting,
-    model: Float32[Tensor, " d"],
-    members: Int64[Tensor, " m"],
-    round_number: int,
-    experiment: ExperimentRandomness,
-    progress: Progress | None = None,
-) -> Sums:
-    """Train the members from the global model; return each silo's bounded, weighted sum of updates.
-
-    Args:
-        setting: the method at work on all silos' records, or on those of the silos this process has.
-        model: (d,) the global model.
-        members: indices into the setting's groups.
-        round_number: counts from 1; names the batches.
-        experiment: of the experiment's seed.
-        progress: called between chunks.
-    """
-    path = ("round", round_number)
-    weights, bound = setting.weights[members], setting.method.local_bound
-    trainer = trainer_of(setting, round_number)
-    return trainer.sums(model, setting.cohort, members, weights, bound, experiment, path, progress)
 
 
 class WeightedTraining:
@@ -63,7 +36,7 @@ class WeightedTraining:
 
     def __init__(self, turn: Turn, attempt: int = 0) -> None:
         self._turn, self._attempt = turn, attempt
-        self._trainer = trainer_of(turn.setting, turn.round_number)
+        self._trainer = turn.trainer
         self.norms = torch.full((len(turn.setting.cohort.groups),), torch.nan, dtype=torch.float64)
 
     def share(self, silo: int) -> Float64[np.ndarray, " d"]:
@@ -84,15 +57,7 @@ class WeightedTraining:
         size = max(1, _CHUNK_ELEMENTS // len(turn.model))
         for first in range(0, len(members), size):
             chunk = members[first : first + size]
-            sums = self._trainer.sums(
-                turn.model,
-                cohort.apart(chunk),
-                chunk,
-                torch.ones(len(chunk), dtype=torch.float64),
-                turn.setting.method.bound,
-                turn.experiment,
-                ("round", turn.round_number),
-            )
+            sums = self._trainer.sums(turn.job(chunk, turn.setting.method.bound).apart())
             rows[first : first + size] = sums.total.cpu().numpy()
             self.norms[chunk] = sums.norms.cpu()
             if turn.progress is not None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool, Float32
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.setting import Setting
-from fedveil.local.trainer import Progress
+from fedveil.local.trainer import Progress, Trainer, TrainJob
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
+from fedveil.privacy.bounds import Bound
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import State
 
@@ -23,7 +25,7 @@ class Turn:
     Attributes:
         setting: the method at work, as it is in this round.
         model: (d,) the global model.
-        state: of the server's optimiser.
+        state: of the server's stages.
         round_number: counts from 1.
         experiment: of the experiment's seed.
         privacy: for sampling and noise.
@@ -39,6 +41,19 @@ class Turn:
     privacy: PrivacyRandomness
     progress: Progress | None = None
     measured: bool = True
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer with this round's learning rate."""
+        return self.setting.trainer.at_round(self.round_number)
+
+    def job(
+        self, members: Int64[Tensor, " m"], bound: Bound, weights: Float64[Tensor, " m"] | None = None
+    ) -> TrainJob:
+        """Return what is asked of local training of these contributions in this round; weights are 1 unless given."""
+        weights = torch.ones(len(members), dtype=torch.float64) if weights is None else weights
+        path = ("round", self.round_number)
+        return TrainJob(self.model, self.setting.cohort, members, weights, bound, self.experiment, path)
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
         """Draw who takes part in an attempt."""

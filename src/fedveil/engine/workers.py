@@ -21,10 +21,8 @@ import torch.multiprocessing as multiprocessing
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError
-from fedveil.local.distributed import DistributedTrainer, SplitTrainer, serve
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.span import SpanTrainer
-from fedveil.local.vectorized import VmapTrainer
+from fedveil.local.distributed import DistributedTrainer, serve
+from fedveil.local.trainer import SplitTrainer
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.randomness import ExperimentRandomness
 
@@ -62,7 +60,7 @@ def split_trainer(prepared: Prepared) -> SplitTrainer:
             f"{prepared.method.name}: private weighting takes contributions one by one and runs in one process"
         )
     trainer = prepared.setting.trainer
-    if not isinstance(trainer, LoopTrainer | VmapTrainer | SpanTrainer):
+    if not isinstance(trainer, SplitTrainer):
         raise ConfigError(
             f"{prepared.method.name}: DP-SGD inside the silos draws noise in every step and runs in one process"
         )

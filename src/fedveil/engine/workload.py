@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.clients import ClientTraining
-from fedveil.engine.setting import Setting, trainer_of
-from fedveil.engine.silo_side import WeightedTraining, local_sums, members_of
+from fedveil.engine.setting import Setting
+from fedveil.engine.silo_side import WeightedTraining, members_of
 from fedveil.engine.turn import Turn
 from fedveil.local.trainer import Sums
 from fedveil.methods.sending import MessageCost, Sending
@@ -137,9 +136,8 @@ class SiloSums(Workload):
         if self._sums is None or turn.setting.method.sampler.samples:
             self.drawn = turn.draw(attempt)
             self._members = members_of(turn.setting.cohort.groups, self.drawn)
-            self._sums = local_sums(
-                turn.setting, turn.model, self._members, turn.round_number, turn.experiment, turn.progress
-            )
+            weights, bound = turn.setting.weights[self._members], turn.setting.method.local_bound
+            self._sums = turn.trainer.sums(turn.job(self._members, bound, weights), turn.progress)
         return self.drawn
 
     def sum_of(self, silo: int) -> Float64[np.ndarray, " d"]:
@@ -173,15 +171,7 @@ class OwnMessages(Workload):
     def __init__(self, turn: Turn) -> None:
         super().__init__(turn)
         groups = turn.setting.cohort.groups
-        self._training = ClientTraining(
-            trainer=trainer_of(turn.setting, turn.round_number),
-            cohort=turn.setting.cohort,
-            bound=turn.setting.method.bound,
-            model=turn.model,
-            round_number=turn.round_number,
-            experiment=turn.experiment,
-            progress=turn.progress,
-        )
+        self._trainer = turn.trainer
         self._member_of = np.full(turn.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))
         self._order: Int64[np.ndarray, " k"] = np.zeros(0, dtype=np.int64)
@@ -225,11 +215,11 @@ class OwnMessages(Workload):
         block = self._order[self._next : self._next + max(1, _BLOCK_ELEMENTS // dimension)]
         present = block[self._member_of[block] >= 0]
         members = torch.from_numpy(self._member_of[present])
-        rows, norms = self._training.updates(members)
+        sums = self._trainer.sums(turn.job(members, turn.setting.method.bound).apart())
         self._members.append(members)
-        self._norms.append(norms)
+        self._norms.append(sums.norms.cpu())
         self._block = {client: np.zeros(dimension) for client in set(block.tolist()) - set(present.tolist())}
-        self._block |= dict(zip(present.tolist(), rows, strict=True))
+        self._block |= dict(zip(present.tolist(), sums.total.cpu().numpy(), strict=True))
         self._next += len(block)
         if turn.progress is not None:
             turn.progress(self._next, len(self._order))

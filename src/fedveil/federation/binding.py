@@ -1,6 +1,6 @@
 """What the keys and signatures of a session are bound to: all that its silos were told, so that a lie opens no sum.
 
-    T = H(membership | experiment)                          the same in every session of a run (Terms.agreed)
+    T = H(membership | experiment)                          the same in every session of a run (Terms.digest)
     S = H("fedveil/3/bound session" | session | T)          the setup: run, both sides' nonces, the silos asked
     A = H("fedveil/3/asked" | T' | model, users, round)     T' = T, or H(T | totals) where silos were sent them
     X = H("fedveil/3/bound round" | S | A)                  a round
@@ -20,13 +20,13 @@ weighting can lie (docs/deployment.md says so).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.federation.errors import RefusalError
-from fedveil.protection.parts import Drawn, DrawnUsers, Model, Part, Signatures, Task, Totals
+from fedveil.protection.parts import Asked, Drawn, DrawnUsers, Model, Part, Signatures, Task, Totals
 from fedveil.protection.peers import Roster
 from fedveil.protection.refusals import Code
 from fedveil.protection.wire import Writer
@@ -71,6 +71,13 @@ def round_context(session: bytes, agreed: bytes, parts: Iterable[Part]) -> bytes
 def sign_asked(identity: IdentityKey, context: bytes) -> bytes:
     """Return a silo's signature of what it was asked: X."""
     return identity.sign(_SIGNED_AS + context)
+
+
+def signed(answers: Mapping[int, Iterable[Part]]) -> Signatures:
+    """Return the signatures among the silos' answers."""
+    return tuple(
+        (silo, part.signature) for silo, parts in answers.items() for part in parts if isinstance(part, Asked)
+    )
 
 
 def misled(roster: Roster, context: bytes, signatures: Signatures) -> Sequence[int]:

@@ -7,9 +7,9 @@
 again: silos repeat their answers. A restarted coordinator opens the run folder and begins another session; it goes on
 with the round that was not released, for the same users and from the same model, under the charge in the ledger.
 
-Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round that is begun again then
-is another release: it is charged again, for users drawn anew. A silo that is heard again is in the next session. The
-run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
+Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round begun again then is
+another release: charged again, for users drawn anew. A silo that is heard again is in the next session. The run ends
+after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.setup import Prepared
-from fedveil.errors import ModelError, RunFolderError
-from fedveil.federation.binding import misled, round_context, session_context, with_totals
+from fedveil.errors import IntegrityError, ModelError, RunFolderError
+from fedveil.federation.binding import misled, round_context, session_context, signed, with_totals
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import Absentees, Answers, Exchange, by_silo, check_learned, check_lengths
 from fedveil.federation.grammar import Conversation, Grammar, ends
+from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import Draw, Rounds
+from fedveil.federation.rounds import Rounds
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.files import parse_json, read_content, reading
@@ -43,16 +44,11 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
     LARGEST_COUNT,
-    Asked,
     AskedOfAll,
     Counts,
-    Drawn,
-    DrawnUsers,
     Here,
     Knock,
-    Model,
     Over,
-    OwnDraw,
     Part,
     Refused,
     Relay,
@@ -76,6 +72,7 @@ class CoordinatorParty:
         membership: the federation.
         identity: the coordinator's long-term key.
         folder: the run folder, new or of a run that was interrupted.
+        heads: the ends of the silos' ledgers, over all runs.
         observer: who is told how the run goes on.
 
     Raises:
@@ -91,16 +88,18 @@ class CoordinatorParty:
         membership: Membership,
         identity: IdentityKey,
         folder: RunFolder,
+        heads: HeadsSeen,
         observer: Observer,
     ) -> None:
         check_deployable(prepared)
         self._prepared, self._membership, self._identity = prepared, membership, identity
-        self._folder = folder
+        self._folder, self._heads = folder, heads
         self._rounds = Rounds(prepared, folder, observer)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
         check_lengths(self._agreement, prepared.task.dimension)
         self._offered = as_silos_see(prepared.experiment, membership.silos)
         self._run, self._session, self._number = self._identify(), b"", 0
+        self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
         self._exchange: Exchange | None = None
@@ -176,7 +175,7 @@ class CoordinatorParty:
             recipient=SERVER,
             largest=self._largest_answer(),
         )
-        exchange = self._exchange
+        exchange, name = self._exchange, self._membership.silos[silo]
         if exchange is None or letter.run != self._run:
             return
         if silo in self._absent:
@@ -192,9 +191,9 @@ class CoordinatorParty:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
         except RefusalError:
-            self.stop(f"silo {self._membership.silos[silo]}: sent {Code.SHAPE.template}")
+            self.stop(f"silo {name}: sent {Code.SHAPE.template}")
             return
-        exchange.answers[silo] = letter.parts
+        exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
 
     def _end(self, silo: int, letter: SignedMessage) -> None:
@@ -227,8 +226,9 @@ class CoordinatorParty:
         if exchange is None or exchange.missing:
             return
         try:
+            self._heads.hear(exchange.heads)
             exchange.then(dict(sorted(exchange.answers.items())))
-        except (ProtocolError, ModelError) as error:
+        except (IntegrityError, ModelError, ProtocolError) as error:
             self.stop(str(error))
 
     def _leave(self, silos: tuple[int, ...]) -> bool:
@@ -239,8 +239,6 @@ class CoordinatorParty:
         for silo in silos:
             self._absent.leave(silo, exchange)
         return True
-
-    # --- sessions --------------------------------------------------------------------------------------------
 
     def _identify(self) -> bytes:
         """Return the run's 16 bytes, from the folder or new."""
@@ -266,12 +264,16 @@ class CoordinatorParty:
         """Propose the run to the silos that are there."""
         nonces = tuple((silo, only(parts, Here, silo).nonce) for silo, parts in answers.items())
         terms = Terms(
-            membership=self._membership.digest, opened=self._session, nonces=nonces, experiment=self._offered
+            membership=self._membership.digest,
+            heads=tuple(self._heads.last(silo) for silo in self._membership.silos),
+            opened=self._session,
+            nonces=nonces,
+            experiment=self._offered,
         )
         self._session = session_name(self._run, self._session, nonces)
         self._session_run = session_run(self._session, terms)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
-        self._agreed, self._context = terms.agreed, session_context(self._session, terms.agreed)
+        self._agreed, self._context = terms.digest, session_context(self._session, terms.digest)
         self._server.bind(self._context)
         self._talks = {
             silo: Conversation(Grammar.of(self._prepared, self._agreement.exchanges(silo)))
@@ -306,8 +308,6 @@ class CoordinatorParty:
         else:
             self._ask(by_silo(outgoing), self._set_up)
 
-    # --- rounds ----------------------------------------------------------------------------------------------
-
     def _begin_round(self, before: Outgoing) -> None:
         """Begin the next round, if there is one; ``before`` is what silos must read first."""
         rounds, repeats = self._rounds, self._agreement.repeats
@@ -319,32 +319,17 @@ class CoordinatorParty:
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
-        told = {silo: [*self._told(silo, draw), Task(round=number)] for silo in self._present}
+        model = self._rounds.checkpoint.model.cpu().numpy()
+        kinds = self._prepared.method.kinds
+        told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, totals)
         self._asked = round_context(self._context, self._agreed, told[self._present[0]])
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         self._ask({silo: [*totals, *relays.get(silo, []), *told[silo]] for silo in told}, self._collect)
 
-    def _told(self, silo: int, draw: Draw) -> list[Part]:
-        """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the model."""
-        found: dict[type[Part], Callable[[], Part]] = {}
-        if (users := draw.users) is not None:
-            found = {
-                Drawn: lambda: Drawn(commitment=draw.commitment),
-                OwnDraw: lambda: OwnDraw(drawn=bool(users[silo])),
-                DrawnUsers: lambda: DrawnUsers(users=users),
-            }
-        found[Model] = lambda: Model(values=self._rounds.checkpoint.model.cpu().numpy())
-        return [build() for kind, build in found.items() if kind in self._prepared.method.kinds]
-
     def _collect(self, answers: Answers) -> None:
-        signatures = tuple(
-            (silo, part.signature)
-            for silo, parts in answers.items()
-            for part in parts
-            if isinstance(part, Asked)
-        )
+        signatures = signed(answers)
         if apart := misled(self._membership.roster, self._asked, signatures):
             raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
         outgoing = self._route(answers)
@@ -362,8 +347,6 @@ class CoordinatorParty:
             self._begin_session()
         else:
             self._begin_round([])
-
-    # --- letters ---------------------------------------------------------------------------------------------
 
     def _ask(self, parts: dict[int, list[Part]], then: Callable[[Answers], None]) -> None:
         for silo, content in parts.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError
+from fedveil.errors import BudgetError, ConfigError, FedveilError, IntegrityError, RunFolderError
 from fedveil.protection.errors import OwnRecordsError, ProtocolError
 from fedveil.protection.refusals import Cause, Code, Refusal
 
@@ -49,6 +49,7 @@ def told(error: Exception) -> Refusal:
 _CODES: tuple[tuple[type[FedveilError], Code], ...] = (
     (OwnRecordsError, Code.OWN_RECORDS),  # before its base
     (BudgetError, Code.ROUND_BUDGET),
+    (IntegrityError, Code.INTEGRITY),
     (RunFolderError, Code.STORAGE),
     (ConfigError, Code.EXPERIMENT),
     (ProtocolError, Code.PROTOCOL),

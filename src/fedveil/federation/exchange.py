@@ -64,6 +64,7 @@ class Exchange:
         then: what follows once no answer is missing.
         knocks: whether it asks the silos for nonces.
         answers: those that have arrived.
+        heads: of their senders' ledgers, by name.
     """
 
     session: bytes
@@ -72,6 +73,7 @@ class Exchange:
     then: Callable[[Answers], None]
     knocks: bool = False
     answers: Answers = field(default_factory=dict)
+    heads: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:

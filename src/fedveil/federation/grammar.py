@@ -135,6 +135,7 @@ class Conversation:
         if _shape(parts) != ahead[0].asked or not _listed(parts, self._grammar.to_silo):
             raise RefusalError(Code.SHAPE)
         self._asked = ahead
+        self._next = next((part.round for part in parts if isinstance(part, Task)), self._next)
 
     def answer(self, parts: Sequence[Part]) -> None:
         """Take the silo's answer to the letter before it, and go on.
@@ -163,7 +164,6 @@ class Conversation:
         task = next((part for part in parts if isinstance(part, Task)), None)
         if task is None:
             raise RefusalError(Code.SHAPE)
-        self._next = task.round
         return self._grammar.round(task.round, first=not self._rounds)
 
 

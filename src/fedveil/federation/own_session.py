@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -28,9 +28,11 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.own_round import OwnTurn, Told, as_tensor
 from fedveil.federation.promise import Promise
+from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tensors
 from fedveil.population.records import Population
-from fedveil.privacy.ledger import Budget, Ledger
+from fedveil.privacy.ledger import Budget
+from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
@@ -65,14 +67,16 @@ class Books:
 
     Attributes:
         run: 16 bytes, the run.
-        ledger: gives the silo's ledger over all runs; it may be opened again while a session goes on.
+        ledger: the silo's over all runs.
+        origin: who asks for the run, and under what.
         budget: what the ledger may hold; None: anything.
         records: what it gave to the last round of each run.
         models: the last model of the run, where the silos alone have it.
     """
 
     run: bytes
-    ledger: Callable[[], Ledger]
+    ledger: SiloLedger
+    origin: Origin
     budget: Budget | None
     records: RecordStore
     models: ModelStore
@@ -85,11 +89,11 @@ class Books:
     @property
     def known(self) -> bool:
         """Whether a round of the run was charged before."""
-        return any(entry.run == self.name for entry in self.ledger().entries)
+        return any(entry.run == self.name for entry in self.ledger.ledger.entries)
 
     def charged(self) -> list[int]:
         """Return the rounds of the run that were charged, once for each charge."""
-        return [entry.round for entry in self.ledger().entries if entry.run == self.name]
+        return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
 
 
 class OwnSession:
@@ -119,7 +123,7 @@ class OwnSession:
     ) -> None:
         self.prepared, self.promise, self.number = prepared, promise, place.number
         self._books, self._run = books, place.run
-        self._terms = terms.agreed
+        self._terms = terms.digest
         self._context = session_context(session, self._terms)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         self._privacy = privacy_randomness(prepared.experiment)
@@ -232,18 +236,21 @@ class OwnSession:
         self._check_follows(last, task.round)
         before = {} if self._agreement.result_at_server else self._after(last)
         again = charged.count(task.round)
-        books.ledger().charge(
+        books.ledger.charge(
             run=books.name,
             round=task.round,
             attempt=again,
             event=self.promise.of_round(self.prepared.setting, task.round),
             budget=books.budget,
+            origin=books.origin,
         )
         start = as_tensor(before[_MODEL] if model is None else model)
         turn = OwnTurn.of(self.prepared, task.round, start, drawn, self._privacy)
         work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
         work.begin(0 if repeats else again)
-        self._record = RoundRecord(round=task.round, request=request, binding=binding, before=before)
+        self._record = RoundRecord(
+            round=task.round, request=request, binding=binding, head=books.ledger.head, before=before
+        )
         return work.give(self.number)
 
     def _keep(self, given: Any) -> None:
@@ -277,16 +284,16 @@ class OwnSession:
         Raises:
             RefusalError: the sum of that round has not arrived here, so it is still the round to play.
         """
-        initial, optimizer = self.prepared.task.initial().cpu(), self.prepared.method.server
+        initial, method = self.prepared.task.initial().cpu(), self.prepared.method
         if last is None:
-            return _kept(initial, optimizer.init(initial))
+            return _kept(initial, method.init(initial))
         if _MODEL not in last.after:
             raise RefusalError(Code.UNENDED, last.round)
         after = last.after[_MODEL]
         if len(after) != len(initial):
             raise RefusalError(Code.OTHER_LENGTH, last.round, len(after), len(initial))
-        if not matching(optimizer, as_tensor(after), _state(last.after)):
-            raise RefusalError(Code.OTHER_OPTIMISER, last.round)
+        if not matching(method, as_tensor(after), _state(last.after)):
+            raise RefusalError(Code.OTHER_SERVER, last.round)
         return last.after
 
     def _learn(self) -> list[Part]:
@@ -314,7 +321,7 @@ class OwnSession:
             self._books.records.write(self._books.run, self._record)
         elif save(dict(record.after)) != save(dict(after)):
             raise RefusalError(Code.OTHER_SUM, record.round)
-        self._books.models.put(self.prepared.task.state(made))
+        self._books.models.put(self.prepared.task.state(setting.method.model_of(made, state)))
         self._ended = True
         content = struct.pack(">I", record.round) + save(dict(after))
         return [Learned(tag=self.client.tag(content))]

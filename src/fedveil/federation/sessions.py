@@ -47,7 +47,7 @@ def session_run(session: bytes, terms: Terms) -> bytes:
 
     Silos that were told other terms name another session: no key of one is taken by another, and no masks cancel.
     """
-    return hashlib.sha256(b"fedveil/3/session" + session + terms.agreed).digest()[:RUN_BYTES]
+    return hashlib.sha256(b"fedveil/3/session" + session + terms.digest).digest()[:RUN_BYTES]
 
 
 class Reception:

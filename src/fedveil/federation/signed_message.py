@@ -1,6 +1,6 @@
 """What travels between coordinator and silo: a signed letter with an address, a number, and one or more parts.
 
-    magic "FVL" | version 3 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | count (2)
+    magic "FVL" | version 3 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | head (32) | count (2)
     | count times: kind (1), length (8), body | Ed25519 signature (64)
 
 Everything that can travel together travels in one letter, because a carrier may take seconds for each. A silo answers
@@ -17,6 +17,7 @@ from typing import Final
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import SIGNATURE_BYTES, IdentityKey, PublicIdentity
+from fedveil.federation.heads import NONE
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import NONCE_BYTES, PARTS, Part
@@ -24,7 +25,7 @@ from fedveil.protection.wire import Reader, Writer
 
 _MAGIC: Final = b"FVL"
 _VERSION: Final = 3
-_HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}s{NONCE_BYTES}sIHHH")
+_HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}s{NONCE_BYTES}sIHH32sH")
 _SIGNED_AS: Final = b"fedveil/1/letter"
 
 
@@ -39,6 +40,8 @@ class SignedMessage:
         sender: a silo's number, or SERVER.
         recipient: a silo's number, or SERVER.
         parts: what it says.
+        head: the end of the sender's ledger (:mod:`~fedveil.federation.heads`); zeros from the coordinator, whose
+            ledger is the run's own.
     """
 
     run: bytes
@@ -47,6 +50,7 @@ class SignedMessage:
     sender: int
     recipient: int
     parts: tuple[Part, ...]
+    head: bytes = NONE
 
     def seal(self, key: IdentityKey) -> bytes:
         """Return the bytes to carry, signed by the sender."""
@@ -58,6 +62,7 @@ class SignedMessage:
             self.number,
             self.sender,
             self.recipient,
+            self.head,
             len(self.parts),
         )
         writer = Writer()
@@ -100,7 +105,7 @@ class SignedMessage:
         if len(data) < _HEADER.size + SIGNATURE_BYTES:
             raise ProtocolError(f"a letter has at least {_HEADER.size + SIGNATURE_BYTES} bytes", silo=silo)
         content, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
-        magic, version, run, session, number, said, to, count = _HEADER.unpack_from(content)
+        magic, version, run, session, number, said, to, head, count = _HEADER.unpack_from(content)
         if magic != _MAGIC:
             raise ProtocolError("not a letter", silo=silo)
         if version != _VERSION:
@@ -118,7 +123,7 @@ class SignedMessage:
             parts = _parts(content[_HEADER.size :], count)
         except ProtocolError as error:
             raise ProtocolError(error.reason, silo=silo) from None
-        return cls(run=run, session=session, number=number, sender=said, recipient=to, parts=parts)
+        return cls(run=run, session=session, number=number, sender=said, recipient=to, parts=parts, head=head)
 
 
 def _parts(body: bytes, count: int) -> tuple[Part, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -21,11 +21,12 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import prepare
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, RunFolderError
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
+from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.membership import Membership
 from fedveil.federation.own_session import Books, OwnSession
 from fedveil.federation.policy import Policy
@@ -33,24 +34,26 @@ from fedveil.federation.promise import Promise
 from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore
+from fedveil.files import replace_file
 from fedveil.foreign import quiet_log
 from fedveil.methods.claims import Guarantee
 from fedveil.population.records import Population
 from fedveil.privacy.events import Event
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Over, Part, Refused, Terms, only
 from fedveil.protection.protocol import Place
 from fedveil.protection.refusals import Code, Refusal
 
-LEDGER: Final = "ledger.jsonl"
-"""A silo's ledger over all runs, in its state folder."""
-
 _log = quiet_log("fedveil.silo")
 
 MODELS: Final = "models"
 """In its state folder: the last model of each run whose models the coordinator does not have."""
+
+TERMS: Final = "terms"
+"""In its state folder: the signed letters that proposed what was charged."""
 
 
 @dataclass
@@ -101,7 +104,8 @@ class SiloParty:
         self._policy, self._share = policy, share
         self._store = RecordStore(state / "answers")
         self._state = state
-        self._ledger = self._open_ledger()
+        self._heads = HeadsSeen(state / HEADS)
+        self._ledger = SiloLedger(state, policy, self._store)
         self._session: OwnSession | None = None
         self._last: _Exchange | None = None
         self._over = False
@@ -144,15 +148,15 @@ class SiloParty:
                 return last.reply
             return self._seal(letter, Refused(why=Refusal(Code.OTHER_LETTER)))
         try:
-            return self._answer(letter, digest)
+            return self._answer(letter, data)
         except Exception as error:
             return self._seal(letter, _refused(error))
 
-    def _answer(self, letter: SignedMessage, digest: bytes) -> bytes:
+    def _answer(self, letter: SignedMessage, data: bytes) -> bytes:
         """Return the letter that answers another one, or raise: then nothing has changed."""
         last, session, kind = self._last, self._session, outside(letter.parts)
         if opens(letter.parts):
-            return self._join(letter, digest)
+            return self._join(letter, data)
         if last is None or session is None or (letter.run, letter.session) != (last.run, last.session):
             return self._here(letter)
         if letter.number <= last.number:
@@ -173,27 +177,28 @@ class SiloParty:
             Exception
         ) as error:  # whatever it is: unanswered, the round would be asked for and charged again
             answers = [_refused(error)]
-        return self._reply(letter, digest, answers)
+        return self._reply(letter, data, answers)
 
     def _here(self, letter: SignedMessage) -> bytes:
         return self._seal(letter, self._reception.here(letter.run))
 
-    def _reply(self, letter: SignedMessage, digest: bytes, answers: Sequence[Part]) -> bytes:
+    def _reply(self, letter: SignedMessage, data: bytes, answers: Sequence[Part]) -> bytes:
         """Note the answer to an exchange, and return it."""
         assert self._session is not None
         self._reception.keep(letter.run, busy=self._session.talk.underway and not self._over)
-        reply = self._seal(letter, *answers)
+        reply, digest = self._seal(letter, *answers), hashlib.sha256(data).digest()
         self._last = _Exchange(letter.run, letter.session, letter.number, digest, reply)
         return reply
 
     # --- joining a run ---------------------------------------------------------------------------------------
 
-    def _join(self, letter: SignedMessage, digest: bytes) -> bytes:
+    def _join(self, letter: SignedMessage, data: bytes) -> bytes:
         terms = only(letter.parts, Terms, SERVER)
         if not self._reception.admits(self._number, letter.run, letter.session, terms):
             return self._here(letter)
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
+        self._check_heads(terms)
         experiment = self._request(terms.experiment)
         self._policy.check_request(experiment)
         prepared = prepare(_own(experiment), FixedPopulation(self._share))
@@ -201,10 +206,11 @@ class SiloParty:
         check_deployable(prepared)
         check_own_client(prepared, self._number)
         event = self._policy.event(prepared.guarantee)
-        self._reopen_ledger()
+        self._ledger.reopen()
         books = Books(
             run=letter.run,
-            ledger=lambda: self._ledger,
+            ledger=self._ledger,
+            origin=self._origin(terms),
             budget=self._policy.budget,
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),
@@ -224,9 +230,10 @@ class SiloParty:
         session.talk.ask(letter.parts)
         answers = session.join()
         session.talk.answer(answers)
+        self._keep_terms(terms, data)
         self._reception.admit()
         self._session, self._over = session, False
-        return self._reply(letter, digest, answers)
+        return self._reply(letter, data, answers)
 
     def _request(self, text: str) -> Experiment:
         document = read_canonical(text)
@@ -242,21 +249,41 @@ class SiloParty:
         budget = self._policy.budget
         if budget is None or books.known:
             return
-        if self._ledger.would_exceed(guarantee.after(event, rounds), budget):
+        if self._ledger.ledger.would_exceed(guarantee.after(event, rounds), budget):
             raise RefusalError(Code.RUN_BUDGET, rounds, budget.epsilon, budget.delta)
 
     # --- its own files -----------------------------------------------------------------------------------------
 
-    def _open_ledger(self) -> Ledger:
-        return Ledger(self._state / LEDGER, unit="user")
+    def _check_heads(self, terms: Terms) -> None:
+        """Refuse to go on if a later end of this silo's ledger was heard, or an earlier one of a peer's comes again."""
+        names = self._membership.silos
+        if len(terms.heads) != len(names):
+            raise RefusalError(Code.HEADS, len(terms.heads), len(names))
+        self._ledger.require(terms.heads[self._number])
+        peers = dict(zip(names, terms.heads, strict=True))
+        del peers[names[self._number]]
+        self._heads.hear(peers)
 
-    def _reopen_ledger(self) -> None:
-        """Open the ledger again: a charge that failed closed it."""
-        self._ledger.close()
-        self._ledger = self._open_ledger()
+    def _origin(self, terms: Terms) -> Origin:
+        return Origin(
+            terms=terms.digest.hex(),
+            coordinator=hashlib.sha256(self._membership.coordinator.raw).hexdigest(),
+            membership=0,
+            policy=self._ledger.policy_digest,
+        )
+
+    def _keep_terms(self, terms: Terms, data: bytes) -> None:
+        """Keep what the coordinator asked for, signed, beside the charges that name it."""
+        path = self._state / TERMS / f"{terms.digest.hex()}.letter"
+        try:
+            if not path.exists():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                replace_file(path, data, mode=0o600)
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be kept: {error.strerror}") from None
 
     def _seal(self, letter: SignedMessage, *parts: Part) -> bytes:
-        return letter.answer(*parts).seal(self._identity)
+        return replace(letter.answer(*parts), head=self._ledger.head).seal(self._identity)
 
 
 def _own(experiment: Experiment) -> Experiment:

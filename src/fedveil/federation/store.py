@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, read_content, replace_file, sync_folder
+from fedveil.files import LARGEST_FILE, check_file, read_content, reading, replace_file, sync_folder
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.wire import Reader, Writer
 
@@ -73,6 +73,7 @@ class RoundRecord:
         round: its number.
         request: SHA-256 of what was asked: the experiment, all users' totals, the model, who takes part.
         binding: SHA-256 of what else the contribution belongs to, as its protocol says.
+        head: of the silo's ledger when the round was charged.
         given: what the silo gives to the round, as its protocol packs it; not empty from before anything leaves.
         before: where the silos alone have the models, what the round began with: ``model`` (d,) float32, and whatever
             the server's step keeps.
@@ -82,15 +83,15 @@ class RoundRecord:
     round: int
     request: bytes
     binding: bytes
+    head: bytes = bytes(32)
     given: bytes = b""
     before: Tensors = field(default_factory=_none)
     after: Tensors = field(default_factory=_none)
 
     def encode(self) -> bytes:
         """Return the bytes to keep, which end with their digest."""
-        writer = Writer().fixed(_MAGIC, len(_MAGIC)).number(self.round, 4)
-        writer.fixed(self.request, _DIGEST_BYTES).fixed(self.binding, _DIGEST_BYTES)
-        writer.block(self.given)
+        writer = Writer().fixed(_MAGIC, len(_MAGIC)).fixed(self.head, _DIGEST_BYTES).number(self.round, 4)
+        writer.fixed(self.request, _DIGEST_BYTES).fixed(self.binding, _DIGEST_BYTES).block(self.given)
         for tensors in (self.before, self.after):
             writer.block(save_arrays(dict(tensors)) if tensors else b"")
         body = writer.bytes()
@@ -110,14 +111,22 @@ class RoundRecord:
             raise RunFolderError("written by another version; this run cannot go on here")
         try:
             reader = Reader(body[len(_MAGIC) :])
-            number = reader.number(4)
+            head, number = reader.fixed(_DIGEST_BYTES), reader.number(4)
             request, binding = (reader.fixed(_DIGEST_BYTES) for _ in range(2))
             given = reader.block()
             before, after = (load_arrays(one) if one else {} for one in (reader.block(), reader.block()))
             reader.finish()
         except (ProtocolError, SafetensorError, KeyError, ValueError) as error:
             raise RunFolderError(f"damaged, or of another kind ({type(error).__name__})") from None
-        return cls(round=number, request=request, binding=binding, given=given, before=before, after=after)
+        return cls(
+            round=number,
+            request=request,
+            binding=binding,
+            head=head,
+            given=given,
+            before=before,
+            after=after,
+        )
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,15 @@ class RecordStore:
             self._replace(path, record.encode())
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}; nothing was sent") from None
+
+    def heads(self) -> Iterator[str]:
+        """Return the ledger's head at the charge of every record that this version wrote, in hexadecimal."""
+        for path in sorted(self.folder.glob("*.answer")):
+            check_file(path, RunFolderError)
+            with reading(path, RunFolderError), open(path, "rb") as stream:
+                start = stream.read(len(_MAGIC) + _DIGEST_BYTES)
+            if start[: len(_MAGIC)] == _MAGIC:
+                yield start[len(_MAGIC) :].hex()
 
     def secret(self, run: bytes) -> bytes:
         """Return 32 random bytes that stay the same for a run, made and kept when they are first asked for.

@@ -45,7 +45,7 @@ class SiloSettings(Settings):
     Attributes:
         name: of the silo.
         coordinator: host and port of the coordinator.
-        table: the silo's own table, CSV or Parquet.
+        table: the silo's own table, CSV, Parquet or Excel.
         users: a file of all users' ids, one a line, agreed among the silos; none: ids are numbers from 0.
     """
 

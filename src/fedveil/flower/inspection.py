@@ -10,7 +10,7 @@ import numpy as np
 from fedveil.crypto.keys import read_private_file
 from fedveil.errors import ConfigError
 from fedveil.federation.share import silo_share
-from fedveil.federation.silo import LEDGER
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.certificates import days_left
 from fedveil.flower.folders import SiloFolder
 from fedveil.privacy.accounting import make_accountant

@@ -16,6 +16,7 @@ from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.share import FixedPopulation, public_share
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
@@ -86,6 +87,7 @@ def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
         membership=membership,
         identity=home.identity,
         folder=folder,
+        heads=HeadsSeen(home / HEADS),
         observer=Unwatched(),
     )
 

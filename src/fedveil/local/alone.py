@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedveil.local.shapes import undivided, unit
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Trainer
+from fedveil.local.trainer import Cohort, Trainer, TrainJob
 from fedveil.local.vectorized import BatchedGradients, Tensors
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Unbounded
@@ -84,9 +84,8 @@ def trains_alone(trainer: Trainer, start: Tensor, cohort: Cohort, batch_size: in
     def updates(gone: set[int]) -> tuple[Tensor, Tensor]:
         left = torch.tensor([member for member in range(len(sizes)) if member not in gone])
         weights = torch.ones(len(left), dtype=torch.float64)
-        place = (Unbounded(), ExperimentRandomness(0), ("trial",))
-        sums = trainer.sums(start, made_up.apart(left), left, weights, *place)
-        return sums.total, left
+        job = TrainJob(start, made_up, left, weights, Unbounded(), ExperimentRandomness(0), ("trial",))
+        return trainer.sums(job.apart()).total, left
 
     everybody, _ = updates(set())
     for gone in ({0, 3, few - 1}, {2, 7, *range(few, len(sizes))}):

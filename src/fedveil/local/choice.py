@@ -20,7 +20,7 @@ from fedveil.local.span_plan import linear_layer
 from fedveil.local.span_steps import spannable
 from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Trainer
+from fedveil.local.trainer import Cohort, SplitTrainer
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.privacy.bounds import Bound, ClipL1, Unbounded
 
@@ -30,19 +30,15 @@ def choose_trainer(
     local: LocalStep,
     *,
     name: str = "auto",
-    memory: int | None = None,
-    compile: bool = False,
     cohort: Cohort | None = None,
     bound: Bound | None = None,
-) -> Trainer:
+) -> SplitTrainer:
     """Return the trainer with this name; ``auto`` is span for linear models, else vmap, else the loop.
 
     Args:
         task: model and loss.
         local: what each contribution computes.
         name: which trainer; all give the same sums.
-        memory: bytes that a chunk of the vmap trainer may take; None is its own default.
-        compile: compile the vmap trainer's gradients.
         cohort: lets the model be tried on made-up records of the cohort's shape, which finds every model that vmap
             cannot batch and kernels that round one contribution by others; without it only the recurrent layers of
             PyTorch are known to be such.
@@ -71,7 +67,7 @@ def choose_trainer(
             raise ModelError("trainer.name = 'vmap': vmap cannot batch this model; use 'loop' (or 'auto')")
         if cohort is not None and bounds and not _vmap_alone(task, local, cohort):
             raise ModelError(_NOT_ALONE.format("vmap"))
-        return VmapTrainer(task=task, local=local, memory=memory, compile=compile)
+        return VmapTrainer(task=task, local=local)
     if name == "loop":
         return LoopTrainer(task=task, local=local)
     raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")

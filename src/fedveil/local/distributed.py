@@ -25,20 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as distributed
-from jaxtyping import Float32, Float64, Int64
-from torch import Tensor
 
-from fedveil.local.counters import contribution_seeds
-from fedveil.local.loop import LoopTrainer, steps_per_member
-from fedveil.local.span import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.trainer import Cohort, Path, Progress, Sums
-from fedveil.local.vectorized import VmapTrainer
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob
 from fedveil.privacy.bounds import Bound
 from fedveil.randomness import ExperimentRandomness
-
-SplitTrainer = LoopTrainer | VmapTrainer | SpanTrainer
-"""The trainers whose members can be dealt out: each contribution is trained by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,35 +37,30 @@ class DistributedTrainer:
 
     Implements :class:`~fedveil.local.trainer.Trainer`. Needs ``torch.distributed`` to be initialised (gloo or nccl),
     and every other process to be in :func:`serve` with the same cohort.
+
+    Args:
+        inner: the trainer of round 1.
+        round: the round that is trained.
     """
 
     inner: SplitTrainer
+    round: int = 1
 
-    def sums(
-        self,
-        start: Float32[Tensor, " d"],
-        cohort: Cohort,
-        members: Int64[Tensor, " m"],
-        weights: Float64[Tensor, " m"],
-        bound: Bound,
-        randomness: ExperimentRandomness,
-        path: Path,
-        progress: Progress | None = None,
-    ) -> Sums:
+    def at_round(self, number: int) -> DistributedTrainer:
+        """Return the trainer of round 1, 2, ...; the other processes are told the number."""
+        return replace(self, round=number)
+
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`.
 
         A cohort with rows of its own must be ``cohort.apart(members)``.
         """
-        local = self.inner.local
-        rate = local.learning_rate if isinstance(local, LocalSgd) else None
-        apart = cohort.rows is not None
-        sizes = {"members": len(members), "dimension": len(start), "apart": apart}
-        _broadcast_json({"path": list(path), "learning_rate": rate, **sizes}, cohort.device)
-        for tensor in (start, members, weights):
-            distributed.broadcast(tensor.to(cohort.device), src=0)
-        return _share(
-            self.inner, start.to(cohort.device), cohort, members, weights, bound, randomness, path, progress
-        )
+        device, apart = job.cohort.device, job.cohort.rows is not None
+        sizes = {"members": len(job.members), "dimension": len(job.start), "apart": apart}
+        _broadcast_json({"path": list(job.path), "round": self.round, **sizes}, device)
+        for tensor in (job.start, job.members, job.weights):
+            distributed.broadcast(tensor.to(device), src=0)
+        return _share(self.inner.at_round(self.round), replace(job, start=job.start.to(device)), progress)
 
     def stop(self, cohort: Cohort) -> None:
         """Let the other processes return from :func:`serve`."""
@@ -91,56 +76,22 @@ def serve(trainer: SplitTrainer, cohort: Cohort, bound: Bound, randomness: Exper
         weights = torch.empty(header["members"], dtype=torch.float64, device=device)
         for tensor in (start, members, weights):
             distributed.broadcast(tensor, src=0)
-        local = trainer.local
-        if isinstance(local, LocalSgd):
-            local = replace(local, learning_rate=header["learning_rate"], decay=1.0)
-        mine = replace(trainer, local=local)
-        members, path = members.cpu(), tuple(header["path"])
-        seen = cohort.apart(members) if header["apart"] else cohort
-        _share(mine, start, seen, members, weights.cpu(), bound, randomness, path, None)
+        path = tuple(header["path"])
+        job = TrainJob(start, cohort, members.cpu(), weights.cpu(), bound, randomness, path)
+        _share(trainer.at_round(header["round"]), job.apart() if header["apart"] else job)
 
 
-def _share(
-    trainer: SplitTrainer,
-    start: Float32[Tensor, " d"],
-    cohort: Cohort,
-    members: Int64[Tensor, " m"],
-    weights: Float64[Tensor, " m"],
-    bound: Bound,
-    randomness: ExperimentRandomness,
-    path: Path,
-    progress: Progress | None,
-) -> Sums:
+def _share(trainer: SplitTrainer, job: TrainJob, progress: Progress | None = None) -> Sums:
     """Train this process's share of the members and add the shares of all processes up."""
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    share = _dealt(trainer, cohort, members, randomness, rank, world)
-    sums = trainer.sums(start, cohort, members[share], weights[share], bound, randomness, path, progress)
-    norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
-    norms[share.to(cohort.device)] = sums.norms.to(cohort.device)
-    total, counts = sums.total.contiguous(), torch.tensor([sums.nonfinite, sums.steps], device=cohort.device)
+    share = trainer.dealt(job, distributed.get_rank(), distributed.get_world_size())
+    sums = trainer.sums(job.of(share), progress)
+    device = job.cohort.device
+    norms = torch.zeros(len(job.members), dtype=torch.float64, device=device)
+    norms[share.to(device)] = sums.norms.to(device)
+    total, counts = sums.total.contiguous(), torch.tensor([sums.nonfinite, sums.steps], device=device)
     for tensor in (total, norms, counts):
         distributed.all_reduce(tensor)
     return Sums(total=total, norms=norms, nonfinite=int(counts[0]), steps=int(counts[1]))
-
-
-def _dealt(
-    trainer: SplitTrainer,
-    cohort: Cohort,
-    members: Int64[Tensor, " m"],
-    randomness: ExperimentRandomness,
-    rank: int,
-    world: int,
-) -> Int64[Tensor, " share"]:
-    """Return the positions in ``members`` that a process trains, ascending.
-
-    By steps, largest first, where the sums are exact. For the span trainer by a hash of silo and user, the same in all
-    rounds: whose share a contribution is in never depends on who else takes part.
-    """
-    if isinstance(trainer, SpanTrainer):
-        words = contribution_seeds(cohort.groups, members, randomness, ("processes",))
-        return (words.remainder(world) == rank).nonzero().flatten()
-    steps = steps_per_member(trainer.local, cohort, members)
-    return steps.argsort(descending=True, stable=True)[rank::world].sort().values
 
 
 def _broadcast_json(message: dict[str, Any], device: torch.device) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -38,10 +38,10 @@ from fedveil.local.shapes import undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Path, Progress, Sums
+from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob
 from fedveil.local.vectorized import BatchedGradients, rows_in_memory
-from fedveil.privacy.bounds import Bound, Clip, contribution_norms
-from fedveil.randomness import BitSource, ExperimentRandomness, PrivacyRandomness
+from fedveil.privacy.bounds import Clip, contribution_norms
+from fedveil.randomness import BitSource, PrivacyRandomness
 
 NoiseSampler: TypeAlias = Callable[[int, float, float, BitSource], Float64[np.ndarray, " d"]]
 """``noise(d, std, grid, source)``: d independent values of this standard deviation, multiples of ``grid``."""
@@ -68,6 +68,9 @@ class DpSgdTrainer:
             of its own.
     """
 
+    side_by_side: ClassVar[bool] = True
+    generated: ClassVar[bool] = False
+
     task: Task
     local: LocalDpSgd
     noise: NoiseSampler
@@ -82,27 +85,23 @@ class DpSgdTrainer:
                 "terms of single records; use a method that bounds contributions (uldp-avg, uldp-sgd)"
             )
 
-    def sums(
-        self,
-        start: Float32[Tensor, " d"],
-        cohort: Cohort,
-        members: Int64[Tensor, " m"],
-        weights: Float64[Tensor, " m"],
-        bound: Bound,
-        randomness: ExperimentRandomness,
-        path: Path,
-        progress: Progress | None = None,
-    ) -> Sums:
-        """Return each silo's weighted DP-SGD update; ``bound`` is the clip of single records.
+    def at_round(self, number: int) -> DpSgdTrainer:
+        """Return the same trainer in every round."""
+        return self
 
-        ``randomness`` is not used: everything that is drawn here is part of the guarantee.
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
+        """Return each silo's weighted DP-SGD update; the job's bound is the clip of single records.
+
+        The job's ``randomness`` is not used: everything that is drawn here is part of the guarantee.
 
         Raises:
             CompositionError: the bound clips nothing.
         """
+        bound = job.bound
         if not isinstance(bound, Clip):
             raise CompositionError("DP-SGD needs a clip bound for the gradients of single records")
-        start, weights = start.to(cohort.device), weights.to(cohort.device)
+        job = job.on_device()
+        start, cohort, members, weights = job.start, job.cohort, job.members, job.weights
         silos = cohort.silos(members)
         plans = [self.local.plan(size) for size in cohort.sizes(members).tolist()]
         records = RecordSums(self.task, bound, cohort, self.memory if self.together else 0)
@@ -113,7 +112,7 @@ class DpSgdTrainer:
             held = torch.from_numpy(cohort.groups.members(member))
             model = start
             for step in range(plan.steps):
-                stream = (*path, int(silos[i]), step)
+                stream = (*job.path, int(silos[i]), step)
                 joined = poisson(len(held), plan.rate, self.privacy.stream("dp-sgd batch", *stream))
                 seeds = torch.zeros(len(held), dtype=torch.int64)
                 if records.drops_out:

@@ -10,56 +10,41 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor
 from torch.func import functional_call
 
-from fedveil.local.counters import batch_order, contribution_seeds, step_seeds
+from fedveil.local.counters import batch_order, step_seeds
 from fedveil.local.dropout import seed_names
 from fedveil.local.projection import project_
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Path, Progress, Sums
-from fedveil.privacy.bounds import Bound
-from fedveil.randomness import ExperimentRandomness
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, steps_per_member
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopTrainer:
+class LoopTrainer(SplitTrainer):
     """Trains each contribution by itself; implements :class:`~fedveil.local.trainer.Trainer`."""
 
     name: ClassVar[str] = "loop"
+    side_by_side: ClassVar[bool] = False
 
-    task: Task
-    local: LocalStep
-
-    def sums(
-        self,
-        start: Float32[Tensor, " d"],
-        cohort: Cohort,
-        members: Int64[Tensor, " m"],
-        weights: Float64[Tensor, " m"],
-        bound: Bound,
-        randomness: ExperimentRandomness,
-        path: Path,
-        progress: Progress | None = None,
-    ) -> Sums:
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
-        start = start.to(cohort.device)
-        seeds = contribution_seeds(cohort.groups, members, randomness, path)
+        job = job.on_device()
+        cohort, members, seeds = job.cohort, job.members, job.seeds
         silos = cohort.silos(members)
         steps = steps_per_member(self.local, cohort, members)
-        sums = SiloSums(cohort.n_silos, self.task.dimension, bound, cohort.device)
+        sums = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
-        weights = weights.to(cohort.device)
         gradient = BatchGradient(self.task, cohort.device)
         done, to_do = 0, int(steps.sum())
         for i, member in enumerate(members.tolist()):
             if steps[i] == 0:
                 continue
-            delta = update_alone(self.local, gradient, start, cohort, member, seeds[i : i + 1])
-            norms[i] = sums.add_(delta[None], weights[i : i + 1], silos[i : i + 1])[0]
+            delta = update_alone(self.local, gradient, job.start, cohort, member, seeds[i : i + 1])
+            norms[i] = sums.add_(delta[None], job.weights[i : i + 1], silos[i : i + 1])[0]
             done += int(steps[i])
             if progress is not None:
                 progress(done, to_do)
@@ -130,12 +115,3 @@ def _laid_out(parameter: Tensor) -> Tensor:
     channels, height, width = parameter.shape[1:]
     strides = (height * width * channels, 1, width * channels, channels)
     return torch.empty_strided(parameter.shape, strides, device=parameter.device).copy_(parameter)
-
-
-def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-    """Return how many gradient steps each member takes: epochs times batches or the limit, 0 without records."""
-    sgd = as_sgd(local)
-    sizes = cohort.sizes(members)
-    batches = sizes.clamp(max=1) if sgd.batch_size is None else -(-sizes // sgd.batch_size)
-    taken = sgd.epochs * batches
-    return taken if sgd.steps is None else taken.clamp(max=sgd.steps)

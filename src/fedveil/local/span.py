@@ -18,7 +18,7 @@ the other trainers.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -29,23 +29,21 @@ from torch.nn import functional
 
 from fedveil.errors import ModelError
 from fedveil.local.counters import contribution_seeds
-from fedveil.local.loop import steps_per_member
 from fedveil.local.shapes import undivided
 from fedveil.local.silo_sums import SiloSums
-from fedveil.local.span_packing import Layout, single_blocks
+from fedveil.local.span_packing import Held, Layout, single_blocks
 from fedveil.local.span_plan import Plan, linear_layer, split_linear
 from fedveil.local.span_primal import train_primal
 from fedveil.local.span_steps import Stack, Trained, spannable, tiled_product, train_batches, train_full_batch
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
-from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
+from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Path, Progress, Sums
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, steps_per_member
 from fedveil.privacy.bounds import Bound, ClipL1
-from fedveil.randomness import ExperimentRandomness
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanTrainer:
+class SpanTrainer(SplitTrainer):
     """Trains linear models in the span of their records; implements :class:`~fedveil.local.trainer.Trainer`.
 
     Args:
@@ -59,10 +57,10 @@ class SpanTrainer:
 
     name: ClassVar[str] = "span"
 
-    task: Task
-    local: LocalStep
     memory: int = 256 << 20
-    _last: list[Plan] = field(default_factory=list, init=False, repr=False, compare=False)
+    _last: list[Plan] = field(
+        default_factory=list, repr=False, compare=False
+    )  # the trainers of all rounds share it
 
     def __post_init__(self) -> None:
         if linear_layer(self.task.model) is None:
@@ -72,57 +70,44 @@ class SpanTrainer:
                 'trainer "span" neither stops a pass early (local.steps) nor projects steps with momentum; use "auto"'
             )
 
+    def dealt(self, job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
+        """Return the positions among the members that one of ``world`` processes trains, ascending.
+
+        By a hash of silo and user, the same in all rounds: whose share a contribution is in never depends on who else
+        takes part.
+        """
+        words = contribution_seeds(job.cohort.groups, job.members, job.randomness, ("processes",))
+        return (words.remainder(world) == rank).nonzero().flatten()
+
     @torch.no_grad()
-    def sums(
-        self,
-        start: Float32[Tensor, "d"],
-        cohort: Cohort,
-        members: Int64[Tensor, "m"],
-        weights: Float64[Tensor, "m"],
-        bound: Bound,
-        randomness: ExperimentRandomness,
-        path: Path,
-        progress: Progress | None = None,
-    ) -> Sums:
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`.
 
         Raises:
             ModelError: an l1 bound: the Gram matrices tell l2 norms alone.
         """
-        if isinstance(bound, ClipL1):
+        if isinstance(job.bound, ClipL1):
             raise ModelError('trainer "span" knows l2 norms alone, and the bound is l1; use "vmap"')
         with undivided():
-            return self._sums(start, cohort, members, weights, bound, randomness, path, progress)
+            return self._sums(job.on_device(), progress)
 
-    def _sums(
-        self,
-        start: Float32[Tensor, "d"],
-        cohort: Cohort,
-        members: Int64[Tensor, "m"],
-        weights: Float64[Tensor, "m"],
-        bound: Bound,
-        randomness: ExperimentRandomness,
-        path: Path,
-        progress: Progress | None,
-    ) -> Sums:
-        start, weights = start.to(cohort.device), weights.to(cohort.device)
-        chosen_rows = cohort.sum_rows[members.cpu().numpy()]
-        ascending = torch.from_numpy(np.lexsort((members.cpu().numpy(), chosen_rows)))
-        ordered = members.cpu()[ascending]
-        seeds = contribution_seeds(cohort.groups, ordered, randomness, path)
-        plan = self._plan(cohort, ordered.numpy())
-        training = _Training(self.task, as_sgd(self.local), plan, start, seeds)
-        steps = steps_per_member(self.local, cohort, ordered)
+    def _sums(self, job: TrainJob, progress: Progress | None) -> Sums:
+        cohort, members = job.cohort, job.members.cpu()
+        ascending = torch.from_numpy(np.lexsort((members.numpy(), cohort.sum_rows[members.numpy()])))
+        ordered = replace(job, members=members).of(ascending)
+        plan = self._plan(cohort, ordered.members.numpy())
+        training = _Training(self.task, as_sgd(self.local), plan, job.start, ordered.seeds)
+        steps = steps_per_member(self.local, cohort, ordered.members)
         done, to_do = 0, int(steps.sum())
         for finished in training.run():
             done += int(steps[finished].sum())
             if progress is not None:
                 progress(done, to_do)
-        ordered_weights = weights[ascending]
-        total, norms = training.summed(bound, ordered_weights)
-        for chosen, deltas in train_primal(self.task, as_sgd(self.local), plan, start, seeds):
-            primal = SiloSums(cohort.n_silos, self.task.dimension, bound, cohort.device)
-            norms[chosen] = primal.add_(deltas, ordered_weights[chosen], cohort.silos(ordered[chosen]))
+        total, norms = training.summed(job.bound, ordered.weights)
+        for chosen, deltas in training.primal():
+            primal = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
+            silos = cohort.silos(ordered.members[chosen])
+            norms[chosen] = primal.add_(deltas, ordered.weights[chosen], silos)
             total += primal.total()
             done += int(steps[chosen].sum())
             if progress is not None:
@@ -155,7 +140,8 @@ class _Training:
     def __init__(
         self, task: Task, sgd: LocalSgd, plan: Plan, start: Float32[Tensor, "d"], seeds: Int64[Tensor, "m"]
     ) -> None:
-        self._loss, self._sgd, self._plan, self._start, self._seeds = task.loss, sgd, plan, start, seeds
+        self._task, self._loss, self._sgd, self._plan = task, task.loss, sgd, plan
+        self._start, self._seeds = start, seeds
         weight, bias = split_linear(task, start)
         self._logits: Float[Tensor, "r_plus_1 k"] = plan.rows.logits(
             weight.double() if sgd.weight_decay else weight, bias
@@ -183,6 +169,10 @@ class _Training:
             self._train_stack(layout, plan.grams(layout))
             yield layout.members
 
+    def primal(self) -> Iterator[tuple[Int64[Tensor, "g"], Float32[Tensor, "g d"]]]:
+        """Yield contributions that are not trained in the span, and their updates."""
+        return train_primal(self._task, self._sgd, self._plan, self._start, self._seeds)
+
     def _alone(self, members: Int64[np.ndarray, "g"]) -> Iterator[Layout]:
         """Yield blocks that keep contributions apart, so that one that overflows spoils no other.
 
@@ -190,9 +180,8 @@ class _Training:
         """
         plan = self._plan
         counted = np.bincount(plan.owner[:-1].cpu().numpy(), minlength=len(plan.sizes))
-        yield from single_blocks(
-            members, plan.sizes, np.cumsum(counted) - counted, len(plan.rows.index), _REDONE_ENTRIES
-        )
+        held = Held(sizes=plan.sizes, starts=np.cumsum(counted) - counted, padding=len(plan.rows.index))
+        yield from single_blocks(members, held, _REDONE_ENTRIES)
 
     def _train_blocks(self, layout: Layout, grams: Float64[Tensor, "rows n n"]) -> Int64[np.ndarray, "g"]:
         """Train contributions that share blocks; return those of blocks that are not finite."""
@@ -219,8 +208,13 @@ class _Training:
             grams.float(),
             logits,
             self._targets[records],
-            Stack(sizes=sizes, seeds=seeds, step=layout.step, tile=layout.tile),
-            float(self._start.double().norm()),
+            Stack(
+                sizes=sizes,
+                seeds=seeds,
+                step=layout.step,
+                tile=layout.tile,
+                start_norm=float(self._start.double().norm()),
+            ),
         )
         self._store(layout, trained, grams)
 

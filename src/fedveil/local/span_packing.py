@@ -46,22 +46,34 @@ class Layout:
         return min(int(self.records.shape[1]), tile_of(self.step))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Held:
+    """Which records contributions hold.
+
+    Args:
+        sizes: how many each has.
+        starts: the first record of each.
+        padding: the record number that stands for none.
+    """
+
+    sizes: Int64[np.ndarray, "all"]
+    starts: Int64[np.ndarray, "all"]
+    padding: int
+
+
 def block_layouts(
     members: Int64[np.ndarray, "m"],
-    sizes: Int64[np.ndarray, "all"],
-    starts: Int64[np.ndarray, "all"],
-    padding: int,
+    held: Held,
     most: int,
 ) -> Iterator[Layout]:
     """Yield blocks of equal width that hold these contributions, at most ``most`` matrix entries at a time.
 
     Args:
         members: the contributions to lay out, each with records.
-        sizes: of all contributions.
-        starts: first record of each contribution.
-        padding: the record number that stands for none.
+        held: the records of all contributions.
         most: bound on rows x width x width, unless a single block exceeds it.
     """
+    sizes = held.sizes
     widths = _widths(sizes[members])
     for width in np.unique(widths):
         chosen = members[widths == width]
@@ -85,34 +97,28 @@ def block_layouts(
                 block[low:high] - first,
                 offset[low:high],
                 (int(width), int(width)),
-                sizes,
-                starts,
-                padding,
+                held,
             )
 
 
 def single_blocks(
     members: Int64[np.ndarray, "m"],
-    sizes: Int64[np.ndarray, "all"],
-    starts: Int64[np.ndarray, "all"],
-    padding: int,
+    held: Held,
     most: int,
 ) -> Iterator[Layout]:
     """Yield blocks of the widths of :func:`block_layouts` that hold one contribution each; arguments as there."""
-    widths = _widths(sizes[members])
+    widths = _widths(held.sizes[members])
     for width in np.unique(widths).tolist():
         of_width, per_layout = members[widths == width], max(1, most // width**2)
         for first in range(0, len(of_width), per_layout):
             chosen = of_width[first : first + per_layout]
             rows = np.arange(len(chosen))
-            yield _filled(chosen, rows, np.zeros_like(rows), (width, width), sizes, starts, padding)
+            yield _filled(chosen, rows, np.zeros_like(rows), (width, width), held)
 
 
 def stack_layouts(
     members: Int64[np.ndarray, "m"],
-    sizes: Int64[np.ndarray, "all"],
-    starts: Int64[np.ndarray, "all"],
-    padding: int,
+    held: Held,
     most: int,
     batch_size: int | None,
 ) -> Iterator[Layout]:
@@ -123,6 +129,7 @@ def stack_layouts(
     (:func:`fedveil.local.span_steps.train_batches`). A stack is closed before a contribution of less than half its
     width when it has enough entries to keep the processor busy, so at most three quarters of a large one are padding.
     """
+    sizes = held.sizes
     reads = step_widths(sizes[members], batch_size)
     for step in np.unique(reads)[::-1].tolist():
         left = members[reads == step]
@@ -136,7 +143,7 @@ def stack_layouts(
             count = -(-count // multiple) * multiple
             chosen, left = left[:count], left[count:]
             rows = np.arange(len(chosen))
-            yield _filled(chosen, rows, np.zeros_like(rows), (width, step), sizes, starts, padding)
+            yield _filled(chosen, rows, np.zeros_like(rows), (width, step), held)
 
 
 _BUSY: Final = 1 << 18
@@ -172,12 +179,10 @@ def _filled(
     setting: Int64[np.ndarray, "g"],
     offset: Int64[np.ndarray, "g"],
     shape: tuple[int, int],
-    sizes: Int64[np.ndarray, "all"],
-    starts: Int64[np.ndarray, "all"],
-    padding: int,
+    held: Held,
 ) -> Layout:
     """Lay contributions at their seats; ``shape`` is the width of a row and how many records of it a step reads."""
-    width, step = shape
+    (width, step), sizes, starts, padding = shape, held.sizes, held.starts, held.padding
     records = np.full((whole(int(setting[-1]) + 1, step), width), padding)
     size = sizes[members]
     within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)

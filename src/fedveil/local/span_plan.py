@@ -9,7 +9,7 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor, nn
 
 from fedveil.local.span_features import Rows
-from fedveil.local.span_packing import Layout, block_layouts, stack_layouts
+from fedveil.local.span_packing import Held, Layout, block_layouts, stack_layouts
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 
@@ -99,7 +99,7 @@ class Plan:
         in_blocks = in_span & (sizes > 0) & whole if separable else np.zeros_like(whole)
         in_stacks = in_span & (sizes > 0) & ~in_blocks
 
-        where = (sizes, starts, len(index), _CHUNK_ENTRIES)
+        where = (Held(sizes=sizes, starts=starts, padding=len(index)), _CHUNK_ENTRIES)
         return cls(
             cohort=cohort,
             members=members,

@@ -6,6 +6,7 @@ number of records and from public facts (:mod:`fedveil.local.shapes`).
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,19 +39,24 @@ def train_primal(
         for first in range(0, len(left), count):
             chosen = torch.from_numpy(left[first : first + count])
             filled = torch.cat([chosen, chosen[-1:].expand(whole(len(chosen), width) - len(chosen))])
-            yield chosen, _train(task, sgd, plan, filled, start, seeds[filled], width)[: len(chosen)]
+            chunk = _Chunk(chosen=filled, seeds=seeds[filled], width=width)
+            yield chosen, _train(task, sgd, plan, start, chunk)[: len(chosen)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Chunk:
+    """Contributions of a plan with sizes descending, their seeds, and the records of a step, padding included."""
+
+    chosen: Int64[Tensor, "g"]
+    seeds: Int64[Tensor, "g"]
+    width: int
 
 
 def _train(
-    task: Task,
-    sgd: LocalSgd,
-    plan: Plan,
-    chosen: Int64[Tensor, "g"],
-    start: Float32[Tensor, "d"],
-    seeds: Int64[Tensor, "g"],
-    width: int,
+    task: Task, sgd: LocalSgd, plan: Plan, start: Float32[Tensor, "d"], chunk: _Chunk
 ) -> Float32[Tensor, "g d"]:
-    """Return the updates of contributions with sizes descending, in steps of ``width`` records, padding included."""
+    """Return the updates of the contributions of a chunk."""
+    chosen, seeds, width = chunk.chosen, chunk.seeds, chunk.width
     cohort = plan.cohort
     sizes = torch.from_numpy(plan.sizes)[chosen]
     firsts = torch.from_numpy(cohort.groups.start[plan.members])[chosen].unsqueeze(-1)

@@ -132,12 +132,14 @@ class Stack:
         seeds: of each contribution's batches.
         step: how many records a step reads, padding included.
         tile: length of the products; divides the width of the rows.
+        start_norm: ||W0||; only a projection with weight decay reads it.
     """
 
     sizes: Int64[Tensor, "g"]
     seeds: Int64[Tensor, "g"]
     step: int
     tile: int
+    start_norm: float
 
     def rows(self, first: int) -> int:
         """Return how many rows a product takes whose contributions have a record at position ``first``."""
@@ -151,7 +153,6 @@ def train_batches(
     logits: Float32[Tensor, "g k n"],
     targets: Shaped[Tensor, "g n *target"],
     stack: Stack,
-    start_norm: float,
 ) -> Trained:
     """Train contributions side by side, padded to the largest, in the batches every trainer takes.
 
@@ -166,7 +167,6 @@ def train_batches(
         logits: Z0, zero for padding.
         targets: any valid target for padding.
         stack: the contributions.
-        start_norm: ||W0||; only a projection with weight decay reads it.
     """
     count, outputs, longest = logits.shape
     device, sizes, tile = logits.device, stack.sizes, stack.tile
@@ -179,7 +179,7 @@ def train_batches(
     velocity = torch.zeros_like(logits) if sgd.momentum else None
     scale = torch.ones(count, 1, 1, dtype=torch.float64, device=device)
     drift = torch.zeros_like(scale)
-    ball = None if sgd.projection is None else Ball(sgd, count, start_norm, device)
+    ball = None if sgd.projection is None else Ball(sgd, count, stack.start_norm, device)
     tiles = [
         (first, stack.rows(first), grams[: stack.rows(first), :, first : first + tile].flatten(0, 1))
         for first in range(0, int(sizes[0]), tile)

@@ -13,15 +13,19 @@ linear models.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
+from fedveil.local.counters import contribution_seeds
+from fedveil.local.steps import LocalStep, as_sgd
+from fedveil.local.task import Task
 from fedveil.population.records import Affine, Groups, Records
 from fedveil.privacy.bounds import Bound
 from fedveil.randomness import ExperimentRandomness
@@ -136,34 +140,118 @@ class Sums:
     steps: int
 
 
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """What a trainer is asked for: which contributions train from which model, and how they enter the sums.
+
+    Args:
+        start: (d,) the model w_t.
+        cohort: the records.
+        members: (m,) indices into ``cohort.groups`` of the contributions that take part; each at most once.
+        weights: (m,) the weight of each member.
+        bound: how an update is bounded before it is weighted.
+        randomness: of the experiment; batches and dropout of a contribution depend on it, on ``path`` and on the
+            contribution's (silo, user) alone, so they do not change when others join or leave.
+        path: names this round's randomness, for instance ``("round", 3)``.
+    """
+
+    start: Float32[Tensor, " d"]
+    cohort: Cohort
+    members: Int64[Tensor, " m"]
+    weights: Float64[Tensor, " m"]
+    bound: Bound
+    randomness: ExperimentRandomness
+    path: Path
+
+    def apart(self) -> TrainJob:
+        """Return the job whose sums are its contributions, one row each."""
+        return replace(self, cohort=self.cohort.apart(self.members))
+
+    @property
+    def seeds(self) -> Int64[Tensor, " m"]:
+        """Return one seed per member, for her batches and dropout."""
+        return contribution_seeds(self.cohort.groups, self.members, self.randomness, self.path)
+
+    def on_device(self) -> TrainJob:
+        """Return the job with model and weights on the device of the cohort."""
+        device = self.cohort.device
+        return replace(self, start=self.start.to(device), weights=self.weights.to(device))
+
+    def of(self, chosen: Int64[Tensor, " k"]) -> TrainJob:
+        """Return the job for some of the members, by their positions."""
+        return replace(self, members=self.members[chosen], weights=self.weights[chosen])
+
+
 @runtime_checkable
 class Trainer(Protocol):
     """Computes the bounded sums of a cohort; see the module's text for the contract."""
 
-    def sums(
-        self,
-        start: Float32[Tensor, " d"],
-        cohort: Cohort,
-        members: Int64[Tensor, " m"],
-        weights: Float64[Tensor, " m"],
-        bound: Bound,
-        randomness: ExperimentRandomness,
-        path: Path,
-        progress: Progress | None = None,
-    ) -> Sums:
-        """Train every member from ``start`` and return the sum of the bounded, weighted updates of each silo.
+    def at_round(self, number: int) -> Trainer:
+        """Return the trainer of round 1, 2, ...: with that round's learning rate."""
+        ...
+
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
+        """Train every member from the start and return the sum of the bounded, weighted updates of each silo.
 
         Args:
-            start: the model w_t.
-            cohort: the records.
-            members: indices into ``cohort.groups`` of the contributions that take part; each at most once.
-            weights: the weight of each member.
-            bound: how an update is bounded before it is weighted.
-            randomness: of the experiment; batches and dropout of a contribution depend on it, on ``path`` and
-                on the contribution's (silo, user) alone, so they do not change when others join or leave.
-            path: names this round's randomness, for instance ``("round", 3)``.
+            job: what is asked for.
             progress: called between chunks.
 
         Guarantees: a contribution without records, or with an update that is not finite, adds exactly zero.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitTrainer(ABC):
+    """A trainer whose members train by themselves, so that processes can share them.
+
+    Args:
+        task: model and loss.
+        local: what each contribution computes.
+
+    Attributes:
+        name: as ``trainer.name`` in an experiment.
+        side_by_side: whether several contributions are computed at once, by kernels that could tell.
+    """
+
+    name: ClassVar[str]
+    side_by_side: ClassVar[bool] = True
+
+    task: Task
+    local: LocalStep
+
+    def at_round(self, number: int) -> SplitTrainer:
+        """Return the trainer of round 1, 2, ...: with that round's learning rate."""
+        local = self.local.at_round(number)
+        return self if local is self.local else replace(self, local=local)
+
+    def tuned(self, *, memory: int | None = None, compile: bool = False) -> SplitTrainer:
+        """Return the trainer with a chunk's memory in bytes, and its gradients compiled or not, where it has such."""
+        return self
+
+    @property
+    def generated(self) -> bool:
+        """Whether kernels are compiled for it."""
+        return False
+
+    def dealt(self, job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
+        """Return the positions among the members that one of ``world`` processes trains, ascending.
+
+        By steps, largest first: sums are exact, whoever adds them.
+        """
+        steps = steps_per_member(self.local, job.cohort, job.members)
+        return steps.argsort(descending=True, stable=True)[rank::world].sort().values
+
+    @abstractmethod
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
+        """Return the bounded sums; see :meth:`Trainer.sums`."""
+
+
+def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
+    """Return how many gradient steps each member takes: epochs times batches or the limit, 0 without records."""
+    sgd = as_sgd(local)
+    sizes = cohort.sizes(members)
+    batches = sizes.clamp(max=1) if sgd.batch_size is None else -(-sizes // sgd.batch_size)
+    taken = sgd.epochs * batches
+    return taken if sgd.steps is None else taken.clamp(max=sgd.steps)

@@ -19,26 +19,24 @@ docs/theory/alone-in-a-batch.md have the arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil.local.counters import batch_order, contribution_seeds, step_seeds
+from fedveil.local.counters import batch_order, step_seeds
 from fedveil.local.dropout import seed_names
-from fedveil.local.loop import BatchGradient, steps_per_member, update_alone
+from fedveil.local.loop import BatchGradient, update_alone
 from fedveil.local.projection import project_
 from fedveil.local.shapes import ladder, undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
-from fedveil.local.steps import LocalSgd, LocalStep, as_sgd
+from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Path, Progress, Sums
-from fedveil.privacy.bounds import Bound
-from fedveil.randomness import ExperimentRandomness
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, steps_per_member
 
 Tensors: TypeAlias = dict[str, Tensor]
 GradientFunction: TypeAlias = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]
@@ -56,7 +54,7 @@ _FIXED_SLOTS: Final = 64  # where kernels are generated, or chosen, for a number
 
 
 @dataclass(frozen=True, kw_only=True)
-class VmapTrainer:
+class VmapTrainer(SplitTrainer):
     """Trains contributions in chunks; implements :class:`~fedveil.local.trainer.Trainer`.
 
     Args:
@@ -71,45 +69,37 @@ class VmapTrainer:
 
     name: ClassVar[str] = "vmap"
 
-    task: Task
-    local: LocalStep
     memory: int | None = None
     compile: bool = False
 
-    def sums(
-        self,
-        start: Float32[Tensor, " d"],
-        cohort: Cohort,
-        members: Int64[Tensor, " m"],
-        weights: Float64[Tensor, " m"],
-        bound: Bound,
-        randomness: ExperimentRandomness,
-        path: Path,
-        progress: Progress | None = None,
-    ) -> Sums:
+    @property
+    def generated(self) -> bool:
+        """Whether kernels are compiled for it."""
+        return self.compile
+
+    def tuned(self, *, memory: int | None = None, compile: bool = False) -> VmapTrainer:
+        """Return the trainer with a chunk's memory in bytes, and its gradients compiled or not."""
+        return replace(self, memory=memory, compile=compile)
+
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
-        start, weights = start.to(cohort.device), weights.to(cohort.device)
-        seeds = contribution_seeds(cohort.groups, members, randomness, path)
-        silos = cohort.silos(members)
-        steps = steps_per_member(self.local, cohort, members)
-        sums = SiloSums(cohort.n_silos, self.task.dimension, bound, cohort.device)
-        norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
+        job = job.on_device()
+        cohort, weights = job.cohort, job.weights
+        silos = cohort.silos(job.members)
+        steps = steps_per_member(self.local, cohort, job.members)
+        sums = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
+        norms = torch.zeros(len(silos), dtype=torch.float64, device=cohort.device)
         done, to_do = 0, int(steps.sum())
-        for chunk, deltas in self._updates(start, cohort, members, seeds):
+        for chunk, deltas in self._updates(job):
             norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
             done += int(steps[chunk].sum())
             if progress is not None:
                 progress(done, to_do)
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
-    def _updates(
-        self,
-        start: Float32[Tensor, " d"],
-        cohort: Cohort,
-        members: Int64[Tensor, " m"],
-        seeds: Int64[Tensor, " m"],
-    ) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
-        """Yield positions in ``members`` and the updates of these contributions."""
+    def _updates(self, job: TrainJob) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
+        """Yield positions in the members and the updates of these contributions."""
+        start, cohort, members, seeds = job.start, job.cohort, job.members, job.seeds
         sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device)
         batched = BatchedGradients(self.task, cohort.device, self.compile)
         for chunk in self._chunks(cohort, members):

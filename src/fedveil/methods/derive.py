@@ -44,6 +44,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
             *method.protection.mechanisms(moves),
             *method.denoiser.told(),
             *method.server.told(),
+            *method.average.told(),
         ),
         views=tuple(
             View(

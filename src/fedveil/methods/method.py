@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import Channel
@@ -22,10 +25,11 @@ from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import AnySampler
 from fedveil.protection.parts import Asked, AskedOfAll, Here, Joined, Knock, Over, Refused, Terms
+from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
-from fedveil.server.optimizers import Optimizer
+from fedveil.server.optimizers import Optimizer, State
 from fedveil.stage import ClosedForm, answers
-from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.local import LocalStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,7 @@ class Method:
         protection: what hides a single silo's message from the server.
         denoiser: the server's estimate of the mean under its noise: post-processing, free of charge.
         server: what happens to the mean of the sums.
+        average: which model the run releases, of those that its rounds end with.
         denominator: "expected" divides by how many take part in expectation; "actual" by how many did, which is
             private and not covered by the guarantee: for reproduction only.
         noise_decay: the factor by which the noise falls from round to round.
@@ -61,13 +66,14 @@ class Method:
     name: str
     contribution: Contribution
     sampler: AnySampler
-    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStatistic
+    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStep
     bound: Bound
     weights: Weights
     channel: Channel
     server: Optimizer
     protection: ProtectionStage = NO_PROTECTION
     denoiser: Denoiser = NO_DENOISER
+    average: Average = LAST
     denominator: Literal["expected", "actual"] = "expected"
     noise_decay: float = 1.0
     calibrated_to: Literal["readers", "server", "nobody"] = "readers"
@@ -147,6 +153,21 @@ class Method:
         """
         return self.contribution.divisor(self.sampler.rate, n_silos, n_users)
 
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return what the server remembers before the first round: the states of its stages, by stage and name."""
+        return {**self.server.init(model), **_named(self.average.init(model))}
+
+    def step(
+        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
+    ) -> tuple[Float32[Tensor, " d"], State]:
+        """Return the next global model and the next state of the server's stages, from the mean of the round."""
+        after, kept = self.server.step(model, mean, state)
+        return after, {**kept, **_named(self.average.update(after, _unnamed(state)))}
+
+    def model_of(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
+        """Return the run's model after a round: the global model, or the average that is released instead."""
+        return self.average.released(model, _unnamed(state))
+
     @property
     def noise_known(self) -> bool:
         """Whether the size of the noise on the sum is a public number: that of DP-SGD inside the silos is not."""
@@ -164,6 +185,17 @@ class Method:
         return self.channel.noise_std(n_silos, n_silos if summed is None else summed)
 
 
+_AVERAGE: Final = "average."
+
+
+def _named(state: State) -> State:
+    return {_AVERAGE + name: value for name, value in state.items()}
+
+
+def _unnamed(state: State) -> State:
+    return {name.removeprefix(_AVERAGE): value for name, value in state.items() if name.startswith(_AVERAGE)}
+
+
 _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "sampler": ("draw", "over", "refuses"),
     "channel": ("claims", "refuses"),
@@ -172,6 +204,7 @@ _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "weights": ("of", "refuses"),
     "contribution": ("lengths", "divisor", "refuses"),
     "server": ("init", "step"),
+    "average": ("init", "update", "released", "refuses"),
     "local": ("claims",),
 }
 """What every stage must define for itself; local steps where they have noise of their own."""
@@ -185,5 +218,6 @@ _REFUSING: Final = (
     "contribution",
     "local",
     "server",
+    "average",
 )
 """The order in which stages are asked what they refuse; the first reason is told."""

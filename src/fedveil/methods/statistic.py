@@ -18,7 +18,7 @@ from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.noise import grid_for
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import STATELESS, Optimizer, State
-from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.local import LocalStep
 
 _EXACT_BITS = 52
 
@@ -42,7 +42,7 @@ class ReleaseSum(Optimizer):
 
 def statistic(
     *,
-    local: LocalStatistic,
+    local: LocalStep,
     n_silos: int,
     n_users: int,
     weights: Weights,

@@ -176,7 +176,7 @@ def tables(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> People:
-    """Read tables by a public schema, CSV or Parquet: see :func:`fedveil.population.tables.read_tables`.
+    """Read tables by a public schema, CSV, Parquet or Excel: see :func:`fedveil.population.tables.read_tables`.
 
     Args:
         schema: the schema's TOML file (``fedveil schema`` drafts one).

@@ -22,8 +22,9 @@ from jaxtyping import Float64, Int8, Int32, Int64
 from fedveil.errors import DataError
 from fedveil.population.identities import numbered
 from fedveil.population.records import Groups
-from fedveil.population.schema import Amount, Category, Label, Number, Schema, Survival
-from fedveil.population.table_reader import TableReader, number_of, open_table
+from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
+from fedveil.population.table_file import open_table
+from fedveil.population.table_reader import TableReader
 from fedveil.population.tables import silo_numbers
 
 
@@ -150,6 +151,10 @@ def categories_of(schema: Schema, name: str) -> tuple[str, ...] | None:
         return feature.categories
     if isinstance(feature, Number):
         return None
+    if isinstance(feature, Date):
+        raise DataError(
+            f"column '{name}' is of dates, which are not counted; declare an age or a year as a number"
+        )
     target = schema.target
     if isinstance(target, Label) and target.column == name:
         return target.classes
@@ -168,7 +173,7 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
 
     Args:
         schema: what the columns are.
-        files: CSV or Parquet files; without a silo column each is a silo, named by the file's stem.
+        files: CSV, Parquet or Excel files; without a silo column each is a silo, named by the file's stem.
         wanted: columns to read, besides users and silos.
 
     Raises:
@@ -180,14 +185,16 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
     read: dict[str, list[Column]] = {name: [] for name in wanted}
     users, silos = list[str](), list[str]()
     for path in files:
-        table = open_table(path, tuple(dict.fromkeys((*ids, *wanted))))
+        table = open_table(path, tuple(dict.fromkeys((*ids, *wanted))), schema.format)
         if table.num_rows == 0:  # columns without a value may have any type, or none
             table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
-        reader = TableReader(path, table, schema.missing_values)
+        reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
         users += reader.identities(schema.user)
         silos += [path.stem] * table.num_rows if schema.silo is None else reader.identities(schema.silo)
         for name, declared in categories.items():
-            read[name].append(_numbers(reader, name) if declared is None else _places(reader, name, declared))
+            read[name].append(
+                numbers_of(reader, name) if declared is None else places_of(reader, name, declared)
+            )
     names, user = numbered(users)
     if len(names) > schema.n_users:
         raise DataError(
@@ -196,7 +203,7 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
         )
     silo_names, silo = silo_numbers(schema, files, silos)
     return ColumnTable(
-        columns={name: _joined(parts) for name, parts in read.items()},
+        columns={name: joined(parts) for name, parts in read.items()},
         silo=silo,
         user=user,
         n_users=schema.n_users,
@@ -204,7 +211,7 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
     )
 
 
-def _joined(parts: Sequence[Column]) -> Column:
+def joined(parts: Sequence[Column]) -> Column:
     """Return one column of those of all files."""
     values = np.concatenate([part.values for part in parts])
     state = np.concatenate([part.state for part in parts])
@@ -215,21 +222,17 @@ def _joined(parts: Sequence[Column]) -> Column:
     )
 
 
-def _numbers(reader: TableReader, name: str) -> Numbers:
+def numbers_of(reader: TableReader, name: str) -> Numbers:
     """Read a numeric column: what is no number is invalid, infinities are out of range."""
     found, missing = reader.cells(name)
     if pa.types.is_string(found.type):
-        filled = pc.if_else(pa.array(missing), None, found)
-        try:
-            found = pc.cast(filled, pa.float64())
-        except pa.ArrowInvalid:
-            found = pa.array([number_of(cell) for cell in filled.to_pylist()], pa.float64())
+        found = reader.parsed(pc.if_else(pa.array(missing), None, found))
     values = pc.fill_null(found, np.nan).to_numpy(zero_copy_only=False).astype(np.float64)
     state = np.where(missing, State.MISSING, np.where(np.isnan(values), State.INVALID, State.VALID))
     return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state.astype(np.int8))
 
 
-def _places(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
+def places_of(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
     """Read a column of categories: what is not declared is invalid."""
     place, missing = reader.places(name, declared)
     state = np.where(missing, State.MISSING, np.where(place < 0, State.INVALID, State.VALID))

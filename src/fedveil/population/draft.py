@@ -1,18 +1,25 @@
 """A first draft of a schema, from a PUBLIC sample of a table."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+from itertools import takewhile
 from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tomlkit
-from tomlkit.items import Table
+from tomlkit.items import InlineTable, Table
 
 from fedveil.errors import DataError
+from fedveil.files import LARGEST_FILE, read_content
 from fedveil.foreign import foreign
-from fedveil.population.schema import MISSING_VALUES
-from fedveil.population.table_reader import open_table, text_cells
+from fedveil.population.outcomes import SUSPICIOUS, named_like_an_outcome, tells_alone
+from fedveil.population.schema import EPOCH, MISSING_VALUES, Format
+from fedveil.population.table_file import open_table
+from fedveil.population.table_reader import day_of, text_cells
 
 USER_NAMES = (
     "user",
@@ -29,6 +36,11 @@ USER_NAMES = (
 SILO_NAMES = ("silo", "hospital", "site", "center", "centre", "bank", "organisation", "organization")
 LABEL_NAMES = ("label", "target", "class", "outcome", "y")
 MOST_CATEGORIES = 20
+LEAST_IN_PATTERN: Final = 4
+"""Columns of one beginning and one declaration for which the draft writes a pattern."""
+
+_DATES: Final = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
+_DELIMITERS: Final = ",;\t|"
 
 _WARNING = """\
 Drafted from a sample. If that sample holds private records, so does this file: its bounds and categories
@@ -42,12 +54,14 @@ def draft_schema(
 ) -> str:
     """Draft the TOML of a schema from a public sample, to be read and mended by a person.
 
-    Numbers get the sample's range, rounded outward to two digits; columns of text or of few whole numbers
-    (at most two distinct) become categories; text columns with more than 20 distinct values are left out,
-    with a comment.
+    Numbers get the sample's range, rounded outward to two digits; dates the sample's years; columns of text or of few
+    whole numbers (at most two distinct) become categories. Left out, with a comment, are text columns with more than 20
+    distinct values, and columns that look like an outcome: by their name, or because they tell two classes apart alone.
+    Four columns or more with one beginning and one declaration become a pattern. How a CSV file is written (encoding,
+    delimiter, decimal mark) is guessed from its first lines.
 
     Args:
-        path: CSV or Parquet sample.
+        path: the sample, a table of any kind that is read.
         user: column of the user; None guesses by name.
         silo: column of the silo; None guesses by name, and none is fine.
         label: column of the class label; None guesses by name, else takes the last column.
@@ -59,7 +73,8 @@ def draft_schema(
         DataError: the sample cannot be read, is empty, has no column of such a name, or none that looks like
             a user's.
     """
-    sample = open_table(path, None)
+    written = guess_format(path)
+    sample = open_table(path, None, written)
     names = sample.column_names
     if not sample.num_rows:
         raise DataError(f"{path} has no record; a draft needs a sample")
@@ -74,29 +89,122 @@ def draft_schema(
         raise DataError(
             f"{path}: no column is left for the label; name it. The columns are: {', '.join(names)}"
         )
+    cells = {name: _cells(path, sample, name) for name in names}
+    if written.decimal == ",":
+        cells = {
+            name: pc.replace_substring(one, ",", ".") if _commas(one) else one for name, one in cells.items()
+        }
+    declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
+    for name in names:
+        if name not in (user, silo, label):
+            feature, reason = _feature(cells[name]), _outcome(name, cells[name], cells[label])
+            if feature is None or reason:
+                left_out[name] = reason or "being neither a number, a date, nor one of few categories"
+            else:
+                declared[name] = feature
 
     document = tomlkit.document()
     for line in _WARNING.splitlines():
         document.add(tomlkit.comment(line))
-    document.add("n_users", tomlkit.item(len(_distinct(_cells(path, sample, user)))))
+    document.add("n_users", tomlkit.item(len(_distinct(cells[user]))))
     document["n_users"].comment("users in the sample; declare the public number of ALL users")
     document.add("user", tomlkit.item(user))
     if silo is not None:
         document.add("silo", tomlkit.item(silo))
-    document.add("target", _target(label, _cells(path, sample, label)))
-    features = tomlkit.table(is_super_table=True)
-    for name in names:
-        if name in (user, silo, label):
-            continue
-        feature = _feature(_cells(path, sample, name))
-        if feature is None:
-            features.add(
-                tomlkit.comment(f"{name}: left out, being neither a number nor one of few categories")
-            )
-        else:
-            features.add(name, feature)
-    document.add("features", features)
+    patterns = _patterns(declared)
+    if patterns:
+        document.add("listed_columns", tomlkit.item(names).multiline(True))
+    if written != Format():
+        document.add("format", tomlkit.item(written.model_dump(exclude_defaults=True)))
+    document.add("target", _target(label, cells[label]))
+    document.add("features", _features(declared, left_out, patterns))
     return tomlkit.dumps(document)
+
+
+def guess_format(path: Path) -> Format:
+    """Guess how a CSV file is written from its first lines; any other file has no choice.
+
+    UTF-8 unless the file is not, then UTF-16 by its mark or cp1252; the delimiter that is most frequent in the header;
+    a decimal comma where the delimiter is another and some cell is a number with one.
+    """
+    if path.suffix != ".csv":
+        return Format()
+    content = read_content(path, DataError, largest=LARGEST_FILE)
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError:
+        encoding, text = "cp1252", content.decode("cp1252", errors="replace")
+    header, *body = text.lstrip("\ufeff").splitlines() or [""]
+    delimiter = max(_DELIMITERS, key=header.count)
+    cells = [cell.strip().strip('"') for line in body[:200] for cell in line.split(delimiter)]
+    comma = delimiter != "," and any(_is_number(cell.replace(",", ".", 1)) for cell in cells if "," in cell)
+    return Format(encoding=encoding, delimiter=delimiter, decimal="," if comma else ".")
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").replace(".", "", 1).isdigit()
+
+
+def _commas(cells: pa.Array) -> bool:
+    """Whether a column's cells are numbers with a decimal comma."""
+    return all(_is_number(cell.replace(",", ".", 1)) for cell in pc.drop_null(cells).to_pylist())
+
+
+def _outcome(name: str, cells: pa.Array, labels: pa.Array) -> str:
+    """Why a column may not be known before what is predicted; empty where nothing says so."""
+    if named_like_an_outcome(name):
+        return "its name sounds like an outcome; declare it if it is known BEFORE what is predicted"
+    numbers, classes = _numbers(cells), _distinct(labels)
+    if numbers is None or len(classes) != 2:
+        return ""
+    values = pc.fill_null(numbers, np.nan).to_numpy(zero_copy_only=False)
+    positive = np.asarray(pc.fill_null(pc.equal(labels, classes[1]), False)).astype(np.int64)
+    told = tells_alone(values, positive) >= SUSPICIOUS
+    return "it alone tells the label; declare it if it is known BEFORE what is predicted" if told else ""
+
+
+def _patterns(declared: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the patterns that stand for several columns of one declaration, and those columns."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, feature in declared.items():
+        beginning = "".join(takewhile(lambda one: one not in "_-.0123456789", name))
+        if beginning and beginning != name:
+            alike.setdefault((beginning, repr(feature)), []).append(name)
+    patterns: dict[str, list[str]] = {}
+    for (beginning, _), members in alike.items():
+        pattern = f"{beginning}{_mark(members, beginning)}*"
+        others = [one for one in declared if one.startswith(pattern[:-1]) and one not in members]
+        if len(members) >= LEAST_IN_PATTERN and not others and pattern not in patterns:
+            patterns[pattern] = members
+    return patterns
+
+
+def _mark(members: Sequence[str], beginning: str) -> str:
+    """The character after the common beginning, if all have the same one and it is no digit."""
+    following = {name[len(beginning)] for name in members}
+    return following.pop() if len(following) == 1 and not following & set("0123456789") else ""
+
+
+def _features(
+    declared: dict[str, dict[str, Any]], left_out: dict[str, str], patterns: dict[str, list[str]]
+) -> Table:
+    """Return the table of features, one line each."""
+    features = tomlkit.table()
+    within = {name: pattern for pattern, members in patterns.items() for name in members}
+    for name, reason in left_out.items():
+        features.add(tomlkit.comment(f"{foreign(name)}: left out, {reason}"))
+    for name, feature in declared.items():
+        key = within.get(name, name)
+        if key not in features:
+            features.add(key, _inline(feature))
+    return features
+
+
+def _inline(feature: dict[str, Any]) -> InlineTable:
+    table = tomlkit.inline_table()
+    table.update(feature)
+    return table
 
 
 def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, ...]) -> str | None:
@@ -119,26 +227,40 @@ def _target(label: str, cells: pa.Array) -> Table:
     return target
 
 
-def _feature(cells: pa.Array) -> Table | None:
-    """The declaration of a feature, None where it is neither a number nor one of few categories."""
+def _feature(cells: pa.Array) -> dict[str, Any] | None:
+    """The declaration of a feature, None where it is neither a number, a date, nor one of few categories."""
     distinct = _distinct(cells)
     numbers = _numbers(cells)
-    feature = tomlkit.table()
+    feature: dict[str, Any]
     if numbers is not None and len(distinct) > 2:
         extremes = pc.min_max(numbers).as_py()
-        feature.add("kind", "number")
-        feature.add("lower", _outward(extremes["min"], math.floor))
-        feature.add("upper", _outward(extremes["max"], math.ceil))
+        lower, upper = _outward(extremes["min"], math.floor), _outward(extremes["max"], math.ceil)
+        feature = {"kind": "number", "lower": lower, "upper": upper}
         missing = "middle"
+    elif len(distinct) > 2 and (dates := _dates(cells)):
+        feature, missing = dates, "middle"
     elif 0 < len(distinct) <= MOST_CATEGORIES:
-        feature.add("kind", "category")
-        feature.add("categories", distinct)
-        missing = "zero"
+        feature, missing = {"kind": "category", "categories": distinct}, "zero"
     else:
         return None
-    if cells.null_count:
-        feature.add("missing", missing)
-    return feature
+    return feature | ({"missing": missing} if cells.null_count else {})
+
+
+def _dates(cells: pa.Array) -> dict[str, Any] | None:
+    """The declaration of a column of dates, in the first format that all cells have."""
+    distinct = _distinct(cells)
+    for written in _DATES:
+        days = [day_of(one, written) for one in distinct]
+        known = [day for day in days if day is not None]
+        if len(known) == len(distinct):
+            first, last = (EPOCH + timedelta(days=end(known)) for end in (min, max))
+            feature = {
+                "kind": "date",
+                "lower": first.replace(month=1, day=1),
+                "upper": date(last.year + 1, 1, 1),
+            }
+            return feature | ({} if written == _DATES[0] else {"format": written})
+    return None
 
 
 def _cells(path: Path, sample: pa.Table, name: str) -> pa.Array:

@@ -5,25 +5,63 @@ fitted on private
 records: a minimum, a mean or a list of categories taken from them would leave the silos without any noise.
 
 A number x with bounds [lower, upper] becomes 2 (x - lower) / (upper - lower) - 1, in [-1, 1]; a value
-outside is clipped to its bound first. A category becomes one 0/1 feature per declared category, in the
-declared order.
+outside is clipped to its bound first. A date is the number of its day. A category becomes one 0/1 feature per
+declared category, in the declared order.
+
+A feature's name may be a pattern, ``lab_*``, over the columns that the schema itself lists: what a table happens to
+hold decides no model's width.
 """
 
+import codecs
+import re
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.errors import DataError
 from fedveil.files import parse_toml, read_text
+from fedveil.foreign import foreign
 from fedveil.validation import plain
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
+EPOCH: Final = date(1970, 1, 1)
+_NO_DELIMITER: Final = '"\n\r'
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Format(_Part):
+    """How the tables' files are written, where that is not usual.
+
+    ``delimiter`` and ``encoding`` are of CSV files, ``sheet`` is of Excel files (None: the first). ``decimal`` is the
+    mark in numbers that are text: where it is a comma, a full stop in a number is no number, rather than a wrong one.
+    """
+
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    decimal: Literal[".", ","] = "."
+    encoding: str = "utf-8"
+    sheet: str | None = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> "Format":
+        if not self.delimiter.isascii() or self.delimiter in _NO_DELIMITER:
+            raise ValueError("delimiter must be one ASCII character, and no quotation mark or line's end")
+        if self.delimiter == self.decimal:
+            raise ValueError("delimiter and decimal are the same character")
+        try:
+            "".encode(self.encoding)
+            codecs.lookup(self.encoding)
+        except (LookupError, ValueError):
+            raise ValueError(
+                f"encoding: there is no encoding of text '{foreign(self.encoding)}'; usual ones are utf-8, latin-1, "
+                "cp1252, utf-16"
+            ) from None
+        return self
 
 
 class Number(_Part):
@@ -48,6 +86,45 @@ class Number(_Part):
     def width(self) -> int:
         """Number of features this column becomes."""
         return 2 if self.missing == "indicator" else 1
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What is scaled to -1 and to 1."""
+        return self.lower, self.upper
+
+
+class Date(_Part):
+    """A date as a numeric feature: its day, scaled from the declared bounds to [-1, 1]; others are clipped to them.
+
+    ``format`` is how text cells are written, as ``strptime`` has it; a column of dates or times needs none. Missing
+    values are as those of :class:`Number`.
+    """
+
+    kind: Literal["date"]
+    lower: Annotated[date, Field(strict=False)]
+    upper: Annotated[date, Field(strict=False)]
+    format: str = "%Y-%m-%d"
+    missing: Literal["error", "middle", "indicator"] = "error"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Date":
+        if not self.lower < self.upper:
+            raise ValueError("lower must be before upper")
+        if not all(mark in self.format for mark in ("%d", "%m")) or not (
+            "%Y" in self.format or "%y" in self.format
+        ):
+            raise ValueError("format must have a day %d, a month %m and a year %Y")
+        return self
+
+    @property
+    def width(self) -> int:
+        """Number of features this column becomes."""
+        return 2 if self.missing == "indicator" else 1
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What is scaled to -1 and to 1, as days since 1970-01-01."""
+        return float((self.lower - EPOCH).days), float((self.upper - EPOCH).days)
 
 
 class Category(_Part):
@@ -103,7 +180,7 @@ class Survival(_Part):
     event: str
 
 
-Feature: TypeAlias = Annotated[Number | Category, Field(discriminator="kind")]
+Feature: TypeAlias = Annotated[Number | Date | Category, Field(discriminator="kind")]
 Target: TypeAlias = Annotated[Label | Amount | Survival, Field(discriminator="kind")]
 
 
@@ -115,6 +192,10 @@ class Schema(_Part):
     |U|, the public number of users, with or without records. ``silos`` may list the silos: one without a record
     then takes part like any other. Columns that the schema does not name are not read. Cells equal to one of
     ``missing_values`` are missing.
+
+    ``listed_columns`` is the tables' header, for patterns alone: a feature whose name has a ``*`` stands for every
+    listed column that it matches and that has no role and no declaration of its own, in the listed order.
+    ``features`` holds what they stand for.
     """
 
     n_users: Annotated[int, Field(ge=1)]
@@ -122,8 +203,17 @@ class Schema(_Part):
     silo: str | None = None
     silos: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
     missing_values: Annotated[tuple[str, ...], Field(strict=False)] = MISSING_VALUES
+    listed_columns: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    format: Format = Format()
     target: Target
     features: Annotated[dict[str, Feature], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _patterns(cls, document: Any) -> Any:
+        if not isinstance(document, dict) or not isinstance(document.get("features"), dict):
+            return document
+        return document | {"features": _expanded(document)}
 
     @model_validator(mode="after")
     def _one_role_per_column(self) -> "Schema":
@@ -155,6 +245,37 @@ class Schema(_Part):
         return sum(feature.width for feature in self.features.values())
 
 
+def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features with every pattern replaced by the listed columns that it stands for."""
+    features, target = document["features"], document.get("target")
+    roles = [document.get("user"), document.get("silo")]
+    if isinstance(target, dict):
+        roles += [target.get(key) for key in ("column", "time", "event")]
+    listed = document.get("listed_columns", ())
+    free = [one for one in listed if one not in roles and one not in features] if _are_names(listed) else []
+    found: dict[str, Any] = {}
+    owner: dict[str, str] = {}
+    for name, declared in features.items():
+        if "*" not in name:
+            found[name] = declared
+            continue
+        pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
+        matched = [one for one in free if pattern.fullmatch(one)]
+        if not matched:
+            raise ValueError(
+                f"features.{name}: no column of listed_columns is matched; list the tables' public header there"
+            )
+        for one in matched:
+            if one in owner:
+                raise ValueError(f"features.{name}: column '{one}' is matched by '{owner[one]}' too")
+            owner[one], found[one] = name, declared
+    return found
+
+
+def _are_names(listed: Any) -> bool:
+    return isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed)
+
+
 def read_schema(path: Path) -> Schema:
     """Read a schema from a TOML file.
 
@@ -181,7 +302,9 @@ def _explain(problem: Mapping[str, Any]) -> str:
 
 
 _TABLES: dict[tuple[str, str | None], type[_Part]] = {
+    ("format", None): Format,
     ("features", "number"): Number,
+    ("features", "date"): Date,
     ("features", "category"): Category,
     ("target", "label"): Label,
     ("target", "number"): Amount,

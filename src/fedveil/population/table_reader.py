@@ -1,88 +1,21 @@
-"""One table, CSV or Parquet, read column by column: cells as text or numbers, encoded as a schema declares.
+"""The columns of one table: cells as text, numbers or dates, encoded as a schema declares.
 
 Records are counted from 1, without the header, in every error. No error repeats a value.
 """
 
-import re
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pa_parquet
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from fedveil.errors import DataError
-from fedveil.files import check_file
-from fedveil.foreign import foreign
 from fedveil.population.records import Targets
-from fedveil.population.schema import Category, Label, Number, Schema, Survival
-
-
-def open_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Read these columns of a CSV or Parquet file (None: all of them), CSV cells as text.
-
-    Raises:
-        DataError: no such file, another format, or a column that is missing (named, with those the file has).
-    """
-    if path.suffix not in (".csv", ".parquet"):
-        raise DataError(f"{path}: a table is a .csv or a .parquet file")
-    check_file(path, DataError)
-    try:
-        if path.suffix == ".parquet":
-            present = pa_parquet.read_schema(path).names
-            wanted = _required_columns(path, present, columns)
-            return pa_parquet.read_table(path, columns=wanted)
-        _check_quotes(path)
-        with pa_csv.open_csv(path) as reader:
-            present = reader.schema.names
-        wanted = _required_columns(path, present, columns)
-        as_text = pa_csv.ConvertOptions(
-            include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
-        )
-        return pa_csv.read_csv(path, convert_options=as_text)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
-    except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
-        raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from error
-
-
-def _check_quotes(path: Path) -> None:
-    """Return if every line of a CSV file is whole: with an even number of quotation marks.
-
-    A cell that goes on in the next line would make one record of many, or, where a reader takes the file in blocks,
-    many of one, by where it stands: one person's cell would decide which records of others there are.
-
-    Raises:
-        DataError: a line that is not whole, by its number.
-    """
-    with path.open(encoding="latin-1") as lines:  # every ending of lines is one, as it is for the reader
-        for number, line in enumerate(lines, start=1):
-            if line.count('"') % 2:
-                raise DataError(
-                    f"{path}, line {number}: an odd number of quotation marks; write a cell in one line, and a mark "
-                    "inside of it twice"
-                )
-
-
-def _required_columns(path: Path, present: list[str], columns: Sequence[str] | None) -> list[str]:
-    """The columns to read, each of which the file must have once."""
-    wanted = list(present if columns is None else columns)
-    for column in wanted:
-        if present.count(column) != 1:
-            raise DataError(
-                f"{path} has {present.count(column) or 'no'} column '{column}', and exactly one is needed; "
-                f"it has: {foreign(', '.join(present))}"
-            )
-    return wanted
-
-
-def _without_values(error: Exception) -> str:
-    """What Arrow says was wrong, without the cells that it quotes."""
-    uneven = re.match(r"CSV parse error: (Row #\d+: )?Expected \d+ columns, got \d+", str(error))
-    return uneven.group() if uneven else str(error).split(":")[0]
+from fedveil.population.schema import EPOCH, Category, Date, Feature, Label, Number, Schema, Survival
 
 
 def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
@@ -101,17 +34,32 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
 
 
 class TableReader:
-    """Turns columns of one file into arrays; every error names file, record and column."""
+    """Turns columns of one file into arrays; every error names file, record and column.
 
-    def __init__(self, path: Path, table: pa.Table, missing_values: Sequence[str]) -> None:
+    Args:
+        path: what errors call it.
+        table: its columns.
+        missing_values: cells that hold nothing.
+        decimal: the mark in numbers that are text.
+    """
+
+    def __init__(
+        self, path: Path, table: pa.Table, missing_values: Sequence[str], decimal: Literal[".", ","] = "."
+    ) -> None:
         self._path = path
         self._table = table
         self._missing_values = pa.array(missing_values, pa.string())
+        self._decimal = decimal
 
-    def encode(self, column: str, feature: Number | Category) -> Float32[np.ndarray, "n width"]:
+    @property
+    def n_records(self) -> int:
+        """Records of the file."""
+        return int(self._table.num_rows)
+
+    def encode(self, column: str, feature: Feature) -> Float32[np.ndarray, "n width"]:
         """Return a column's features by its declaration."""
         return (
-            self._scaled(column, feature) if isinstance(feature, Number) else self._one_hot(column, feature)
+            self._one_hot(column, feature) if isinstance(feature, Category) else self._scaled(column, feature)
         )
 
     def number(self, column: str) -> Float32[np.ndarray, "n"]:
@@ -148,14 +96,16 @@ class TableReader:
             return np.stack((event, time), axis=1).astype(np.float32)
         return self._required(target.column).astype(np.float32)
 
-    def _scaled(self, column: str, feature: Number) -> Float32[np.ndarray, "n width"]:
-        values, missing = self._numbers(column)
+    def _scaled(self, column: str, feature: Number | Date) -> Float32[np.ndarray, "n width"]:
+        values, missing = (
+            self._numbers(column) if isinstance(feature, Number) else self._days(column, feature)
+        )
         if feature.missing == "error":
             self._refuse(
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
             )
-        clipped = np.clip(values, feature.lower, feature.upper)
-        scaled = 2 * (clipped - feature.lower) / (feature.upper - feature.lower) - 1
+        lower, upper = feature.bounds
+        scaled = 2 * (np.clip(values, lower, upper) - lower) / (upper - lower) - 1
         scaled[missing] = 0.0
         columns = (scaled, missing) if feature.missing == "indicator" else (scaled,)
         return np.stack(columns, axis=1).astype(np.float32)
@@ -202,14 +152,39 @@ class TableReader:
         self._refuse(~np.isfinite(numbers), column, "the value is infinite")
         return numbers, missing
 
+    def _days(self, column: str, feature: Date) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """Days of a column of dates since 1970-01-01, 0 where missing; and which are missing."""
+        days, missing = self.dates(column, feature.format)
+        self._refuse(np.isnan(days) & ~missing, column, f"the value is no date as {feature.format}")
+        return np.where(missing, 0.0, days), missing
+
+    def dates(self, column: str, written: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """Days since 1970-01-01 of every cell, NaN where it is missing or no date; and which are missing."""
+        cells = self._table.column(column).combine_chunks()
+        if pa.types.is_temporal(cells.type):
+            days = cells.cast(pa.date32(), safe=False).cast(pa.int32())
+            missing = np.asarray(cells.is_null(), dtype=np.bool_)
+        else:
+            text, missing = self._text(column)
+            coded = text.dictionary_encode()
+            days = pa.array([day_of(one, written) for one in coded.dictionary.to_pylist()], pa.int32())
+            days = days.take(coded.indices)
+        return pc.fill_null(days.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False), missing
+
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
-        """Text cells as numbers; the first that is none is looked for only where Arrow refuses the column."""
+        """Text cells as numbers; refuse the first that is none."""
+        values = self.parsed(cells)
+        self._refuse(np.asarray(values.is_null()) & ~missing, column, "the value is no number")
+        return values
+
+    def parsed(self, cells: pa.Array) -> pa.Array:
+        """Text cells as float64, null where they are no number; one by one only where Arrow refuses the column."""
+        if self._decimal != ".":
+            cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), self._decimal, ".")
         try:
             return pc.cast(cells, pa.float64())
         except pa.ArrowInvalid:
-            values = pa.array([number_of(cell) for cell in cells.to_pylist()], pa.float64())
-            self._refuse(np.asarray(values.is_null()) & ~missing, column, "the value is no number")
-            return values
+            return pa.array([number_of(cell) for cell in cells.to_pylist()], pa.float64())
 
     def cells(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
         """Cells as they are, float64 of a numeric column and else text; and which are missing."""
@@ -238,5 +213,13 @@ def number_of(cell: str | None) -> float | None:
     """A cell as a number, None if it is none."""
     try:
         return None if cell is None else float(cell)
+    except ValueError:
+        return None
+
+
+def day_of(cell: str, written: str) -> int | None:
+    """A cell's day since 1970-01-01, None if it is no date of this format."""
+    try:
+        return datetime.strptime(cell, written).date().toordinal() - EPOCH.toordinal()
     except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""A user's own tables, CSV or Parquet, read by a public schema into a population.
+"""A user's own tables, CSV, Parquet or Excel, read by a public schema into a population.
 
 Either each silo has its own file, named after it, or one or more files have a silo column. Records are
 counted from 1, without the header, in every error. No error repeats a value.
@@ -17,7 +17,8 @@ from fedveil.population.identities import keys_of, numbered
 from fedveil.population.records import Population, Records, Targets, Task
 from fedveil.population.schema import MISSING_VALUES, Label, Schema
 from fedveil.population.splits import holdout_by_user
-from fedveil.population.table_reader import TableReader, open_table
+from fedveil.population.table_file import open_table
+from fedveil.population.table_reader import TableReader
 from fedveil.randomness import ExperimentRandomness
 
 TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
@@ -46,7 +47,7 @@ def read_tables(
 
     Args:
         schema: what the columns are.
-        files: CSV (``.csv``) or Parquet (``.parquet``) files; without a silo column each is a silo, named by
+        files: CSV, Parquet or Excel files; without a silo column each is a silo, named by
             the file's stem.
         test: a table for testing; its user and silo columns are not read. None holds records out of the
             training tables.
@@ -173,10 +174,10 @@ def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "
     Raises:
         DataError: as :func:`read_tables`.
     """
-    table = open_table(path, tuple(schema.features))
+    table = open_table(path, tuple(schema.features), schema.format)
     if table.num_rows == 0:
         return np.zeros((0, schema.width), dtype=np.float32)
-    reader = TableReader(path, table, schema.missing_values)
+    reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
     return np.concatenate([reader.encode(name, feature) for name, feature in schema.features.items()], axis=1)
 
 
@@ -219,12 +220,12 @@ def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, tes
 def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
     """Read one file; ``tested`` leaves user and silo out."""
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
-    table = open_table(path, columns)
+    table = open_table(path, columns, schema.format)
     if tested and table.num_rows == 0:
         raise DataError(f"{path} has no record; a test table needs at least one")
     if table.num_rows == 0:  # columns without a value may have any type, or none
         table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
-    reader = TableReader(path, table, schema.missing_values)
+    reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
     features = [reader.encode(column, feature) for column, feature in schema.features.items()]
     if tested:
         silo, user = [""] * table.num_rows, [""] * table.num_rows

@@ -17,7 +17,8 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
     event_from_json,
 )
-from fedveil.privacy.ledger import Budget, Entry, Head, Ledger, read_entries
+from fedveil.privacy.ledger import Budget, Ledger, read_entries
+from fedveil.privacy.ledger_lines import Entry, Head
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, NoiseLaw
 from fedveil.privacy.renyi import RdpAccountant

@@ -14,27 +14,29 @@ resuming.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Final
-
-from pydantic import Field, Strict, TypeAdapter, ValidationError, with_config
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
-from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content
+from fedveil.files import LARGEST_FILE, check_file, read_content
 from fedveil.privacy.accountant import Accountant
-from fedveil.privacy.events import Adjacency, AnEvent, Event, atoms, compose
+from fedveil.privacy.events import Adjacency, Event, atoms, compose
+from fedveil.privacy.ledger_lines import (
+    GENESIS,
+    Entry,
+    Head,
+    Line,
+    Note,
+    NoteKind,
+    Origin,
+    now,
+    parse_lines,
+    write_line,
+)
 from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.validation import problems
-
-SCHEMA_VERSION = 1
-_GENESIS = "0" * 64
-_SEAL = len(', "digest": ""}') + 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,34 +53,6 @@ class Budget:
             raise PrivacyError(f"budget epsilon = {self.epsilon}: must not be negative")
         if not 0 < self.delta < 1:
             raise PrivacyError(f"budget delta = {self.delta}: must be above 0 and below 1")
-
-
-_Count = Annotated[int, Strict(), Field(ge=0)]
-
-
-@with_config(extra="forbid")
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One charge: the event of one attempt at one round of one run."""
-
-    index: _Count
-    run: str
-    round: _Count
-    attempt: _Count
-    unit: str
-    adjacency: Adjacency
-    event: AnEvent
-
-
-_ENTRY: Final = TypeAdapter(Entry)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """Where a ledger ended at some moment: number of entries, and the last one's digest."""
-
-    count: int
-    digest: str
 
 
 class Ledger:
@@ -110,7 +84,8 @@ class Ledger:
         self._file = _open_locked(path)
         try:
             content = _read_all(self._file)
-            entries, digests, complete = _parse(path, content)
+            lines, digests, complete = parse_lines(path, content)
+            entries = [line for line in lines if isinstance(line, Entry)]
             for entry in entries:
                 if (entry.unit, entry.adjacency) != (unit, adjacency):
                     raise RunFolderError(
@@ -124,8 +99,9 @@ class Ledger:
         except RunFolderError:
             self.close()
             raise
-        self._entries = list(entries)
-        self._digests = [_GENESIS, *digests]
+        self._entries = entries
+        self._notes = [line for line in lines if isinstance(line, Note)]
+        self._digests = [GENESIS, *digests]
         self._attempts = {(entry.run, entry.round, entry.attempt) for entry in entries}
         self._spent: Counter[Event] = Counter()
         for entry in entries:
@@ -139,7 +115,16 @@ class Ledger:
     @property
     def head(self) -> Head:
         """The ledger's present end, for a checkpoint."""
-        return Head(count=len(self._entries), digest=self._digests[-1])
+        return Head(count=len(self._digests) - 1, digest=self._digests[-1])
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """All lines that charge nothing, oldest first."""
+        return tuple(self._notes)
+
+    def contains(self, digest: str) -> bool:
+        """Whether the ledger has ended with this digest at some time, or somebody answers for what it does not have."""
+        return digest in self._digests or any(digest in note.missing for note in self._notes)
 
     def spent(self) -> Event:
         """Return the composition of everything charged so far."""
@@ -150,7 +135,14 @@ class Ledger:
         return budget.accountant.epsilon(compose(self._spent + atoms(event)), budget.delta) > budget.epsilon
 
     def charge(
-        self, *, run: str, round: int, attempt: int, event: Event, budget: Budget | None = None
+        self,
+        *,
+        run: str,
+        round: int,
+        attempt: int,
+        event: Event,
+        budget: Budget | None = None,
+        origin: Origin | None = None,
     ) -> Entry:
         """Write one charge and return once it is on disk; only then may the paid-for result be used.
 
@@ -160,6 +152,7 @@ class Ledger:
             attempt: 0 for the first try; a round tried again has the next number, and is charged again.
             event: what the round will release.
             budget: refuse the charge, before anything is written, if it would spend more than this.
+            origin: who asked for it, between institutions.
 
         Raises:
             BudgetError: the charge would exceed the budget.
@@ -167,8 +160,7 @@ class Ledger:
             RunFolderError: the disk is full or the write failed; nothing may be released, and the ledger is
                 closed.
         """
-        if self._file < 0:
-            raise RunFolderError(f"{self.path}: the ledger is closed; open it again")
+        self._check_open()
         if (run, round, attempt) in self._attempts:
             raise PrivacyError(
                 f"{self.path}: run {run!r}, round {round}, attempt {attempt} is charged already; what is "
@@ -180,35 +172,56 @@ class Ledger:
                 f"(accountant {budget.accountant.name}); {len(self._entries)} charges so far"
             )
         entry = Entry(
-            index=len(self._entries),
+            index=self.head.count,
+            time=now(),
             run=run,
             round=round,
             attempt=attempt,
             unit=self.unit,
             adjacency=self.adjacency,
             event=event,
+            origin=origin,
         )
-        line, digest = _line(entry, self._digests[-1])
+        self._write(entry, f"round {round} could not be charged")
+        self._entries.append(entry)
+        self._attempts.add((run, round, attempt))
+        self._spent.update(atoms(event))
+        return entry
+
+    def note(self, kind: NoteKind, text: str, missing: tuple[str, ...] = ()) -> Note:
+        """Write a line that charges nothing, and return once it is on disk.
+
+        Raises:
+            RunFolderError: the disk is full or the write failed; the ledger is closed.
+        """
+        self._check_open()
+        note = Note(index=self.head.count, time=now(), kind=kind, text=text, missing=missing)
+        self._write(note, "a note could not be written")
+        self._notes.append(note)
+        return note
+
+    def _check_open(self) -> None:
+        if self._file < 0:
+            raise RunFolderError(f"{self.path}: the ledger is closed; open it again")
+
+    def _write(self, line: Line, failed: str) -> None:
+        data, digest = write_line(line, self._digests[-1])
         try:
-            _write_all(self._file, line)
+            _write_all(self._file, data)
             os.fsync(self._file)
         except OSError as error:
             self.close()
             raise RunFolderError(
-                f"{self.path}: round {round} could not be charged ({error.strerror}), so nothing of it "
+                f"{self.path}: {failed} ({error.strerror}), so nothing of it "
                 "may be released; make room on the disk and resume"
             ) from error
-        self._entries.append(entry)
         self._digests.append(digest)
-        self._attempts.add((run, round, attempt))
-        self._spent.update(atoms(event))
-        return entry
 
     def require_extends(self, head: Head) -> None:
         """Refuse a ledger that does not contain everything a checkpoint had seen."""
         if head.count >= len(self._digests) or self._digests[head.count] != head.digest:
             raise RunFolderError(
-                f"{self.path}: has {len(self._entries)} charges and does not continue the ledger of the "
+                f"{self.path}: has {self.head.count} lines and does not continue the ledger of the "
                 f"checkpoint, which had {head.count}; charges were lost or replaced, so what was spent is "
                 "unknown"
             )
@@ -236,7 +249,16 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
     """
-    return _parse(path, read_content(path, RunFolderError, largest=LARGEST_FILE))[0]
+    return tuple(line for line in read_lines(path) if isinstance(line, Entry))
+
+
+def read_lines(path: Path) -> tuple[Line, ...]:
+    """Return a ledger's verified lines, charges and notes, without locking or repairing it.
+
+    Raises:
+        RunFolderError: the file is missing, damaged or of another version.
+    """
+    return parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE))[0]
 
 
 def read_head(path: Path) -> Head:
@@ -245,76 +267,8 @@ def read_head(path: Path) -> Head:
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
     """
-    _, digests, _ = _parse(path, read_content(path, RunFolderError, largest=LARGEST_FILE))
-    return Head(count=len(digests), digest=[_GENESIS, *digests][-1])
-
-
-# --- one line -----------------------------------------------------------------------------------------------
-
-
-def _line(entry: Entry, previous: str) -> tuple[bytes, str]:
-    """Return an entry's line, sealed with the digest of everything before the seal, and that digest."""
-    place = {"schema_version": SCHEMA_VERSION, "index": entry.index, "previous": previous}
-    body = json.dumps(place | _ENTRY.dump_python(entry, mode="json"), allow_nan=False).encode()
-    digest = hashlib.sha256(body).hexdigest()
-    return body[:-1] + f', "digest": "{digest}"}}\n'.encode(), digest
-
-
-def _sealed(line: bytes) -> bool:
-    """Whether a line (without its newline) is complete and carries its own digest."""
-    body, seal = line[:-_SEAL] + b"}", line[-_SEAL:]
-    return seal == f', "digest": "{hashlib.sha256(body).hexdigest()}"}}'.encode()
-
-
-def _parse(path: Path, content: bytes) -> tuple[tuple[Entry, ...], list[str], int]:
-    """Return the entries, their digests, and how many bytes of the content are complete lines.
-
-    Without its last newline the last line still counts if it is sealed. If it is not, and one byte less is
-    not sealed either, it is a torn write and is left out.
-    """
-    *lines, tail = content.split(b"\n")
-    complete = len(content) - len(tail)
-    if _sealed(tail):
-        lines.append(tail)
-        complete = len(content)
-    elif _sealed(tail[:-1]):
-        raise _damaged(path, len(lines), "its newline was replaced")
-    entries: list[Entry] = []
-    digests: list[str] = []
-    for index, line in enumerate(lines):
-        if not _sealed(line):
-            raise _damaged(path, index, "its content does not match its digest")
-        entry, previous = _read_line(path, index, line)
-        if entry.index != index or previous != (digests[-1] if digests else _GENESIS):
-            raise _damaged(path, index, "it does not continue the line before it")
-        entries.append(entry)
-        digests.append(hashlib.sha256(line[:-_SEAL] + b"}").hexdigest())
-    return tuple(entries), digests, complete
-
-
-def _read_line(path: Path, index: int, line: bytes) -> tuple[Entry, str]:
-    """Read a line whose digest is right, so that what is wrong in it was written by another version."""
-    place = f"{path}, line {index + 1}:"
-    data = parse_json(line, place, RunFolderError)
-    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
-        found = data.get("schema_version") if isinstance(data, dict) else type(data).__name__
-        raise RunFolderError(f"{place} schema version {found!r}; this fedveil reads version {SCHEMA_VERSION}")
-    previous = data.get("previous")
-    try:
-        values = {key: data[key] for key in data if key not in ("schema_version", "previous", "digest")}
-        return _ENTRY.validate_python(values), str(previous)
-    except ValidationError as error:
-        known = [one.name for one in fields(Entry)]
-        raise _damaged(path, index, f"it is no ledger line ({problems(error, known)})") from None
-    except PrivacyError as error:
-        raise _damaged(path, index, f"it is no ledger line ({error})") from error
-
-
-def _damaged(path: Path, index: int, what: str) -> RunFolderError:
-    return RunFolderError(
-        f"{path}, line {index + 1}: the ledger is damaged: {what}. What was spent is unknown, so nothing "
-        "may be released from this run; restore the file from a copy"
-    )
+    _, digests, _ = parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE))
+    return Head(count=len(digests), digest=[GENESIS, *digests][-1])
 
 
 # --- the file -----------------------------------------------------------------------------------------------

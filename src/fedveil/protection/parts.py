@@ -13,7 +13,7 @@ from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import REST, Layout, fixed, number, sent_as
+from fedveil.protection.fields import REST, Layout, fixed, many, number, sent_as
 from fedveil.protection.messages import KINDS, Message, by_silo, message
 from fedveil.protection.refusals import REFUSAL, Refusal
 from fedveil.protection.wire import Reader, Writer
@@ -87,19 +87,22 @@ class Terms(Part):
 
     Attributes:
         membership: SHA-256 of the federation's membership (silos, keys, schema).
+        heads: the last head of every silo's ledger that the coordinator has heard of, in the silos' order; zeros where
+            it has heard of none. The same for all silos; what a round is asked for again by does not depend on it.
         opened: the nonce under which the coordinator asked for those of the silos.
         nonces: of the silos that are asked, by number.
         experiment: the complete document as canonical JSON.
     """
 
     membership: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
+    heads: tuple[bytes, ...] = sent_as(many(fixed(DIGEST_BYTES), size=2), Tells.NOTHING)
     opened: bytes = sent_as(fixed(NONCE_BYTES), Tells.NOTHING)
     nonces: Nonces = sent_as(by_silo(fixed(NONCE_BYTES)), Tells.NOTHING)
     experiment: str = sent_as(_TEXT, Tells.NOTHING)
 
     @property
-    def agreed(self) -> bytes:
-        """SHA-256 of what is the same in every session of a run."""
+    def digest(self) -> bytes:
+        """SHA-256 of what is proposed: the same for every session of a run."""
         return hashlib.sha256(self.membership + self.experiment.encode()).digest()
 
 

@@ -18,9 +18,10 @@ from typing import Final, Literal
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import Layout, fixed, many, number, pair
 
-Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request"]
+Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request", "integrity"]
 """What kind of reason: the silo's policy, its users' budget, another schema, a request that was answered with something
-else before, its own state is not what it was, its disk, or a request that makes no sense."""
+else before, its own state is not what it was, its disk, a request that makes no sense, or a ledger without all its
+lines."""
 
 
 class Code(Enum):
@@ -89,7 +90,7 @@ class Code(Enum):
         "replay",
         "round {round:.0f} ended with a model of {found:.0f} parameters, not {asked:.0f}",
     )
-    OTHER_OPTIMISER = 25, "replay", "round {round:.0f} ended with the state of another optimiser"
+    OTHER_SERVER = 25, "replay", "round {round:.0f} ended with the state of another server"
     UNENDED = 26, "state", "round {round:.0f} has not ended here; it must be asked for again"
     OTHER_SUM = 27, "state", "round {round:.0f} ended here with another sum before"
     REPLACED = 28, "state", "ledger and answers of this run do not fit: one of them was replaced"
@@ -128,6 +129,8 @@ class Code(Enum):
         "request",
         "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
     )
+    HEADS = 40, "request", "{found:.0f} heads of ledgers instead of {expected:.0f}"
+    INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
 
     def __init__(self, number: int, cause: Cause, template: str) -> None:
         self.number, self.cause, self.template = number, cause, template

@@ -34,9 +34,17 @@ def write_statistics(folder: Path) -> Path:
     Raises:
         RunFolderError: the folder has no release or no statement, or cannot be written to.
     """
+    return write_document(folder / "report.html", statistics_page(read_released(folder), stated(folder)))
+
+
+def stated(folder: Path) -> Statement:
+    """Return the statement of a run folder.
+
+    Raises:
+        RunFolderError: it has none.
+    """
     path = folder / "privacy.json"
-    statement = Statement.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError))
-    return write_document(folder / "report.html", statistics_page(read_released(folder), statement))
+    return Statement.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError))
 
 
 def statistics_page(released: Released, statement: Statement) -> str:
@@ -46,11 +54,12 @@ def statistics_page(released: Released, statement: Statement) -> str:
         title=released.name,
         kicker="fedveil · statistics",
         lead=f"What is counted is {released.counted}. What was promised comes first; what was found comes after it.",
-        sections=[_promise(statement), *_releases(released, found)],
+        sections=[promise(statement), *_releases(released, found)],
     )
 
 
-def _promise(statement: Statement) -> Section:
+def promise(statement: Statement) -> Section:
+    """Return the section that says what is guaranteed."""
     sentences = statement.sentences()
     claim = f"Each {statement.unit} is protected with ε = {show_epsilon(statement.epsilon)}, δ = {statement.delta:g}"
     headline = "No privacy guarantee" if statement.epsilon is None else claim

@@ -10,6 +10,8 @@ FedAdam    m_t, v_t moving averages,    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + t
 FedYogi    the same, v_t controlled by sign                                            Reddi et al. 2021
 =========  ==========================================================================  =======================
 
+Each may have its learning rate follow a schedule over the rounds (:mod:`fedveil.server.schedules`).
+
 A step is given the model, the released mean and its own state, which began with the model and has seen released means
 alone: no record, no draw, no randomness. So models and states are post-processing of what the noise already covers,
 however many rounds the state remembers, and no optimiser costs privacy (Dwork and Roth 2014, Proposition 2.1).
@@ -21,8 +23,8 @@ who make the same step on different machines end with the same bits. docs/theory
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Float64
@@ -30,6 +32,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedveil.errors import ConfigError
+from fedveil.keys import filled
+from fedveil.server.schedules import Schedule, factor
 from fedveil.stage import Stage, duty
 
 State: TypeAlias = Mapping[str, Tensor]
@@ -81,7 +85,58 @@ class Optimizer(Stage):
 
 
 @dataclass(frozen=True)
-class ServerSgd(Optimizer):
+class _Scheduled(Optimizer):
+    """An optimiser whose learning rate may move over the rounds: eta_t = eta f(t, T); its state then counts rounds.
+
+    Attributes:
+        schedule: f, of :mod:`fedveil.server.schedules`.
+        rounds: T, of the experiment.
+    """
+
+    schedule: Annotated[
+        Schedule,
+        Field(description="of the learning rate over the rounds; each has the given rate as its mean"),
+    ] = field(default="constant", kw_only=True)
+    rounds: Annotated[int | None, filled()] = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Forget a number of rounds that no schedule reads, so that equal steps are equal."""
+        super().__post_init__()
+        if self.schedule == "constant":
+            object.__setattr__(self, "rounds", None)
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse a schedule over an unknown number of rounds, besides what every optimiser refuses."""
+        yield from super().refuses(method)
+        if self.schedule != "constant" and self.rounds is None:
+            yield (
+                f"{type(self).__name__}: schedule = '{self.schedule}' falls until the last round, and the number of "
+                "rounds is not given: give rounds"
+            )
+
+    def told(self) -> tuple[str, ...]:
+        """Return the schedule, if there is one."""
+        if self.schedule == "constant":
+            return ()
+        return (_free(f"a learning rate on a {self.schedule} schedule over {self.rounds} rounds"),)
+
+    def _begun(self) -> dict[str, Tensor]:
+        """Return the state of the schedule before the first round: nothing where the rate is constant."""
+        return {} if self.schedule == "constant" else {"round": torch.zeros(1, dtype=torch.int64)}
+
+    def _rate(self, base: float, state: State) -> tuple[float, dict[str, Tensor]]:
+        """Return the learning rate of the next round, and the schedule's state after it."""
+        if self.schedule == "constant":
+            return base, {}
+        assert self.rounds is not None, "refused by the method"
+        number = int(state["round"]) + 1
+        return base * factor(self.schedule, number, self.rounds), {
+            "round": torch.tensor([number], dtype=torch.int64)
+        }
+
+
+@dataclass(frozen=True)
+class ServerSgd(_Scheduled):
     """Steps along the mean update, or along its heavy ball (FedAvgM: Hsu, Qi and Brown 2019).
 
     With momentum mu, u_0 = 0 and no dampening, as ``torch.optim.SGD`` with the gradient -Delta:
@@ -119,27 +174,28 @@ class ServerSgd(Optimizer):
     def told(self) -> tuple[str, ...]:
         """Return that there is momentum."""
         if not self.momentum:
-            return ()
+            return super().told()
         how = "Nesterov momentum" if self.nesterov else "momentum"
-        return (_free(f"{how} {self.momentum:g}"),)
+        return (_free(f"{how} {self.momentum:g}"), *super().told())
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return u_0 = 0; nothing without momentum."""
-        return {"momentum": _zeros(model)} if self.momentum else STATELESS
+        return self._begun() | ({"momentum": _zeros(model)} if self.momentum else {})
 
     def step(
         self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
     ) -> tuple[Float32[Tensor, " d"], State]:
         """Return the next global model, computed in float64 and stored in float32, and u_t."""
+        rate, counted = self._rate(self.learning_rate, state)
         if not self.momentum:
-            return _moved(model, self.learning_rate * mean), STATELESS
+            return _moved(model, rate * mean), counted
         speed = self.momentum * state["momentum"] + mean
         along = mean + self.momentum * speed if self.nesterov else speed
-        return _moved(model, self.learning_rate * along), {"momentum": speed}
+        return _moved(model, rate * along), counted | {"momentum": speed}
 
 
 @dataclass(frozen=True)
-class _Adaptive(Optimizer):
+class _Adaptive(_Scheduled):
     """The frame of FedAdam and FedYogi (Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2).
 
         m_t = beta1 m_{t-1} + (1 - beta1) Delta_t,    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
@@ -161,11 +217,15 @@ class _Adaptive(Optimizer):
         """Return which adaptive step is made."""
         return (
             _free(f"{type(self).__name__}, beta1 {self.beta1:g}, beta2 {self.beta2:g}, tau {self.tau:g}"),
+            *super().told(),
         )
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return m_0 = 0 and v_0 = tau^2."""
-        return {"mean": _zeros(model), "square": torch.full_like(_zeros(model), self.tau**2)}
+        return self._begun() | {
+            "mean": _zeros(model),
+            "square": torch.full_like(_zeros(model), self.tau**2),
+        }
 
     def step(
         self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
@@ -173,8 +233,9 @@ class _Adaptive(Optimizer):
         """Return the next global model, computed in float64 and stored in float32, with m_t and v_t."""
         first = self.beta1 * state["mean"] + (1 - self.beta1) * mean
         second = self._second(state["square"], mean * mean)
-        along = self.learning_rate * first / (second.sqrt() + self.tau)
-        return _moved(model, along), {"mean": first, "square": second}
+        rate, counted = self._rate(self.learning_rate, state)
+        along = rate * first / (second.sqrt() + self.tau)
+        return _moved(model, along), counted | {"mean": first, "square": second}
 
     def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
         """Return v_t from v_{t-1} and Delta_t^2."""
@@ -215,9 +276,18 @@ class FedYogi(_Adaptive):
         return before - (1 - self.beta2) * square * (before - square).sign()
 
 
-def matching(optimizer: Optimizer, model: Float32[Tensor, " d"], state: Any) -> bool:
-    """Return whether a state that was kept is one of this optimiser and model: its names, shapes, types, and finite."""
-    fresh = optimizer.init(model)
+@runtime_checkable
+class Begins(Protocol):
+    """What has a state that begins with the model."""
+
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return the state before the first round."""
+        ...
+
+
+def matching(server: Begins, model: Float32[Tensor, " d"], state: Any) -> bool:
+    """Return whether a state that was kept is one of this server and model: its names, shapes, types, and finite."""
+    fresh = server.init(model)
     return set(fresh) == set(state) and all(
         (value.dtype, value.shape) == (state[name].dtype, state[name].shape)
         and bool(state[name].isfinite().all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -23,11 +24,10 @@ _CHUNK_ELEMENTS = 1 << 17  # vectors of a block of people, in numbers: 1 MiB, wh
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalStatistic(Source):
-    """A person's vector in a silo: a convex combination of the vectors of her records there.
+class LocalStep(Source):
+    """A person's vector in a silo, whatever the statistic: from a convex combination of her records there.
 
     Attributes:
-        layout: the vector.
         combine: of her records: their mean; the first or last by ``order`` (the mean of those that tie; a record
             without a value of ``order`` only where none has one); or, of 0/1 columns, one record that has a 1 where any
             has.
@@ -36,14 +36,34 @@ class LocalStatistic(Source):
 
     own_noise: ClassVar[bool] = False
 
-    layout: Layout
     combine: Combine = "mean"
     order: str | None = None
 
     @property
+    @abstractmethod
+    def read(self) -> tuple[str, ...]:
+        """The columns that a record's vector is made of."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """d, how many numbers a person's vector has; its l2 norm is 1 at most."""
+
+    @abstractmethod
+    def vectors(
+        self, table: ColumnTable, mixed: sparse.csr_array
+    ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
+        """Yield the vectors of all pairs, some at a time; the tensor is overwritten by the next ones.
+
+        Args:
+            table: what :meth:`pairs` returned.
+            mixed: the (pairs, records) matrix that it returned, or some rows of it.
+        """
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are read."""
-        return tuple(dict.fromkeys((*self.layout.columns, *(() if self.order is None else (self.order,)))))
+        return tuple(dict.fromkeys((*self.read, *(() if self.order is None else (self.order,)))))
 
     def pairs(self, table: ColumnTable) -> tuple[ColumnTable, Groups, sparse.csr_array]:
         """Return the table, its (silo, user) pairs, and the (pairs, records) matrix of convex weights."""
@@ -58,18 +78,45 @@ class LocalStatistic(Source):
         starts = np.concatenate((groups.start, [len(groups.order)])).astype(np.int64)
         return table, groups, sparse.csr_array((data, groups.order, starts), shape=(len(groups), len(table)))
 
+    def _extreme(self, table: ColumnTable, groups: Groups) -> Float64[np.ndarray, "n"]:
+        """Return 1 for a pair's first or last records and 0 for the others."""
+        assert self.order is not None
+        column = table.numbers(self.order)
+        sign = -1.0 if self.combine == "last" else 1.0
+        value = np.where(column.state == State.VALID, sign * column.values, np.inf)[groups.order]
+        least = np.minimum.reduceat(value, groups.start) if len(groups) else value
+        chosen = np.zeros(len(table))
+        chosen[groups.order] = value == np.repeat(least, groups.size)
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStatistic(LocalStep):
+    """A person's vector in a silo: a convex combination of the vectors of her records there.
+
+    Attributes:
+        layout: the vector.
+    """
+
+    layout: Layout
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns of the blocks."""
+        return self.layout.columns
+
+    @property
+    def length(self) -> int:
+        """The length of all blocks."""
+        return self.layout.length
+
     def vectors(
         self, table: ColumnTable, mixed: sparse.csr_array
     ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
-        """Yield the vectors of all pairs, some at a time; the tensor is overwritten by the next ones.
-
-        Args:
-            table: what :meth:`pairs` returned.
-            mixed: the (pairs, records) matrix that it returned.
-        """
-        n, rows = mixed.shape[0], max(1, _CHUNK_ELEMENTS // self.layout.length)
+        """Yield the vectors of all pairs: means of cells, coded where the block is."""
+        n, rows = mixed.shape[0], max(1, _CHUNK_ELEMENTS // self.length)
         plain, coded = mixed @ self._plain(table), self._coded(table, mixed)
-        found = torch.empty((min(rows, max(n, 1)), self.layout.length), dtype=torch.float64)
+        found = torch.empty((min(rows, max(n, 1)), self.length), dtype=torch.float64)
         for first in range(0, n, rows):
             some = slice(first, min(n, first + rows))
             part = found[: some.stop - first]
@@ -93,20 +140,9 @@ class LocalStatistic(Source):
         coded = (slot for slot in self.layout.slots if slot.block.strategy.kind != "flat")
         return [(slot, mixed @ slot.block.cells(table)) for slot in coded]
 
-    def _extreme(self, table: ColumnTable, groups: Groups) -> Float64[np.ndarray, "n"]:
-        """Return 1 for a pair's first or last records and 0 for the others."""
-        assert self.order is not None
-        column = table.numbers(self.order)
-        sign = -1.0 if self.combine == "last" else 1.0
-        value = np.where(column.state == State.VALID, sign * column.values, np.inf)[groups.order]
-        least = np.minimum.reduceat(value, groups.start) if len(groups) else value
-        chosen = np.zeros(len(table))
-        chosen[groups.order] = value == np.repeat(least, groups.size)
-        return chosen
-
 
 def silo_sums(
-    step: LocalStatistic, table: ColumnTable, weights: Float64[Tensor, " m"], bound: FixedVector
+    step: LocalStep, table: ColumnTable, weights: Float64[Tensor, " m"], bound: FixedVector
 ) -> Float64[np.ndarray, "silos d"]:
     """Return every silo's sum of weighted, bounded vectors; exact multiples of the bound's grid.
 
@@ -117,7 +153,7 @@ def silo_sums(
         bound: enforced on every vector.
     """
     table, groups, mixed = step.pairs(table)
-    sums = np.zeros((len(table.silo_names), step.layout.length))
+    sums = np.zeros((len(table.silo_names), step.length))
     for some, vectors in step.vectors(table, mixed):
         units = bound.quantize_(vectors, bound.norms(vectors), weights[some])
         silo = groups.silo[some]

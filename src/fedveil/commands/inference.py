@@ -1,0 +1,115 @@
+"""The command for regression with intervals that count the noise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.commands.options import OUT, Json, Runs
+from fedveil.console import number, print_json, rows_table
+from fedveil.engine.inference import PreparedInference, make_inference, prepare_inference
+from fedveil.engine.release_document import read_inference_document
+from fedveil.privacy.statement import show_epsilon
+from fedveil.report.inference import p_text, write_inference
+from fedveil.statistics.inference.fitted import TOO_FEW, Fitted
+
+
+def infer_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with [inference]")],
+    plan: Annotated[
+        bool, typer.Option("--plan", help="predict every interval; no record is read, nothing is charged")
+    ] = False,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Estimate effects over silos: one regression with intervals, inside one budget."""
+    prepared = prepare_inference(read_inference_document(file))
+    if plan:
+        _print_plan(prepared, as_json)
+        return
+    outcome = make_inference(prepared, runs)
+    report = write_inference(outcome.folder)
+    if as_json:
+        found = told(outcome.fitted)
+        print_json(
+            {"folder": outcome.folder, **found, "statement": outcome.statement.to_json(), "report": report}
+        )
+        return
+    print_effects(outcome.fitted)
+    for sentence in outcome.statement.sentences():
+        OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
+    OUT.print(f"report: {report}")
+
+
+def told(fitted: Fitted) -> dict[str, Any]:
+    """Return what a regression found, as JSON."""
+    return {
+        "family": fitted.family.name,
+        "target": list(fitted.family.columns),
+        "shown": fitted.shown,
+        "effects": [asdict(one) for one in fitted.effects],
+    }
+
+
+def print_effects(fitted: Fitted) -> None:
+    """Print all coefficients, or that there are too few people for them."""
+    if not fitted.shown:
+        OUT.print(
+            f"{TOO_FEW}: no coefficient has an interval that holds; a larger epsilon, more people, or fewer columns "
+            "and categories would do"
+        )
+        return
+    OUT.print(rows_table(_rows(fitted)))
+
+
+def _rows(fitted: Fitted) -> list[dict[str, str]]:
+    found = []
+    for one in fitted.effects:
+        cells = {
+            "coefficient": one.name,
+            "estimate": number(one.estimate),
+            "95 % interval": f"{number(one.low)} .. {number(one.high)}",
+        }
+        if one.ratio is not None:
+            value, low, high = one.ratio
+            cells |= {"e^coefficient": number(value), "its 95 % interval": f"{number(low)} .. {number(high)}"}
+        found.append(cells | {"z": f"{one.z:.2f}", "p": p_text(one.p), "width": f"privacy {one.privacy:.0%}"})
+    return found
+
+
+def _print_plan(prepared: PreparedInference, as_json: bool) -> None:
+    """Print what is predicted of every coefficient, and what the releases cost."""
+    series = prepared.series
+    epsilon = series.epsilon_of(series.event)
+    releases = [
+        {
+            "release": place,
+            "numbers": length,
+            "share": part.share,
+            "multiplier": part.multiplier(prepared.multiplier),
+        }
+        for place, (part, length) in enumerate(
+            zip(prepared.fitted.parts, series.lengths, strict=True), start=1
+        )
+    ]
+    effects = [
+        {
+            "coefficient": one.name,
+            "95 % half width": one.error,
+            "width from privacy": one.privacy,
+            "curvature over noise": one.margin,
+        }
+        for one in prepared.plan
+    ]
+    if as_json:
+        print_json({"epsilon": epsilon, "releases": releases, "effects": effects})
+        return
+    OUT.print(rows_table(releases))
+    OUT.print(rows_table(effects))
+    OUT.print(
+        f"noise multiplier {prepared.multiplier:.4g}, epsilon {show_epsilon(epsilon)} at delta "
+        f"{prepared.document.privacy.delta:g}; no record was read and nothing was charged"
+    )

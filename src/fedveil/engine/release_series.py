@@ -1,0 +1,181 @@
+"""What one or several releases from tables guarantee together: one budget, one ledger, one statement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedveil.engine.folder import RunFolder, finite
+from fedveil.engine.sections import PrivacySection
+from fedveil.errors import ConfigError
+from fedveil.methods.claims import Guarantee, PublicFacts
+from fedveil.population.schema import Schema
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.ledger import Budget, Ledger
+from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
+from fedveil.randomness import PrivacyRandomness
+
+Guaranteed = Sequence[tuple[Guarantee, int]]
+"""What every release guarantees, and how many numbers it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Releases of one document in their order, made under one protection by the same silos.
+
+    Attributes:
+        privacy: the budget.
+        accountant: who bounds epsilon.
+        guarantees: of every release; they have the same unit, adjacency and parties.
+        lengths: how many numbers every release has.
+    """
+
+    privacy: PrivacySection
+    accountant: Accountant
+    guarantees: tuple[Guarantee, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def secure(self) -> bool:
+        """Whether the noise cannot be predicted."""
+        return self.privacy.insecure_seed is None
+
+    @property
+    def loss(self) -> float:
+        """What the grid of the noise may change of a log-likelihood ratio, in all releases together."""
+        return sum(
+            one.grid_loss_after(1, length) for one, length in zip(self.guarantees, self.lengths, strict=True)
+        )
+
+    @property
+    def event(self) -> Event:
+        """Everything that is released."""
+        return _all([one.event for one in self.guarantees])
+
+    def against(self, role: Role) -> Event:
+        """Return all releases as they are against a party or coalition."""
+        return _all([one.against(role) for one in self.guarantees])
+
+    def epsilon_of(self, event: Event) -> float:
+        """Return the epsilon of an event of all releases, the grids of their noise included."""
+        return epsilon_on_grid(self.accountant, event, self.privacy.delta, self.loss)
+
+    def randomness(self) -> PrivacyRandomness:
+        """Return where noise and keys come from."""
+        seed = self.privacy.insecure_seed
+        return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
+
+    def ledger(self, folder: RunFolder) -> Ledger:
+        """Return the ledger of a run folder."""
+        first = self.guarantees[0]
+        return Ledger(folder / "ledger.jsonl", unit=first.unit, adjacency=first.adjacency)
+
+    def statement(self, name: str, spent: Event, public: PublicFacts, notes: tuple[str, ...]) -> Statement:
+        """Return what the releases guarantee: the fold's lines, and what was charged.
+
+        Args:
+            name: of the run.
+            spent: the ledger's.
+            public: how many people and silos there are.
+            notes: what else a reader should know.
+        """
+        first = self.guarantees[0]
+        mechanisms = dict.fromkeys(text for one in self.guarantees for text in one.mechanisms)
+        seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
+        source = "the operating system's cryptographic generator"
+        return Statement(
+            unit=first.unit,
+            adjacency=first.adjacency,
+            epsilon=self.epsilon_of(self.event) if self.secure else None,
+            delta=self.privacy.delta,
+            accountant=self.accountant.name,
+            epsilons=epsilons_by_accountant(spent, self.privacy.delta, first.adjacency, loss=self.loss),
+            event=spent,
+            units=public.n_users,
+            mechanisms=(
+                *(
+                    f"release {name}/{number}: {length} numbers; one person moves their sum over {public.n_silos} "
+                    "silos by at most 1 (l2)"
+                    for number, length in enumerate(self.lengths, start=1)
+                ),
+                *mechanisms,
+            ),
+            trust=tuple(
+                Disclosure(
+                    role=view.role,
+                    party=view.party,
+                    sees=view.sees,
+                    epsilon=finite(self.epsilon_of(self.against(view.role))) if self.secure else None,
+                )
+                for view in first.views
+            ),
+            randomness=f"noise drawn from {source}"
+            if self.secure
+            else "noise derived from a seed, for repetition",
+            secure_randomness=self.secure,
+            uncovered=(
+                *dict.fromkeys(text for one in self.guarantees for text in one.uncovered),
+                *_UNCOVERED,
+            ),
+            notes=notes,
+            reasons=() if self.secure else (seeded,),
+            released="statistics",
+        )
+
+
+def calibrated(privacy: PrivacySection, guaranteed: Callable[[float], Guaranteed]) -> tuple[float, Series]:
+    """Return the least noise multiplier whose releases fit the budget, and what they guarantee.
+
+    Args:
+        privacy: the budget.
+        guaranteed: what all releases guarantee, as a function of the multiplier.
+
+    Raises:
+        BudgetError: no multiplier fits.
+    """
+    assert privacy.epsilon is not None
+    accountant = make_accountant(privacy.accountant)
+
+    def series(multiplier: float) -> Series:
+        guarantees, lengths = zip(*guaranteed(multiplier), strict=True)
+        return Series(privacy=privacy, accountant=accountant, guarantees=guarantees, lengths=lengths)
+
+    budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
+    found = calibrate_noise(lambda z: series(z).event, budget, loss=lambda z: series(z).loss)
+    return found, series(found)
+
+
+def declared_silos(schema: Schema, files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the names of all silos, without a look at a record.
+
+    Raises:
+        ConfigError: they are told by records alone.
+    """
+    if schema.silos is not None:
+        return schema.silos
+    if schema.silo is not None:
+        raise ConfigError(
+            "schema: the silos are those that occur in a column, and which occur is for records to tell; declare silos"
+        )
+    return tuple(sorted({path.stem for path in files}))
+
+
+def _all(events: Sequence[Event]) -> Event:
+    found: Counter[Event] = Counter()
+    for event in events:
+        found.update(atoms(event))
+    return compose(found)
+
+
+_UNCOVERED: Final = (
+    "declared bounds, bins, grids and categories, if somebody set them after looking at the records",
+    "what else is released from the same records: other releases and runs, --again among them, add to epsilon",
+    "how long the release takes, which whoever waits for it can see: it depends on how many records there are",
+)

@@ -1,0 +1,205 @@
+"""A silo's ledger for an auditor: one signed file with every line, what was asked for, and what it comes to.
+
+Claim: an export that holds is what the silo's key signed; its lines are one unbroken chain; its epsilon is what the
+charges cost by every accountant, so that the auditor's sum is the silo's; and for every charge of version 2 it has the
+letter by which the coordinator asked for it, signed by the coordinator that the line names.
+``tests/test_federation_ledger.py`` changes every line and every field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from fedveil.checks import Check, Unchecked, Verification, tried
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey, PublicIdentity
+from fedveil.errors import FedveilError, IntegrityError, RunFolderError
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.membership import Membership
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import TERMS
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file
+from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
+from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.ledger_lines import Entry, Line, Note, now, parse_lines
+from fedveil.privacy.statement import show_epsilon
+from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import Terms, only
+
+_SIGNED_AS: Final = b"fedveil/2/ledger export"
+BEYOND: Final = (
+    "that each charge is what its round really released",
+    "that no charge was made after the export, and that nothing else was released from the same records",
+    "what lines that an adoption names as missing had charged",
+)
+
+
+def export_ledger(
+    state: Path, target: Path, *, identity: IdentityKey, membership: Membership, number: int, delta: float
+) -> Path:
+    """Write a silo's ledger as one signed JSON file; the silo may be served meanwhile.
+
+    Args:
+        state: the silo's state folder.
+        target: the file to write.
+        identity: the silo's key.
+        membership: the federation.
+        number: the silo's own.
+        delta: at which epsilon is told.
+
+    Raises:
+        RunFolderError: there is no ledger, it is damaged, or the file cannot be written.
+    """
+    path = state / LEDGER
+    content = read_content(path, RunFolderError, largest=LARGEST_FILE)
+    lines, _, complete = parse_lines(path, content)
+    letters = {
+        origin: read_content(state / TERMS / f"{origin}.letter", RunFolderError).hex()
+        for origin in sorted({one.origin.terms for one in _charges(lines) if one.origin is not None})
+    }
+    document = {
+        "schema_version": 1,
+        "silo": membership.silos[number],
+        "number": number,
+        "public": identity.public.raw.hex(),
+        "coordinator": membership.coordinator.raw.hex(),
+        "membership": membership.digest.hex(),
+        "time": now(),
+        "lines": content[:complete].decode().splitlines(),
+        "terms": letters,
+        "delta": delta,
+        "epsilon": _spent(lines, delta),
+    }
+    document["signature"] = identity.sign(_signed(document)).hex()
+    try:
+        replace_file(target, (json.dumps(document, indent=1) + "\n").encode())
+    except OSError as error:
+        raise RunFolderError(f"{target}: cannot be written: {error.strerror}") from None
+    return target
+
+
+def verify_ledger(path: Path, trusted: Sequence[str] = ()) -> Verification:
+    """Check an exported ledger; a failure is a check that fails, never an error.
+
+    Args:
+        path: the file.
+        trusted: public keys, 64 hexadecimal digits each, one of which must be the silo's.
+    """
+    found: list[Check] = []
+    try:
+        document = parse_json(read_content(path, IntegrityError, largest=LARGEST_FILE), path, IntegrityError)
+        with reading(path, IntegrityError):
+            _check_signature(path, document)
+            lines, _, _ = parse_lines(path, "".join(f"{line}\n" for line in document["lines"]).encode())
+    except FedveilError as error:
+        found.append(Check(name="file", outcome="fails", detail=str(error)))
+    else:
+        found.append(Check(name="file", outcome="holds", detail=f"{len(lines)} lines, one chain, signed"))
+        found.append(tried("signature", lambda: _whose(document, trusted)))
+        found.append(tried("epsilon", lambda: _same_epsilon(path, document, lines)))
+        found.append(tried("terms", lambda: _terms(path, document, lines)))
+        found.append(tried("adopted", lambda: _adopted(lines)))
+    beyond = (
+        Check(name=f"beyond {number}", outcome="unchecked", detail=detail)
+        for number, detail in enumerate(BEYOND, start=1)
+    )
+    return Verification(path=path, checks=(*found, *beyond))
+
+
+def _charges(lines: Sequence[Line]) -> list[Entry]:
+    return [line for line in lines if isinstance(line, Entry)]
+
+
+def _spent(lines: Sequence[Line], delta: float) -> dict[str, float | None]:
+    """Return epsilon by every accountant; None: nothing is guaranteed."""
+    counted: Counter[Event] = Counter()
+    for entry in _charges(lines):
+        counted.update(atoms(entry.event))
+    values = {name: make_accountant(name).epsilon(compose(counted), delta) for name in sorted(ACCOUNTANTS)}
+    return {name: value if value < float("inf") else None for name, value in values.items()}
+
+
+def _signed(document: dict[str, Any]) -> bytes:
+    content = {key: value for key, value in document.items() if key != "signature"}
+    return _SIGNED_AS + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _check_signature(path: Path, document: dict[str, Any]) -> None:
+    if document["schema_version"] != 1:
+        raise IntegrityError(f"{path}: no export of a ledger that this fedveil reads")
+    try:
+        public = PublicIdentity(bytes.fromhex(document["public"]))
+        public.verify(_signed(document), bytes.fromhex(document["signature"]))
+    except CryptoError as error:
+        raise IntegrityError(f"{path}: {error}: it was changed after it was written") from None
+
+
+def _whose(document: dict[str, Any], trusted: Sequence[str]) -> str:
+    public = str(document["public"])
+    if trusted and public not in trusted:
+        raise IntegrityError(f"signed by {public}, which is no trusted key")
+    if not trusted:
+        raise Unchecked(
+            f"signed by {public}; whose key that is was not asked: --trust names the keys you know"
+        )
+    return f"of the trusted key {public}"
+
+
+def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
+    with reading(path, IntegrityError):
+        delta, stated = float(document["delta"]), dict(document["epsilon"])
+        if not 0 < delta < 1:
+            raise IntegrityError(f"{path}: delta = {delta} is no probability")
+        found = _spent(lines, delta)
+        if found.keys() != stated.keys() or any(
+            (value is None) != (stated[name] is None)
+            or (value is not None and value > stated[name] * (1 + 1e-9))
+            for name, value in found.items()
+        ):
+            raise IntegrityError(f"{path}: its charges cost another epsilon than it states")
+    shown = ", ".join(f"{show_epsilon(value)} by {name}" for name, value in found.items())
+    return f"{len(_charges(lines))} charges cost {shown} at delta {delta:g}, computed again"
+
+
+def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
+    """Check every charge against the letter that asked for it."""
+    asked, coordinators = set[str](), {bytes.fromhex(document["coordinator"])}
+    named = {hashlib.sha256(raw).hexdigest(): PublicIdentity(raw) for raw in coordinators}
+    charges = _charges(lines)
+    with reading(path, IntegrityError):
+        for entry in charges:
+            origin = entry.origin
+            if origin is None or origin.terms in asked:
+                continue
+            if origin.coordinator not in named:
+                raise Unchecked(
+                    f"line {entry.index + 1} was asked for by a coordinator before the present one"
+                )
+            letter = SignedMessage.open(
+                bytes.fromhex(document["terms"][origin.terms]),
+                sender=SERVER,
+                identity=named[origin.coordinator],
+                recipient=int(document["number"]),
+                largest=LARGEST_LETTER,
+            )
+            if only(letter.parts, Terms, SERVER).digest.hex() != origin.terms:
+                raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its letter has")
+            asked.add(origin.terms)
+    silent = sum(entry.origin is None for entry in charges)
+    said = f"{len(asked)} proposals, each signed by the coordinator"
+    return said + (f"; {silent} charges of version 1 name none" if silent else "")
+
+
+def _adopted(lines: Sequence[Line]) -> str:
+    adopted = [line for line in lines if isinstance(line, Note) and line.kind == "adopted"]
+    if adopted:
+        raise Unchecked(
+            f"lines are missing, and more was spent than is told: adopted on {adopted[0].time} ({adopted[0].text})"
+        )
+    return "no line is known to be missing"

@@ -1,0 +1,180 @@
+"""A silo's ledger over all runs, and what beside it shows that nothing of it is missing.
+
+Claim: a ledger that was deleted, cut, or replaced by an earlier copy of itself is refused when the silo starts, as long
+as ``head`` or one answer of a later time is there; and one that was replaced together with both, or copied and used
+twice, is refused in the next session with a coordinator that has heard a later head, or has one from this silo's peers.
+
+Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the coordinator keeps,
+is not noticed. Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its
+charge in every answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' heads
+(:mod:`~fedveil.federation.heads`). A line ``opened`` with a random number is written at every start, so that two
+processes on copies make heads that do not contain one another. Tests: ``tests/test_federation_ledger.py`` deletes,
+cuts, restores from every earlier moment, copies and uses both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.federation.policy import Policy
+from fedveil.federation.store import RecordStore
+from fedveil.files import read_content, replace_file
+from fedveil.privacy.events import Event
+from fedveil.privacy.ledger import Budget, Ledger
+from fedveil.privacy.ledger_lines import NoteKind, Origin
+
+LEDGER: Final = "ledger.jsonl"
+"""A silo's ledger over all runs, in its state folder."""
+
+HEAD: Final = "head"
+"""In its state folder: the digest of the ledger's last line, in hexadecimal."""
+
+UNIT: Final = "user"
+
+
+class SiloLedger:
+    """A silo's ledger, open; it is refused where anything beside it remembers more than it has.
+
+    Args:
+        state: the silo's state folder.
+        policy: what the silo takes part in; the ledger gets it, where it is another than before.
+        answers: what the silo gave to its runs.
+
+    Raises:
+        IntegrityError: the ledger is missing, was cut, or was replaced by an older one.
+        RunFolderError: it is damaged, or another process serves this silo.
+    """
+
+    def __init__(self, state: Path, policy: Policy, answers: RecordStore) -> None:
+        self._state = state
+        self._ledger = Ledger(state / LEDGER, unit=UNIT)
+        try:
+            missing = _missing(state, self._ledger, answers)
+            if missing:
+                raise _refused(self._ledger, missing[0])
+            if not (state / HEAD).exists():
+                self._write_head()
+            self._note("opened", os.urandom(16).hex())
+            text = policy.model_dump_json()
+            self.policy_digest = hashlib.sha256(text.encode()).hexdigest()
+            policies = [note.text for note in self._ledger.notes if note.kind == "policy"]
+            if text not in policies[-1:]:
+                self._note("policy", text)
+        except BaseException:
+            self._ledger.close()
+            raise
+
+    @property
+    def ledger(self) -> Ledger:
+        """All charges, to be read."""
+        return self._ledger
+
+    @property
+    def head(self) -> bytes:
+        """Digest of the last line: 32 bytes."""
+        return bytes.fromhex(self._ledger.head.digest)
+
+    def charge(
+        self, *, run: str, round: int, attempt: int, event: Event, budget: Budget | None, origin: Origin
+    ) -> None:
+        """Charge as :meth:`Ledger.charge`, and return once the new head is on disk too."""
+        self._ledger.charge(run=run, round=round, attempt=attempt, event=event, budget=budget, origin=origin)
+        self._write_head()
+
+    def require(self, head: bytes) -> None:
+        """Return if the ledger has ended with this head at some time; all zeros are the head before the first line.
+
+        Raises:
+            IntegrityError: it has not: somebody has heard of charges that are missing here.
+        """
+        if not self._ledger.contains(head.hex()):
+            raise _refused(self._ledger, head.hex())
+
+    def reopen(self) -> None:
+        """Open the ledger again: a charge that failed closed it."""
+        self._ledger.close()
+        self._ledger = Ledger(self._state / LEDGER, unit=UNIT)
+
+    def close(self) -> None:
+        """Give the ledger back; closing twice is harmless."""
+        self._ledger.close()
+
+    def _note(self, kind: NoteKind, text: str) -> None:
+        self._ledger.note(kind, text)
+        self._write_head()
+
+    def _write_head(self) -> None:
+        _write_head(self._state, self._ledger)
+
+
+def adopt(state: Path, reason: str, more: tuple[str, ...] = ()) -> int:
+    """Have a silo go on with a ledger that misses lines: an answer for them is written to it, with the reason.
+
+    What the missing charges cost is not in the ledger any more, and nothing puts it back: epsilon over all runs is
+    then more than what the ledger says. Who adopts answers for that; every later export shows it.
+
+    Args:
+        state: the silo's state folder; the silo must not be served.
+        reason: what happened, for an auditor.
+        more: heads that others have told of and that are missing here, 64 hexadecimal digits each.
+
+    Returns:
+        How many missing heads are answered for.
+
+    Raises:
+        RunFolderError: the ledger is damaged, or in use; or nothing is missing.
+    """
+    with Ledger(state / LEDGER, unit=UNIT) as ledger:
+        answers = RecordStore(state / "answers")
+        missing = tuple(dict.fromkeys((*_missing(state, ledger, answers), *more)))
+        missing = tuple(head for head in missing if head != _UNKNOWN and not ledger.contains(head))
+        if not missing and (state / HEAD).exists():
+            raise RunFolderError(
+                f"{ledger.path}: nothing is known to be missing, so there is nothing to adopt"
+            )
+        ledger.note("adopted", reason, missing)
+        _write_head(state, ledger)
+        return len(missing)
+
+
+def _missing(state: Path, ledger: Ledger, answers: RecordStore) -> list[str]:
+    """Return the heads that something beside a ledger remembers and that it does not contain."""
+    known = list(answers.heads())
+    if (state / HEAD).exists():
+        text = read_content(state / HEAD, IntegrityError, largest=64).decode(errors="replace")
+        if len(text) != 64 or set(text) - set("0123456789abcdef"):
+            raise IntegrityError(f"{state / HEAD}: damaged; restore it, or adopt the ledger as it is")
+        known.append(text)
+    elif ledger.notes:
+        known.append(_UNKNOWN)  # it was there before the first note was written
+    return [head for head in known if not ledger.contains(head)]
+
+
+_UNKNOWN: Final = "f" * 64
+"""Stands for a head that was deleted."""
+
+
+def _write_head(state: Path, ledger: Ledger) -> None:
+    try:
+        replace_file(state / HEAD, ledger.head.digest.encode(), mode=0o600)
+    except OSError as error:
+        raise RunFolderError(
+            f"{state / HEAD}: cannot be written: {error.strerror}; nothing was sent"
+        ) from None
+
+
+def _refused(ledger: Ledger, head: str) -> IntegrityError:
+    if head == _UNKNOWN:
+        what = f"{HEAD}, which stood beside it, is gone"
+    elif not ledger.entries:
+        what = f"it has no charges, but one that ended with {head} is remembered"
+    else:
+        what = f"it has {len(ledger.entries)} charges, and does not contain the one that ended with {head}"
+    return IntegrityError(
+        f"{ledger.path}: lines are missing: {what}. What was spent is unknown, so this silo takes part in nothing: "
+        "put back the ledger as it was last, or answer for what is missing by `fedveil silo ledger adopt`"
+    )

@@ -1,0 +1,294 @@
+"""Findings about tables: what stands in them that changes a guarantee, a model, or whether there is a run.
+
+A finding counts, and repeats no value of a cell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from jaxtyping import Bool, Int64, UInt64
+
+from fedveil.population.columns import Column, Places, State
+from fedveil.population.outcomes import SUSPICIOUS, named_like_an_outcome, tells_alone
+from fedveil.population.schema import Category, Label, Schema, Survival
+from fedveil.population.whole_table import WholeTable
+
+Bears = Literal["guarantee", "model", "run"]
+MOSTLY_MISSING: Final = 0.5
+RARE: Final = 0.4
+"""Share of the rarest class, in parts of an even share, below which accuracy says little."""
+
+FEWEST_COLUMNS: Final = 5
+"""Columns without which two people's records are equal by chance."""
+
+OFTEN_CLIPPED: Final = 0.05
+LARGE_SHARE: Final = 0.1
+_SEPARATORS: Final = re.compile(r"[\s\-_./]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that whoever holds the tables should know before a run.
+
+    Attributes:
+        bears_on: the guarantee, the model, or whether there is a run at all.
+        where: the column, or what it is about.
+        found: what was counted.
+        effect: what that does, and what helps.
+    """
+
+    bears_on: Bears
+    where: str
+    found: str
+    effect: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnFacts:
+    """A column in figures; shares are of the records, and NaN where there is none.
+
+    Attributes:
+        name: of the column.
+        kind: number, date, category, or the target's.
+        missing: share of cells that hold nothing.
+        invalid: share of cells that are no such number or date, or are not declared.
+        outside: share of cells beyond the declared bounds.
+        distinct: different valid values.
+    """
+
+    name: str
+    kind: str
+    missing: float
+    invalid: float
+    outside: float
+    distinct: int
+
+
+def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
+    """What links records to people: everything that a guarantee for one person stands on."""
+    user = tables.schema.user
+    nameless = sum(who is None for who in tables.user)
+    if nameless:
+        yield Finding(
+            bears_on="run",
+            where=user,
+            found=f"{nameless} records have no id",
+            effect="a run refuses them: without an id nobody's records can be bounded together; leave them out",
+        )
+    nowhere = sum(where is None for where in tables.silo)
+    if nowhere:
+        yield Finding(
+            bears_on="run",
+            where=str(tables.schema.silo),
+            found=f"{nowhere} records name no silo",
+            effect="a run refuses them; fill the column in, or leave the records out",
+        )
+    forms: dict[str, set[str]] = {}
+    for who in people:
+        forms.setdefault(_same(who), set()).add(who)
+    alike = [written for written in forms.values() if len(written) > 1]
+    if alike:
+        yield Finding(
+            bears_on="guarantee",
+            where=user,
+            found=f"{sum(map(len, alike))} ids differ in their form alone (leading zeros, case, blanks, marks) and may "
+            f"be {len(alike)} people",
+            effect="each form counts as a person of its own: one of k forms has a k-th of the protection that is "
+            "stated; write every id in one way, at every silo",
+        )
+    if len(people) > tables.schema.n_users:
+        yield Finding(
+            bears_on="run",
+            where="n_users",
+            found=f"{len(people)} people have records, and {tables.schema.n_users} are declared",
+            effect="a run refuses this: declare the public number of all people, with or without records",
+        )
+    counts = np.unique([who for who in tables.user if who is not None], return_counts=True)[1]
+    if len(counts) > 1 and counts.max() > LARGE_SHARE * len(tables):
+        yield Finding(
+            bears_on="model",
+            where=user,
+            found=f"one person has {counts.max() / len(tables):.0%} of the records",
+            effect="what is learned from her is bounded like anybody's, so most of these records hardly count; if the "
+            "id stands for many people (unknown, a ward), the guarantee is for all of them together",
+        )
+
+
+def of_records(tables: WholeTable) -> Iterator[Finding]:
+    """Records that are there twice, for the same person or for several."""
+    again = len(tables) - len(np.unique(tables.rows))
+    if again:
+        yield Finding(
+            bears_on="model",
+            where="records",
+            found=f"{again} records repeat another one, its person and silo included",
+            effect="a record that is there k times weighs k times, and may be both trained and tested on; the "
+            "guarantee holds all the same. Leave the copies out unless they are measurements of their own",
+        )
+    distinct = np.unique(np.stack((tables.contents, _numbers_of(tables.user)), axis=1), axis=0)
+    shared = len(distinct) - len(np.unique(distinct[:, 0]))
+    if shared and len(tables.columns) >= FEWEST_COLUMNS:
+        yield Finding(
+            bears_on="guarantee",
+            where=tables.schema.user,
+            found=f"{shared} records equal one of another id in every feature and target",
+            effect="if they are one person under two ids, each id is protected and not the person; if they are not, "
+            "nothing is wrong",
+        )
+
+
+def _numbers_of(names: Sequence[str | None]) -> UInt64[np.ndarray, "n"]:
+    place: UInt64[np.ndarray, "n"] = np.unique(
+        np.array(["" if one is None else one for one in names]), return_inverse=True
+    )[1].astype(np.uint64)
+    return place
+
+
+def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Finding]:
+    """What each column's cells do to a run and a model."""
+    for one in facts:
+        feature = tables.schema.features.get(one.name)
+        needed = feature is None or feature.missing == "error"
+        if one.missing and needed:
+            yield Finding(
+                bears_on="run",
+                where=one.name,
+                found=f"{one.missing:.1%} of the cells are missing",
+                effect="the schema does not say what a missing value is: declare `missing`, or leave the records out"
+                if feature is not None
+                else "what is predicted must be there: leave the records out",
+            )
+        elif one.missing > MOSTLY_MISSING:
+            yield Finding(
+                bears_on="model",
+                where=one.name,
+                found=f"{one.missing:.0%} of the cells are missing",
+                effect="the feature is a constant for most; missing = 'indicator' shows the model that it is missing",
+            )
+        if one.invalid and not (isinstance(feature, Category) and feature.unknown == "zero"):
+            yield Finding(
+                bears_on="run",
+                where=one.name,
+                found=f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})",
+                effect="mend the cells or the declaration: a decimal mark, a date's format, an undeclared category",
+            )
+        if one.outside > OFTEN_CLIPPED:
+            yield Finding(
+                bears_on="model",
+                where=one.name,
+                found=f"{one.outside:.0%} of the values lie outside of the declared bounds",
+                effect="they are clipped to the bounds; wider ones, from what is known of the domain, tell them apart",
+            )
+        if len(tables) > 1 and one.distinct == 1 and not one.missing and not one.invalid:
+            yield Finding(
+                bears_on="model",
+                where=one.name,
+                found="the same value in every record",
+                effect="nothing can be learned from it here"
+                + ("" if feature is not None else ": a model that always says it is always right"),
+            )
+        if feature is not None:
+            yield from _outcome(tables, one.name)
+
+
+def _outcome(tables: WholeTable, name: str) -> Iterator[Finding]:
+    """Whether a feature may be the outcome, by its name or because it tells two classes apart alone."""
+    effect = "if it is known only after what is predicted, the model will look excellent and be useless: take it out"
+    if named_like_an_outcome(name):
+        yield Finding(bears_on="model", where=name, found="the name sounds like an outcome", effect=effect)
+    positive, known = _positive(tables)
+    column = tables.columns[name]
+    if positive is None or (isinstance(column, Places) and len(np.unique(column.values)) > len(tables) / 10):
+        return
+    values = np.where(column.state == State.VALID, column.values, np.nan).astype(np.float64)
+    if isinstance(column, Places):  # a category is as high as its share of positive records
+        held = known & (column.state == State.VALID)
+        total = np.bincount(column.values[held], minlength=1)
+        share = np.bincount(column.values[held], weights=positive[held], minlength=1) / np.maximum(total, 1)
+        values = np.where(held, share[np.minimum(column.values, len(share) - 1)], np.nan)
+    if tells_alone(values[known], positive[known]) >= SUSPICIOUS:
+        yield Finding(
+            bears_on="model",
+            where=name,
+            found="it alone tells what is predicted almost always",
+            effect=effect,
+        )
+
+
+def _positive(tables: WholeTable) -> tuple[Int64[np.ndarray, "n"] | None, Bool[np.ndarray, "n"]]:
+    """Return which records are of the second of two classes or had the event, and of which that is known."""
+    target = tables.schema.target
+    if isinstance(target, Label) and len(target.classes) == 2:
+        column = tables.columns[target.column]
+    elif isinstance(target, Survival):
+        column = tables.columns[target.event]
+    else:
+        return None, np.zeros(len(tables), dtype=np.bool_)
+    return (column.values == 1).astype(np.int64), column.state == State.VALID
+
+
+def of_target(tables: WholeTable) -> Iterator[Finding]:
+    """How the classes are balanced."""
+    classes, target = classes_of(tables), tables.schema.target
+    total = sum(classes.values())
+    if not isinstance(target, Label) or not total:
+        return
+    absent = sum(not count for count in classes.values())
+    if absent:
+        yield Finding(
+            bears_on="model",
+            where=target.column,
+            found=f"{absent} of {len(classes)} declared classes have no record here",
+            effect="other silos may have them; a class that nobody has is never predicted",
+        )
+    least, most = min(classes.values()) / total, max(classes.values()) / total
+    if 0 < least < RARE / len(classes):
+        yield Finding(
+            bears_on="model",
+            where=target.column,
+            found=f"the rarest class has {least:.1%} of the records, the most frequent {most:.1%}",
+            effect=f"a model that always says the most frequent one has accuracy {most:.3f}: judge by auc or "
+            "balanced_accuracy",
+        )
+
+
+def _same(who: str) -> str:
+    """Return an id without what people vary when they write it: case, width, blanks, marks, leading zeros."""
+    plain = _SEPARATORS.sub("", unicodedata.normalize("NFKC", who)).casefold()
+    return plain.lstrip("0") or plain
+
+
+def classes_of(tables: WholeTable) -> dict[str, int]:
+    target = tables.schema.target
+    if not isinstance(target, Label):
+        return {}
+    column = tables.columns[target.column]
+    counts = np.bincount(
+        column.values[column.state == State.VALID].astype(np.int64), minlength=len(target.classes)
+    )
+    return dict(zip(target.classes, counts.tolist(), strict=True))
+
+
+def facts_of(schema: Schema, name: str, column: Column) -> ColumnFacts:
+    feature = schema.features.get(name)
+    valid = column.values[column.state == State.VALID]
+    lower, upper = (-np.inf, np.inf) if feature is None or isinstance(feature, Category) else feature.bounds
+    return ColumnFacts(
+        name=name,
+        kind=schema.target.kind if feature is None else feature.kind,
+        missing=_share(column.state == State.MISSING),
+        invalid=_share(column.state == State.INVALID),
+        outside=_share((column.state == State.VALID) & ((column.values < lower) | (column.values > upper))),
+        distinct=len(np.unique(valid)),
+    )
+
+
+def _share(marked: Bool[np.ndarray, "n"]) -> float:
+    return float(marked.mean()) if len(marked) else math.nan

@@ -1,0 +1,80 @@
+"""Features that may be the outcome itself, or known only after it: by their names, and by how well each tells it alone.
+
+A model that reads them looks excellent on records of the past and knows nothing when it is needed.
+"""
+
+import re
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+SUSPICIOUS: Final = 0.98
+"""Area under the ROC curve of one feature alone from which on it is suspected of being the outcome."""
+
+FEWEST: Final = 10
+"""Records of each class without which a feature is not suspected: few are told apart by chance."""
+
+_WORDS: Final = frozenset(
+    {
+        "alive",
+        "autopsy",
+        "censored",
+        "dead",
+        "death",
+        "deceased",
+        "died",
+        "discharge",
+        "discharged",
+        "event",
+        "expired",
+        "followup",
+        "fup",
+        "los",
+        "mortality",
+        "outcome",
+        "outcomes",
+        "readmission",
+        "readmitted",
+        "relapse",
+        "recurrence",
+        "status",
+        "survival",
+        "survived",
+    }
+)
+_TIMES: Final = frozenset({"day", "days", "month", "months", "time", "weeks"})
+_BEFORE: Final = frozenset({"age", "since", "prior", "previous", "before", "baseline", "of", "birth"})
+_PARTS: Final = re.compile(r"[A-Za-z][a-z]*|[A-Z]+")
+
+
+def named_like_an_outcome(column: str) -> bool:
+    """Return whether a column's name sounds like an outcome or a time until it.
+
+    >>> [named_like_an_outcome(name) for name in ("died", "days", "followup_months", "age_days", "gender")]
+    [True, True, True, False, False]
+    """
+    parts = {part.lower() for part in _PARTS.findall(column)}
+    return bool(parts & _WORDS) or (bool(parts & _TIMES) and not parts & _BEFORE)
+
+
+def tells_alone(values: Float64[np.ndarray, "n"], positive: Int64[np.ndarray, "n"]) -> float:
+    """Return how well a number orders two classes, whichever way: max(AUC, 1 - AUC); NaN for a class of fewer than 10.
+
+    Args:
+        values: of one feature; NaN where it is missing, which is left out.
+        positive: 1 for one class and 0 for the other.
+
+    >>> tells_alone(np.arange(20.0), np.repeat([1, 0], 10))
+    1.0
+    """
+    there = ~np.isnan(values)
+    values, positive = values[there], positive[there]
+    n_positive = int(positive.sum())
+    n_negative = len(positive) - n_positive
+    if min(n_positive, n_negative) < FEWEST:
+        return float("nan")
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    rank = np.cumsum(count) - (count - 1) / 2
+    area = (rank[place][positive == 1].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative)
+    return float(max(area, 1 - area))

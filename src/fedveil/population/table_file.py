@@ -1,0 +1,199 @@
+"""One table as a file: CSV, Parquet or Excel, read once into columns, CSV cells as text.
+
+No error repeats a value.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import date
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+
+from fedveil.errors import ConfigError, DataError
+from fedveil.files import LARGEST_FILE, check_file, read_content
+from fedveil.foreign import foreign
+from fedveil.population.schema import Format
+
+EXCEL: Final = (".xlsx", ".xls", ".ods")
+_READ: Final = (".csv", ".parquet", *EXCEL)
+_USUAL: Final = Format()
+_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+
+_REASONS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"CSV parse error: (Row #\d+: )?Expected \d+ columns, got \d+",
+        r"In CSV column #\d+: (Row #\d+: )?CSV conversion error to \w+: invalid UTF8 data",
+        r"Empty CSV file",
+        r"CSV parser got out of sync with chunker",
+        r"straddling object straddles two block boundaries",
+        r"Parquet magic bytes not found in footer[^:]*",
+        r"Parquet file size is \d+ bytes[^:]*",
+        r"Couldn't deserialize thrift",
+        r"Unexpected end of stream",
+    )
+)
+"""What Arrow says was wrong, up to where it quotes a cell or a path."""
+
+
+def open_table(path: Path, columns: Sequence[str] | None, written: Format = _USUAL) -> pa.Table:
+    """Read these columns of a table (None: all of them).
+
+    Args:
+        path: a ``.csv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file.
+        columns: by name; each must be there once.
+        written: how a CSV or Excel file is written.
+
+    Returns:
+        The columns in the order asked for. CSV cells are text. An Excel column is of numbers, dates or truth values if
+        all its cells are, and else of text.
+
+    Raises:
+        DataError: no such file, another format, or a column that is missing (named, with those the file has).
+        ConfigError: an Excel file, and nothing is installed that reads it.
+    """
+    if path.suffix not in _READ:
+        raise DataError(f"{path}: a table is a .csv, a .parquet or an Excel file ({', '.join(EXCEL)})")
+    try:
+        if path.suffix == ".parquet":
+            check_file(path, DataError)
+            present = pa_parquet.read_schema(path).names
+            return pa_parquet.read_table(path, columns=_required_columns(path, present, columns))
+        content = read_content(path, DataError, largest=LARGEST_FILE)
+        if path.suffix in EXCEL:
+            return _excel(path, columns, written)
+        return _csv(path, _whole_lines(path, _in_utf8(path, content, written.encoding)), columns, written)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
+    except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
+        raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from error
+
+
+def _csv(path: Path, content: bytes, columns: Sequence[str] | None, written: Format) -> pa.Table:
+    parsing = pa_csv.ParseOptions(delimiter=written.delimiter)
+    with pa_csv.open_csv(pa.BufferReader(content), parse_options=parsing) as reader:
+        present = reader.schema.names
+    wanted = _required_columns(path, present, columns)
+    as_text = pa_csv.ConvertOptions(
+        include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
+    )
+    return pa_csv.read_csv(pa.BufferReader(content), parse_options=parsing, convert_options=as_text)
+
+
+def _in_utf8(path: Path, content: bytes, encoding: str) -> bytes:
+    """Return a text's bytes in UTF-8, as Arrow reads them."""
+    try:
+        if encoding.lower().replace("_", "-") not in ("utf-8", "utf8", "ascii"):
+            return content.decode(encoding).encode()
+        content.decode()
+        return content
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: byte {error.start} is not {encoding}; declare the file's own in the schema: format.encoding "
+            "(latin-1, cp1252, utf-16, ...)"
+        ) from None
+
+
+def _whole_lines(path: Path, content: bytes) -> bytes:
+    """Return the content if every line of it is whole: with an even number of quotation marks.
+
+    A cell that goes on in the next line would make one record of many, or, where a reader takes the file in blocks,
+    many of one, by where it stands: one person's cell would decide which records of others there are.
+
+    Raises:
+        DataError: a line that is not whole, by its number.
+    """
+    if _QUOTE not in content:
+        return content
+    byte = np.frombuffer(content, dtype=np.uint8)
+    ends = np.flatnonzero(
+        (byte == _NEWLINE) | (byte == _RETURN)
+    )  # every ending is one, as it is for the reader
+    odd = np.flatnonzero(np.bincount(np.searchsorted(ends, np.flatnonzero(byte == _QUOTE))) % 2)
+    if not len(odd):
+        return content
+    before = content[: int(ends[odd[0] - 1]) + 1] if odd[0] else b""
+    line = before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n") + 1
+    raise DataError(
+        f"{path}, line {line}: an odd number of quotation marks; write a cell in one line, and a mark "
+        "inside of it twice"
+    )
+
+
+def _excel(path: Path, columns: Sequence[str] | None, written: Format) -> pa.Table:
+    try:
+        calamine: Any = import_module("python_calamine")
+    except ImportError:
+        raise ConfigError(
+            f"{path}: Excel files are read by the extra excel: pip install 'fedveil[excel]'"
+        ) from None
+    try:
+        book = calamine.CalamineWorkbook.from_path(str(path))
+        sheets = book.sheet_names
+        if written.sheet is not None and written.sheet not in sheets:
+            raise DataError(f"{path} has no sheet '{written.sheet}'; it has: {foreign(', '.join(sheets))}")
+        if not sheets:
+            raise DataError(f"{path} has no sheet")
+        rows = book.get_sheet_by_name(written.sheet or sheets[0]).to_python(skip_empty_area=False)
+    except calamine.CalamineError:
+        raise DataError(f"{path} is damaged or no {path.suffix} file") from None
+    if not rows:
+        raise DataError(f"{path}: the sheet is empty; its first row names the columns")
+    header, *body = rows
+    names = [cell if isinstance(cell, str) else str(cell) for cell in header]
+    wanted = _required_columns(path, names, [one for one in names if one] if columns is None else columns)
+    return pa.table({name: _cells([row[names.index(name)] for row in body], written) for name in wanted})
+
+
+def _cells(cells: list[Any], written: Format) -> pa.Array:
+    """Return an Excel column: of whole numbers, numbers, dates or truth values if all cells are, and else of text."""
+    held = [None if cell == "" else cell for cell in cells]
+    kinds = {type(cell) for cell in held if cell is not None}
+    if kinds <= {int, float} and kinds:
+        whole = all(cell is None or (float(cell).is_integer() and abs(cell) < 1 << 53) for cell in held)
+        return (
+            pa.array([None if cell is None else int(cell) for cell in held])
+            if whole
+            else pa.array(held, pa.float64())
+        )
+    if kinds == {bool}:
+        return pa.array(held, pa.bool_())
+    if kinds and all(issubclass(kind, date) for kind in kinds):
+        return pa.array(
+            [None if cell is None else date(cell.year, cell.month, cell.day) for cell in held], pa.date32()
+        )
+    return pa.array([None if cell is None else _text(cell, written) for cell in held], pa.string())
+
+
+def _text(cell: Any, written: Format) -> str:
+    """Return one cell of a mixed column as somebody would have written it."""
+    if isinstance(cell, bool):
+        return str(int(cell))
+    if isinstance(cell, float):
+        return str(int(cell)) if cell.is_integer() else repr(cell).replace(".", written.decimal)
+    return str(cell)
+
+
+def _required_columns(path: Path, present: list[str], columns: Sequence[str] | None) -> list[str]:
+    """The columns to read, each of which the file must have once."""
+    wanted = list(present if columns is None else columns)
+    for column in wanted:
+        if present.count(column) != 1:
+            raise DataError(
+                f"{path} has {present.count(column) or 'no'} column '{column}', and exactly one is needed; "
+                f"it has: {foreign(', '.join(present))}"
+            )
+    return wanted
+
+
+def _without_values(error: Exception) -> str:
+    """What Arrow says was wrong, without the cells that it quotes."""
+    said = str(error)
+    found = next((match.group() for pattern in _REASONS if (match := pattern.search(said))), None)
+    return found or said.split(":")[0]

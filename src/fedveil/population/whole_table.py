@@ -1,0 +1,111 @@
+"""Tables as one, cell by cell and without refusing any: what a look at the data is made of.
+
+No value of a cell leaves this: rows are known by hashes, ids by what they are equal to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import UInt64
+
+from fedveil.population.columns import Column, Numbers, State, joined, numbers_of, places_of
+from fedveil.population.schema import Category, Date, Feature, Label, Schema
+from fedveil.population.table_file import open_table
+from fedveil.population.table_reader import TableReader, text_cells
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeTable:
+    """All records of some files, one after the other.
+
+    Attributes:
+        schema: what the columns are.
+        user: (n,) ids as they are written; None where there is none.
+        silo: (n,) silos, likewise.
+        columns: features and target by name.
+        rows: (n,) a hash of every column that is read: equal for equal records, silo and person included.
+        contents: (n,) a hash of features and target alone.
+    """
+
+    schema: Schema
+    user: list[str | None]
+    silo: list[str | None]
+    columns: dict[str, Column]
+    rows: UInt64[np.ndarray, "n"]
+    contents: UInt64[np.ndarray, "n"]
+
+    def __len__(self) -> int:
+        """Return n, the number of records."""
+        return len(self.user)
+
+
+def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
+    """Read all columns of a schema, whatever their cells hold.
+
+    Raises:
+        DataError: a file that cannot be read or lacks a column.
+    """
+    user: list[str | None] = []
+    silo: list[str | None] = []
+    parts: dict[str, list[Column]] = {name: [] for name in (*schema.target_columns, *schema.features)}
+    texts: dict[str, list[pa.Array]] = {name: [] for name in schema.columns}
+    for path in files:
+        table = open_table(path, schema.columns, schema.format)
+        if table.num_rows == 0:
+            table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
+        reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
+        for name in schema.columns:
+            text, missing = text_cells(table.column(name), pa.array(schema.missing_values, pa.string()))
+            texts[name].append(pc.if_else(pa.array(missing), None, text))
+        user += texts[schema.user][-1].to_pylist()
+        silo += [path.stem] * table.num_rows if schema.silo is None else texts[schema.silo][-1].to_pylist()
+        for name, found in parts.items():
+            found.append(_column(schema, reader, name))
+    hashes = {
+        name: _hashed(pa.concat_arrays(cells), place) for place, (name, cells) in enumerate(texts.items(), 1)
+    }
+    contents = [hashes[name] for name in parts]
+    return WholeTable(
+        schema=schema,
+        user=user,
+        silo=silo,
+        columns={name: joined(found) for name, found in parts.items()},
+        rows=_summed(list(hashes.values())),
+        contents=_summed(contents),
+    )
+
+
+def _column(schema: Schema, reader: TableReader, name: str) -> Column:
+    """Read one column without refusing a cell."""
+    feature: Feature | None = schema.features.get(name)
+    if isinstance(feature, Category):
+        return places_of(reader, name, feature.categories)
+    if isinstance(schema.target, Label) and name == schema.target.column:
+        return places_of(reader, name, schema.target.classes)
+    if not isinstance(feature, Date):
+        return numbers_of(reader, name)
+    days, missing = reader.dates(name, feature.format)
+    state = np.where(missing, State.MISSING, np.where(np.isnan(days), State.INVALID, State.VALID))
+    return Numbers(values=np.where(state == State.VALID, days, 0.0), state=state.astype(np.int8))
+
+
+def _hashed(cells: pa.Array, place: int) -> UInt64[np.ndarray, "n"]:
+    """Return a random linear hash of a column's cells: sums of them are equal for unequal rows once in 2^64."""
+    coded = cells.dictionary_encode(null_encoding="encode")
+    random = np.random.default_rng((7, place)).integers(
+        0, 1 << 64, max(1, len(coded.dictionary)), dtype=np.uint64
+    )
+    chosen: UInt64[np.ndarray, "n"] = random[coded.indices.to_numpy(zero_copy_only=False)]
+    return chosen
+
+
+def _summed(hashes: list[UInt64[np.ndarray, "n"]]) -> UInt64[np.ndarray, "n"]:
+    """Return the sums modulo 2^64 of every row."""
+    total: UInt64[np.ndarray, "n"] = np.stack(hashes).sum(axis=0, dtype=np.uint64)
+    return total

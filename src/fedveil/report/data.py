@@ -1,0 +1,78 @@
+"""The page of a look at tables, for whoever holds them alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.report.document import Section, document, notice, table, write_document
+from fedveil.report.drawing import show
+
+if TYPE_CHECKING:  # a page needs the figures of a report, and nothing that reads tables
+    from fedveil.population.data_report import DataReport
+
+FOR_WHOM = (
+    "Made from these tables alone, for whoever holds them. It is as private as the records: no guarantee covers it, "
+    "and it leaves the house with nobody. A person who has another id elsewhere is not seen here."
+)
+
+
+def write_data_page(report: DataReport, path: Path) -> Path:
+    """Write the page.
+
+    Raises:
+        RunFolderError: the file cannot be written.
+    """
+    return write_document(path, data_page(report))
+
+
+def data_page(report: DataReport) -> str:
+    """Return the page as one HTML text."""
+    return document(
+        title=f"{show(report.records)} records of {show(report.people)} people",
+        kicker="fedveil · data report",
+        lead=FOR_WHOM,
+        sections=[
+            Section(identifier="findings", title="What to know before a run", body=_findings(report)),
+            Section(identifier="people", title="Who holds what", body=_silos(report)),
+            Section(identifier="columns", title="Columns", body=_columns(report)),
+        ],
+    )
+
+
+def _findings(report: DataReport) -> str:
+    if not report.findings:
+        return notice("Nothing was found that changes the guarantee, the model or the run.", kind="note")
+    rows = [[one.where, one.found, one.effect, f"the {one.bears_on}"] for one in report.findings]
+    return table(["where", "found", "what it does", "bears on"], rows, caption="The guarantee comes first")
+
+
+def _silos(report: DataReport) -> str:
+    rows = [[one.name, show(one.records), show(one.people)] for one in report.silos]
+    rows.append(["all", show(report.records), show(report.people)])
+    held = table(
+        ["silo", "records", "people"],
+        rows,
+        caption=f"{show(report.in_several_silos)} people have records in several silos; "
+        f"{show(report.n_users)} people are declared, with or without records",
+    )
+    if not report.classes:
+        return held
+    total = sum(report.classes.values())
+    classes = [
+        [name, show(count), f"{count / total:.1%}" if total else ""] for name, count in report.classes.items()
+    ]
+    return held + table(["class", "records", "share"], classes, caption="How the classes are balanced")
+
+
+def _columns(report: DataReport) -> str:
+    def share(value: float) -> str:
+        return "" if math.isnan(value) else f"{value:.1%}"
+
+    rows = [
+        [one.name, one.kind, share(one.missing), share(one.invalid), share(one.outside), show(one.distinct)]
+        for one in report.columns
+    ]
+    header = ["column", "kind", "missing", "does not fit", "outside of the bounds", "different values"]
+    return table(header, rows, caption="Shares of the records; figures of private records")

@@ -1,0 +1,108 @@
+"""The page of a regression: the statement, the coefficients with their intervals, and a plot of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedveil.report.document import Section, document, escape, figures, notice, table, write_document
+from fedveil.report.drawing import PALETTE, Plot, blank, label_text, show
+from fedveil.report.statistics import promise, stated
+from fedveil.statistics.inference.covariance import Effect
+from fedveil.statistics.inference.fitted import TOO_FEW, Fitted, read_fitted
+
+_RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazard ratio"}
+
+
+def write_inference(folder: Path) -> Path:
+    """Write `report.html` of a regression into its run folder; it reads what was released and no record.
+
+    Raises:
+        RunFolderError: the folder has no regression or no statement, or cannot be written to.
+    """
+    fitted = read_fitted(folder)
+    page = document(
+        title=fitted.name,
+        kicker="fedveil · inference",
+        lead="What was promised comes first; what was found comes after it.",
+        sections=[promise(stated(folder)), _found(fitted)],
+    )
+    return write_document(folder / "report.html", page)
+
+
+def p_text(p: float) -> str:
+    """Return a p-value as papers print it.
+
+    >>> p_text(3e-7), p_text(0.0456)
+    ('< 0.0001', '0.0456')
+    """
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def _found(fitted: Fitted) -> Section:
+    family = fitted.family.name
+    title = f"{family} regression of {', '.join(fitted.family.columns)}"
+    if not fitted.shown:
+        reason = (
+            f"{TOO_FEW}: the curvature of the equation is too close to its noise for intervals to hold. A larger "
+            "epsilon, more people, fewer columns or categories would do."
+        )
+        return Section(identifier="coefficients", title=title, body=notice(escape(reason), kind="warning"))
+    ratio = _RATIOS.get(family)
+    head = ["", "coefficient", "95 % interval", *([ratio, "95 % interval"] if ratio else [])]
+    body = [_cells(one) for one in fitted.effects]
+    drawn = list(_forest(fitted.effects[len(fitted.family.leading) :], ratio))
+    plots = figures(drawn) if drawn else ""
+    return Section(
+        identifier="coefficients",
+        title=title,
+        body=plots + table([*head, "z", "p", "width from privacy"], body, caption="All coefficients"),
+    )
+
+
+def _cells(one: Effect) -> list[str]:
+    ratios = (
+        [] if one.ratio is None else [show(one.ratio[0]), f"{show(one.ratio[1])} to {show(one.ratio[2])}"]
+    )
+    return [
+        one.name,
+        show(one.estimate),
+        f"{show(one.low)} to {show(one.high)}",
+        *ratios,
+        f"{one.z:.2f}",
+        p_text(one.p),
+        f"{one.privacy:.0%}",
+    ]
+
+
+def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
+    """Coefficients with their intervals, one below the other."""
+    if not effects:
+        return
+    ends = [(one.estimate, one.low, one.high) if one.ratio is None else one.ratio for one in effects]
+    label = ratio or "coefficient"
+    figure = blank(x=label, y="")
+    figure.add_scatter(
+        x=[value for value, _, _ in ends],
+        y=[label_text(one.name) for one in effects],
+        mode="markers",
+        marker={"color": PALETTE[0], "size": 9},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [high - value for value, _, high in ends],
+            "arrayminus": [value - low for value, low, _ in ends],
+        },
+        showlegend=False,
+    )
+    figure.add_vline(x=1 if ratio else 0, line={"dash": "dot", "color": PALETTE[-1]})
+    if ratio:
+        figure.update_xaxes(type="log")
+    figure.update_yaxes(autorange="reversed")
+    told = "; ".join(f"{one.name}: {show(value)}" for one, (value, _, _) in zip(effects, ends, strict=True))
+    yield Plot(
+        figure=figure,
+        title=label.capitalize(),
+        alt=f"Points with intervals, one a coefficient. {told}.",
+        caption=f"With 95 % intervals for the population, per unit of the column. {told}.",
+    )

@@ -1,0 +1,189 @@
+"""The local step of a regression: a person's score and curvature at one public theta, and the spread of her score.
+
+For pair (s, u) with records i of weights 1 / n_su (or another convex combination)
+
+    psi_su = mean of a_i psi_i,    H_su = mean of a_i H_i,    S_su = psi_su psi_su'.
+
+Matrices are sent as their upper triangles with the off-diagonal times sqrt 2, whose l2 norm is the Frobenius norm.
+Norms are convex, so a person's mean is no longer than a record; and ||S_su|| = ||psi_su||^2. Sent as
+(sqrt(q_g) psi / c_g, sqrt(q_H) H / c_H, sqrt(q_S) S / c_g^2) with q_g + q_H + q_S = 1, her vector has norm at most 1.
+
+**Clusters.** What a person adds to g is sum_s w_s psi_su, whose square has products between silos that nobody may see.
+With sum_s w_s <= 1 it is at most sum_s w_s S_su in the order of positive semidefinite matrices (convexity of squares),
+and is equal to it where she is in one silo. So S is the spread of g over people, and records of a person are clusters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from scipy import sparse
+from torch import Tensor
+
+from fedveil.population.columns import ColumnTable
+from fedveil.statistics.inference.design import Design
+from fedveil.statistics.inference.families import Family
+from fedveil.statistics.local import LocalStep
+
+_CHUNK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How one release divides its squared norm; they sum to 1.
+
+    Attributes:
+        gradient: q_g.
+        curvature: q_H.
+        spread: q_S; 0 where it is not sent.
+    """
+
+    gradient: float
+    curvature: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sums:
+    """What one release says of the equation at its theta; sums over all people, with white noise.
+
+    Attributes:
+        theta: (d,) where.
+        gradient: (d,) g.
+        curvature: (d, d) H, symmetric.
+        spread: (d, d) S, symmetric; None where it was not sent.
+        gradient_sd: of the noise on every number of g.
+        curvature_sd: of the noise on a diagonal entry of H; on another it is 1 / sqrt 2 of that.
+    """
+
+    theta: Float64[np.ndarray, " d"]
+    gradient: Float64[np.ndarray, " d"]
+    curvature: Float64[np.ndarray, "d d"]
+    spread: Float64[np.ndarray, "d d"] | None
+    gradient_sd: float
+    curvature_sd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equation(LocalStep):
+    """The vectors of one release of a regression.
+
+    Attributes:
+        family: what r and v are.
+        design: what x is.
+        bound: B >= 1.
+        theta: where, public.
+        shares: of the release.
+    """
+
+    family: Family
+    design: Design
+    bound: float
+    theta: tuple[float, ...]
+    shares: Shares
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns of target and covariates."""
+        return (*self.family.columns, *self.design.columns)
+
+    @property
+    def width(self) -> int:
+        """How many coefficients."""
+        return len(self.theta)
+
+    @property
+    def length(self) -> int:
+        """Return d numbers of g, d (d + 1) / 2 of H, and as many of S where it is sent."""
+        triangle = self.width * (self.width + 1) // 2
+        return self.width + triangle * (2 if self.shares.spread else 1)
+
+    @cached_property
+    def scales(self) -> tuple[float, float, float]:
+        """What g, H and S are multiplied by."""
+        score, curvature = self.family.score_norm(self.bound), self.family.curvature_norm(self.bound)
+        return (
+            math.sqrt(self.shares.gradient) / score,
+            math.sqrt(self.shares.curvature) / curvature,
+            math.sqrt(self.shares.spread) / score**2,
+        )
+
+    def vectors(
+        self, table: ColumnTable, mixed: sparse.csr_array
+    ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
+        """Yield the vectors of all pairs; a record without all of its values adds zeros."""
+        covariates, complete = self.design.of(table)
+        target, known = self.family.target(table)
+        complete &= known
+        longest = int(np.diff(mixed.indptr).max(initial=1))
+        rows = max(1, _CHUNK_ELEMENTS // (longest * self.width**2))
+        for first in range(0, mixed.shape[0], rows):
+            some = slice(first, min(mixed.shape[0], first + rows))
+            part = mixed[some]
+            taken = part.indices
+            score, curvature = self._weighted(covariates[taken], target[taken], complete[taken])
+            shape = (part.shape[0], len(taken))
+            mean = sparse.csr_array((part.data, np.arange(len(taken)), part.indptr), shape=shape)
+            yield some, torch.from_numpy(self._scaled(mean @ score, mean @ curvature))
+
+    def sums(self, vector: Float64[np.ndarray, " length"], noise_std: float) -> Sums:
+        """Return what a released sum says.
+
+        Args:
+            vector: the noisy sum.
+            noise_std: of its noise, per number.
+        """
+        d = self.width
+        triangle = d * (d + 1) // 2
+        gradient, curvature, spread = self.scales
+        squares = vector[d + triangle :]
+        return Sums(
+            theta=np.array(self.theta),
+            gradient=vector[:d] / gradient,
+            curvature=_matrix(vector[d : d + triangle], d) / curvature,
+            spread=_matrix(squares, d) / spread if self.shares.spread else None,
+            gradient_sd=noise_std / gradient,
+            curvature_sd=noise_std / curvature,
+        )
+
+    def _weighted(
+        self,
+        covariates: Float64[np.ndarray, "n p"],
+        target: Float64[np.ndarray, "n t"],
+        complete: np.ndarray,
+    ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n k"]]:
+        """Return every record's bounded score, and the triangle of its bounded curvature."""
+        weight = np.minimum(1.0, self.bound**2 / (1 + (covariates**2).sum(axis=1))) * complete
+        score, curvature = self.family.terms(covariates, target, np.array(self.theta))
+        return score * weight[:, None], _triangle(curvature) * weight[:, None]
+
+    def _scaled(
+        self, score: Float64[np.ndarray, "m d"], curvature: Float64[np.ndarray, "m k"]
+    ) -> Float64[np.ndarray, "m length"]:
+        of_gradient, of_curvature, of_spread = self.scales
+        parts = [score * of_gradient, curvature * of_curvature]
+        if self.shares.spread:
+            parts.append(_triangle(score[:, :, None] * score[:, None, :]) * of_spread)
+        return np.concatenate(parts, axis=1)
+
+
+def _triangle(matrices: Float64[np.ndarray, "n d d"]) -> Float64[np.ndarray, "n k"]:
+    """Return upper triangles with the off-diagonal times sqrt 2: their l2 norm is the Frobenius norm."""
+    first, second = np.triu_indices(matrices.shape[1])
+    found: np.ndarray = matrices[:, first, second] * np.where(first == second, 1.0, math.sqrt(2))
+    return found
+
+
+def _matrix(triangle: Float64[np.ndarray, " k"], size: int) -> Float64[np.ndarray, "d d"]:
+    """Return the symmetric matrix of its triangle."""
+    first, second = np.triu_indices(size)
+    found = np.zeros((size, size))
+    found[first, second] = triangle / np.where(first == second, 1.0, math.sqrt(2))
+    found[second, first] = found[first, second]
+    return found

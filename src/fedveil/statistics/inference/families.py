@@ -1,0 +1,379 @@
+"""Families of estimating equations whose size is bounded for every record, whatever its cells hold.
+
+A record with covariates x has z = (1, x) and the weight a = min(1, B / |z|)^2 in
+
+    g(theta) = sum of a psi,    psi = z r(y, z'theta),    E[r | x] = 0 in the model.
+
+The weight depends on x alone, so g has mean zero at the true theta for ANY bound B: nothing is biased by it. The score
+itself is never shortened. Reference: Mallows-type weights, Hampel, Ronchetti, Rousseeuw, Stahel, "Robust Statistics"
+(1986), section 6.3.
+
+========  =================================  =========  ===========================  ==============
+family    r                                  |a psi|    curvature v of a v z z'      |a v z z'|
+========  =================================  =========  ===========================  ==============
+logistic  y - p                              B          p (1 - p)                    B^2 / 4
+linear    residual cut at k                  B k        1 where it is not cut        B^2
+poisson   min(y, c) - E[min(Y, c)]           B c        mu P(Y < c)                  B^2 max of v
+survival  stopped martingale, by interval    see there  cumulative hazard            c B^2
+========  =================================  =========  ===========================  ==============
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float64
+from scipy.optimize import minimize_scalar
+from scipy.special import expit
+from scipy.stats import poisson
+
+from fedveil.population.columns import ColumnTable, State
+
+REACH = 30.0
+"""Largest linear predictor in absolute value: beyond it a probability is 0 or 1 in float64."""
+
+
+class Family(ABC):
+    """One estimating equation.
+
+    Attributes:
+        name: in a request.
+        leading: names of the coefficients before those of the covariates.
+        least: how many standard deviations of its noise the smallest eigenvalue of the curvature must be from 0, for
+            intervals to hold (measured; docs/theory/inference.md).
+        exponential: whether the mean is e^predictor, so that the curvature changes with every step.
+        usual: the bound B of (1, x), as a part of its expected length, where none is given. A larger one lets longer
+            records through and needs more noise for all, above all for the curvature; a smaller one gives long
+            records less weight. Intervals hold for any.
+        multiplies: whether e^coefficient is a ratio (of odds, rates, hazards).
+        unit: of a coefficient on the scale of the equation, in units of the target.
+        origin: what is added to the intercept, in units of the target.
+    """
+
+    name: ClassVar[str]
+    least: ClassVar[float] = 3.0
+    exponential: ClassVar[bool] = False
+    usual: ClassVar[float] = 0.875
+    multiplies: ClassVar[bool] = True
+
+    @property
+    def unit(self) -> float:
+        """1, unless a family has a scale of its own."""
+        return 1.0
+
+    @property
+    def origin(self) -> float:
+        """0, unless a family has a centre."""
+        return 0.0
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        """The intercept, unless a family says otherwise."""
+        return ("intercept",)
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the target."""
+
+    @abstractmethod
+    def score_norm(self, bound: float) -> float:
+        """Return the largest l2 norm of a record's weighted score.
+
+        Args:
+            bound: B >= 1, of the covariates.
+        """
+
+    @abstractmethod
+    def curvature_norm(self, bound: float) -> float:
+        """Return the largest Frobenius norm of a record's weighted curvature."""
+
+    @property
+    @abstractmethod
+    def typical(self) -> float:
+        """A curvature v that is expected of a record, for predictions alone."""
+
+    def start(self, n_covariates: int) -> Float64[np.ndarray, " d"]:
+        """Return a public theta to begin from: no effects."""
+        return np.zeros(1 + n_covariates)
+
+    @abstractmethod
+    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+        """Return what is explained, and which records have it."""
+
+    @abstractmethod
+    def terms(
+        self,
+        covariates: Float64[np.ndarray, "n p"],
+        target: Float64[np.ndarray, "n t"],
+        theta: Float64[np.ndarray, " d"],
+    ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n d d"]]:
+        """Return every record's score and curvature at theta, before the weight of its covariates."""
+
+
+@dataclass(frozen=True)
+class _Generalised(Family):
+    """A family with one linear predictor."""
+
+    column: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The one column."""
+        return (self.column,)
+
+    @abstractmethod
+    def residual(
+        self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
+    ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """Return r and v."""
+
+    def terms(
+        self,
+        covariates: Float64[np.ndarray, "n p"],
+        target: Float64[np.ndarray, "n t"],
+        theta: Float64[np.ndarray, " d"],
+    ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n d d"]]:
+        """Return z r and v z z'."""
+        z = np.concatenate((np.ones((len(covariates), 1)), covariates), axis=1)
+        r, v = self.residual(target[:, 0], np.clip(z @ theta, -REACH, REACH))
+        return z * r[:, None], (z * v[:, None])[:, :, None] * z[:, None, :]
+
+
+@dataclass(frozen=True)
+class Logistic(_Generalised):
+    """A 0/1 target whose log-odds are linear; e^coefficient is an odds ratio."""
+
+    name: ClassVar[str] = "logistic"
+
+    def score_norm(self, bound: float) -> float:
+        """B: a residual y - p is at most 1."""
+        return bound
+
+    def curvature_norm(self, bound: float) -> float:
+        """B^2 / 4: p (1 - p) is at most 1/4."""
+        return bound**2 / 4
+
+    @property
+    def typical(self) -> float:
+        """0.2: probabilities between .28 and .72."""
+        return 0.2
+
+    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+        """Return the place of the second category, 0 or 1."""
+        column = table.places(self.column)
+        return column.values.astype(np.float64)[:, None], column.state == State.VALID
+
+    def residual(
+        self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
+    ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """Return y - p and p (1 - p)."""
+        p = expit(predictor)
+        return y - p, p * (1 - p)
+
+
+@dataclass(frozen=True)
+class Linear(_Generalised):
+    """A number whose mean is linear, by Huber's equation: residuals count up to ``cut``.
+
+    The scale of the equation is cut / 2, so that residuals end at 2 there and steps have a size that does not depend on
+    the target's unit.
+
+    Attributes:
+        centre: a public value of the target that the first step starts from.
+        cut: k, in units of the target; twice the standard deviation of the residuals is a good choice, and intervals
+            hold for any where errors are symmetric.
+    """
+
+    name: ClassVar[str] = "linear"
+    multiplies: ClassVar[bool] = False
+
+    centre: float
+    cut: float
+
+    @property
+    def unit(self) -> float:
+        """Half the cut."""
+        return self.cut / 2
+
+    @property
+    def origin(self) -> float:
+        """The centre."""
+        return self.centre
+
+    def score_norm(self, bound: float) -> float:
+        """2 B."""
+        return 2 * bound
+
+    def curvature_norm(self, bound: float) -> float:
+        """B^2."""
+        return bound**2
+
+    @property
+    def typical(self) -> float:
+        """0.9: one residual of ten is cut."""
+        return 0.9
+
+    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+        """Return the centred number on the scale of the equation; infinite ones are cut like any other."""
+        column = table.numbers(self.column)
+        return ((column.values - self.centre) / self.unit)[:, None], column.state == State.VALID
+
+    def residual(
+        self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
+    ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """Return the residual cut at 2, and 1 where it was not."""
+        whole = y - predictor
+        return np.clip(whole, -2, 2), (np.abs(whole) <= 2).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Poisson(_Generalised):
+    """A count whose log-mean is linear, counted up to ``cap``; e^coefficient is a ratio of rates.
+
+    Attributes:
+        cap: c; larger counts are taken for it, on both sides of the equation.
+    """
+
+    name: ClassVar[str] = "poisson"
+    least: ClassVar[float] = 6.0
+    exponential: ClassVar[bool] = True
+    usual: ClassVar[float] = 0.75
+
+    cap: int
+
+    def score_norm(self, bound: float) -> float:
+        """B c: both terms of the residual lie in [0, c]."""
+        return bound * self.cap
+
+    def curvature_norm(self, bound: float) -> float:
+        """B^2 times the largest curvature."""
+        return bound**2 * self.largest
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest mu P(Y < c) over all means; curvatures are cut there."""
+        found = minimize_scalar(
+            lambda mu: -mu * poisson.cdf(self.cap - 1, mu), bounds=(0, 3.0 * self.cap), method="bounded"
+        )
+        return float(-found.fun) * (1 + 1e-6)
+
+    @property
+    def typical(self) -> float:
+        """Half of the largest."""
+        return self.largest / 2
+
+    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+        """Return the count, from 0 to the cap."""
+        column = table.numbers(self.column)
+        return np.clip(column.values, 0, self.cap)[:, None], column.state == State.VALID
+
+    def residual(
+        self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
+    ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """Return min(y, c) - E[min(Y, c)] and the derivative of the latter, mu P(Y < c)."""
+        mu = np.exp(predictor)
+        below = np.stack([poisson.cdf(k, mu) for k in range(self.cap)])
+        mean = self.cap - below.sum(axis=0)
+        return np.minimum(y, self.cap) - np.clip(mean, 0, self.cap), np.minimum(mu * below[-1], self.largest)
+
+
+@dataclass(frozen=True)
+class PiecewiseExponential(Family):
+    """A survival time whose hazard is constant in every interval of a grid, times e^(x'beta).
+
+    The first coefficients are log hazards at the centre of the covariates. A record is followed until its event, its
+    censoring, or the time at which its cumulative hazard under theta reaches ``hazard`` = c. That time is known before
+    it comes, so the martingale stopped there has mean zero in the model (optional stopping), and is at most
+    max(1, c) = 1 in size. With the hazards of the intervals in the simplex of sum c <= 1 the squared norm of
+    (M, x sum M) is convex, so its largest value is at a corner: max(2, |z|^2). An event at a point of the grid is one
+    of the interval before it; what is after the grid's end counts as censored there.
+
+    Attributes:
+        grid: g_0 < ... < g_J, times.
+        rate: a public guess at events per unit of time, to start from.
+        hazard: c, at most 1.
+    """
+
+    name: ClassVar[str] = "survival"
+    least: ClassVar[float] = 6.0
+    exponential: ClassVar[bool] = True
+    usual: ClassVar[float] = 0.75
+
+    time: str
+    event: str
+    grid: tuple[float, ...]
+    rate: float
+    hazard: float = 0.6
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        """One log hazard an interval."""
+        return tuple(
+            f"log hazard {low:g} to {high:g}" for low, high in zip(self.grid, self.grid[1:], strict=False)
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Time and event."""
+        return self.time, self.event
+
+    def score_norm(self, bound: float) -> float:
+        """max(sqrt 2, B)."""
+        return max(math.sqrt(2), bound)
+
+    def curvature_norm(self, bound: float) -> float:
+        """Return c B^2: hazards of all intervals add up to c at most."""
+        return self.hazard * bound**2
+
+    @property
+    def typical(self) -> float:
+        """A third of c."""
+        return self.hazard / 3
+
+    def start(self, n_covariates: int) -> Float64[np.ndarray, " d"]:
+        """Return the guessed rate in every interval, and no effects."""
+        return np.concatenate((np.full(len(self.leading), math.log(self.rate)), np.zeros(n_covariates)))
+
+    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+        """Return time and event."""
+        time, event = table.numbers(self.time), table.places(self.event)
+        known = (time.state == State.VALID) & (event.state == State.VALID)
+        return np.stack((time.values, event.values.astype(np.float64)), axis=1), known
+
+    def terms(
+        self,
+        covariates: Float64[np.ndarray, "n p"],
+        target: Float64[np.ndarray, "n t"],
+        theta: Float64[np.ndarray, " d"],
+    ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n d d"]]:
+        """Return (M, x sum M) and the sum over intervals of the hazard times the square of (e_j, x)."""
+        grid, size = np.array(self.grid), len(self.leading)
+        time, happened = target.T
+        predictor = theta[:size] + (covariates @ theta[size:])[:, None]
+        hazards = np.clip(time[:, None] - grid[:-1], 0, np.diff(grid)) * np.exp(
+            np.clip(predictor, -REACH, REACH)
+        )
+        until = np.cumsum(hazards, axis=1)
+        before = np.concatenate((np.zeros((len(time), 1)), until[:, :-1]), axis=1)
+        followed = np.clip(self.hazard - before, 0, hazards)
+        counted = (happened > 0) & (until[:, -1] <= self.hazard) & (time > grid[0]) & (time <= grid[-1])
+        martingale = -followed
+        place = np.clip(np.searchsorted(grid, time, side="left") - 1, 0, size - 1)
+        martingale[np.arange(len(time)), place] += counted
+        score = np.concatenate((martingale, covariates * martingale.sum(axis=1)[:, None]), axis=1)
+        curvature = np.zeros((len(time), len(theta), len(theta)))
+        diagonal = np.arange(size)
+        curvature[:, diagonal, diagonal] = followed
+        crossed = followed[:, :, None] * covariates[:, None, :]
+        curvature[:, :size, size:] = crossed
+        curvature[:, size:, :size] = crossed.transpose(0, 2, 1)
+        curvature[:, size:, size:] = (
+            covariates[:, :, None] * covariates[:, None, :] * followed.sum(axis=1)[:, None, None]
+        )
+        return score, curvature

@@ -1,0 +1,234 @@
+"""What a regression released, as ``inference.json`` keeps it: every noisy vector, and what follows from them.
+
+Coefficients, intervals and the thetas in between are functions of this file, so reading it again costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float64
+from pydantic import TypeAdapter, ValidationError
+
+from fedveil.errors import ConfigError, DataError, RunFolderError
+from fedveil.files import parse_json, read_text, reading
+from fedveil.population.schema import Schema
+from fedveil.statistics.inference.covariance import Effect, covariance, effect
+from fedveil.statistics.inference.design import Design
+from fedveil.statistics.inference.equation import Equation, Sums
+from fedveil.statistics.inference.families import Family
+from fedveil.statistics.inference.newton import SOLVABLE, Estimate, estimate, solvable, step
+from fedveil.statistics.inference.request import Inference
+from fedveil.statistics.inference.schedule import Part, schedule
+
+SCHEMA_VERSION: Final = 1
+_LEAST_BOUND: Final = 1.5
+FILE: Final = "inference.json"
+TOO_FEW: Final = "too few people or events for this budget"
+_REQUEST: Final[TypeAdapter[Inference]] = TypeAdapter(Inference)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Noisy:
+    """One release.
+
+    Attributes:
+        vector: (length,) the sum of all silos' messages.
+        multiplier: of its noise, in units of the sensitivity 1.
+        std: of the noise on every number.
+    """
+
+    vector: Float64[np.ndarray, " length"]
+    multiplier: float
+    std: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fitted:
+    """A regression, with as many of its releases as were made.
+
+    Attributes:
+        name: of the run.
+        request: what was asked for.
+        schema: what the columns are.
+        silos: names of all silos.
+        releases: in order.
+    """
+
+    name: str
+    request: Inference
+    schema: Schema
+    silos: tuple[str, ...]
+    releases: tuple[Noisy, ...] = ()
+
+    @cached_property
+    def family(self) -> Family:
+        """The equation that is solved."""
+        return self.request.equation(self.schema)
+
+    @cached_property
+    def design(self) -> Design:
+        """The covariates."""
+        return self.request.design(self.schema)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The releases of a whole regression."""
+        return schedule(self.family)
+
+    def equation(self, place: int) -> Equation:
+        """Return a release's local step: at the theta that follows from those before it, or else at the start.
+
+        Raises:
+            ConfigError: a request that does not fit its schema.
+        """
+        before = self.sums[:place]
+        request, family, design = self.request, self.family, self.design
+        at = step(before) if before else family.start(len(design.names))
+        return Equation(
+            family=family,
+            design=design,
+            bound=request.bound or max(_LEAST_BOUND, family.usual * design.length),
+            theta=tuple(float(value) for value in at),
+            shares=self.parts[place].shares,
+            combine=request.combine,
+            order=request.order,
+        )
+
+    def with_release(self, noisy: Noisy) -> Fitted:
+        """Return the regression with one more release."""
+        return replace(self, releases=(*self.releases, noisy))
+
+    @cached_property
+    def sums(self) -> tuple[Sums, ...]:
+        """What all releases say, each at the theta that follows from those before it."""
+        if not self.releases:
+            return ()
+        before, last = replace(self, releases=self.releases[:-1]), self.releases[-1]
+        at = before.equation(len(before.releases))
+        return (*before.sums, at.sums(last.vector, last.std))
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The estimate of all releases."""
+        return estimate(self.sums)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all coefficients."""
+        return (*self.family.leading, *self.design.names)
+
+    @property
+    def shown(self) -> bool:
+        """Whether there are people enough for intervals: whether curvatures are far enough from their noise."""
+        _, own = solvable(self.sums[-1].curvature, self.sums[-1].curvature_sd)
+        return own >= SOLVABLE and self.estimate.least >= self.family.least
+
+    @cached_property
+    def effects(self) -> tuple[Effect, ...]:
+        """All coefficients in units of their columns; none where there are too few people."""
+        if not self.shown:
+            return ()
+        family, design = self.family, self.design
+        whole, noise = covariance(self.estimate, self.sums[-1])
+        units = (*(1.0 for _ in family.leading), *(1 / unit for unit in design.units))
+        return tuple(
+            effect(
+                name,
+                (float(value), float(whole[place, place]), float(noise[place, place])),
+                unit * family.unit,
+                origin=family.origin if place < len(family.leading) else 0.0,
+                multiplies=family.multiplies,
+            )
+            for place, (name, value, unit) in enumerate(
+                zip(self.names, self.estimate.theta, units, strict=True)
+            )
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the regression as JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "noise": {"law": "discrete Gaussian"},
+            "coefficients": list(self.names),
+            "releases": [
+                {
+                    "multiplier": noisy.multiplier,
+                    "std": noisy.std,
+                    "theta": sums.theta.tolist(),
+                    "vector": noisy.vector.tolist(),
+                }
+                for noisy, sums in zip(self.releases, self.sums, strict=True)
+            ],
+            "silos": list(self.silos),
+            "request": self.request.model_dump(mode="json", exclude_none=True),
+            "schema": self.schema.model_dump(mode="json", exclude_none=True),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, origin: object) -> Fitted:
+        """Return the regression of a document.
+
+        Raises:
+            RunFolderError: another version, or no regression, or one whose numbers do not follow from each other.
+        """
+        if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION:
+            raise RunFolderError(f"{origin}: no regression of schema version {SCHEMA_VERSION}")
+        with reading(origin, RunFolderError):
+            try:
+                found = cls(
+                    name=str(data["name"]),
+                    request=_REQUEST.validate_python(data["request"]),
+                    schema=Schema.model_validate(data["schema"]),
+                    silos=tuple(str(name) for name in data["silos"]),
+                )
+                for one in data["releases"]:
+                    noisy = Noisy(
+                        vector=np.array(one["vector"], dtype=np.float64),
+                        multiplier=float(one["multiplier"]),
+                        std=float(one["std"]),
+                    )
+                    found = _checked(found, noisy, np.array(one["theta"], dtype=np.float64), origin)
+            except (ValidationError, ConfigError, DataError) as error:
+                raise RunFolderError(f"{origin} is damaged: its request is none") from error
+            if len(found.releases) != len(found.parts):
+                raise RunFolderError(
+                    f"{origin} is damaged: {len(found.releases)} of {len(found.parts)} releases"
+                )
+            return found
+
+
+def _checked(found: Fitted, noisy: Noisy, theta: Float64[np.ndarray, " d"], origin: object) -> Fitted:
+    """Return a regression with one more release, whose theta must follow from those before."""
+    own = found.equation(len(found.releases))
+    whole = noisy.vector.shape == (own.length,) and bool(np.isfinite(noisy.vector).all())
+    if not whole or not (math.isfinite(noisy.std) and noisy.std > 0):
+        raise RunFolderError(f"{origin} is damaged: its numbers do not fit its request")
+    if theta.shape != (own.width,) or not np.allclose(theta, own.theta, rtol=1e-6, atol=1e-9):
+        raise RunFolderError(f"{origin} is damaged: its coefficients do not follow from what was released")
+    return found.with_release(noisy)
+
+
+def read_fitted(folder: Path) -> Fitted:
+    """Return what a run folder released.
+
+    Raises:
+        RunFolderError: it has no regression, or a damaged one.
+    """
+    path = folder / FILE
+    if not path.exists():
+        raise RunFolderError(f"{folder}: no run of `fedveil infer`: it has no {FILE}")
+    return Fitted.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError), path)
+
+
+def dumps(fitted: Fitted) -> bytes:
+    """Return the file's content."""
+    return (json.dumps(fitted.to_json(), indent=1, allow_nan=False) + "\n").encode()

@@ -1,0 +1,209 @@
+"""A look at tables finds what changes a guarantee, a run or a model, and repeats no cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from typer.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.errors import DataError
+from fedveil.population.data_report import DataReport, data_report
+from fedveil.population.schema import Schema
+from fedveil.report.data import data_page
+
+COLUMNS = ("patient", "hospital", "age", "sex", "pulse", "score", "sick")
+FEATURES: dict[str, Any] = {
+    "age": {"kind": "number", "lower": 0, "upper": 120},
+    "sex": {"kind": "category", "categories": ["f", "m"]},
+    "pulse": {"kind": "number", "lower": 0, "upper": 300, "missing": "middle"},
+    "score": {"kind": "number", "lower": 0, "upper": 1000},
+}
+SECRET = "s3cret"
+
+
+def schema(**changes: Any) -> Schema:
+    fields: dict[str, Any] = {
+        "n_users": 100,
+        "user": "patient",
+        "silo": "hospital",
+        "target": {"kind": "label", "column": "sick", "classes": ["no", "yes"]},
+        "features": FEATURES,
+    }
+    return Schema.model_validate(fields | changes)
+
+
+def rows() -> list[list[str]]:
+    """Forty records about which there is nothing to say."""
+    return [
+        [
+            f"p{i % 20}",
+            ("north", "south")[i // 20],
+            str(20 + i),
+            "fm"[i % 2],
+            str(60 + i % 7),
+            str(i * 7 % 11),
+            "nnyn"[i % 4],
+        ]
+        for i in range(40)
+    ]
+
+
+def look(folder: Path, table: list[list[str]], how: Schema | None = None) -> DataReport:
+    path = folder / "t.csv"
+    labels = {"n": "no", "y": "yes"}
+    lines = [[*row[:-1], labels.get(row[-1], row[-1])] for row in table]
+    path.write_text("\n".join(",".join(cells) for cells in [list(COLUMNS), *lines]) + "\n")
+    return data_report(how or schema(), [path])
+
+
+def test_ordinary_tables_have_no_finding(tmp_path: Path) -> None:
+    report = look(tmp_path, rows())
+    assert report.findings == ()
+    assert (report.records, report.people, report.in_several_silos) == (40, 20, 20)
+    assert [(one.name, one.records, one.people) for one in report.silos] == [
+        ("north", 20, 20),
+        ("south", 20, 20),
+    ]
+    assert report.classes == {"no": 30, "yes": 10}
+
+
+def changed(cells: dict[tuple[int, str], str]) -> list[list[str]]:
+    table = rows()
+    for (row, column), cell in cells.items():
+        table[row][COLUMNS.index(column)] = cell
+    return table
+
+
+EVERY = range(40)
+CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
+    "zeros": (
+        changed({(0, "patient"): "007", (1, "patient"): "7"}),
+        "guarantee",
+        "patient",
+        "2 ids differ in their form",
+    ),
+    "case and blanks": (
+        changed({(0, "patient"): "A b", (1, "patient"): "ab"}),
+        "guarantee",
+        "patient",
+        "be 1 people",
+    ),
+    "width": (
+        changed({(0, "patient"): "７１", (1, "patient"): "71"}),
+        "guarantee",
+        "patient",
+        "2 ids differ",
+    ),
+    "two ids": (
+        [*rows(), ["q", *rows()[0][1:]]],
+        "guarantee",
+        "patient",
+        "1 records equal one of another id",
+    ),
+    "copies": ([*rows(), rows()[0], rows()[0]], "model", "records", "2 records repeat another one"),
+    "no id": (changed({(0, "patient"): ""}), "run", "patient", "1 records have no id"),
+    "no silo": (changed({(0, "hospital"): "NA"}), "run", "hospital", "1 records name no silo"),
+    "one for all": (
+        changed({(i, "patient"): "unknown" for i in range(9)}),
+        "model",
+        "patient",
+        "22% of the records",
+    ),
+    "missing": (changed({(3, "age"): ""}), "run", "age", "2.5% of the cells are missing"),
+    "mostly missing": (
+        changed({(i, "pulse"): "" for i in range(30)}),
+        "model",
+        "pulse",
+        "75% of the cells are",
+    ),
+    "no number": (changed({(3, "age"): SECRET}), "run", "age", "2.5% of the cells do not fit"),
+    "no category": (changed({(3, "sex"): SECRET}), "run", "sex", "do not fit the declaration (category)"),
+    "clipped": (
+        changed({(i, "age"): "999" for i in range(4)}),
+        "model",
+        "age",
+        "10% of the values lie outside",
+    ),
+    "constant": (
+        changed({(i, "pulse"): "60" for i in EVERY}),
+        "model",
+        "pulse",
+        "the same value in every record",
+    ),
+    "tells": (
+        changed({(i, "score"): str(900 - i if i % 4 == 2 else i) for i in EVERY}),
+        "model",
+        "score",
+        "it alone tells what is predicted",
+    ),
+    "nearly none": (
+        changed({(i, "sick"): "n" for i in range(3, 40)}),
+        "model",
+        "sick",
+        "rarest class has 2.5%",
+    ),
+    "no label": (changed({(3, "sick"): ""}), "run", "sick", "2.5% of the cells are missing"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_found_and_nothing_else(case: str, tmp_path: Path) -> None:
+    table, bears_on, where, found = CASES[case]
+    report = look(tmp_path, table)
+    said = [one for one in report.findings if found in one.found]
+    assert [(one.bears_on, one.where) for one in said] == [(bears_on, where)]
+    assert len(report.findings) == 1
+    assert SECRET not in json.dumps(report.to_json()) + data_page(report)
+
+
+def test_a_feature_that_sounds_like_an_outcome_is_named(tmp_path: Path) -> None:
+    how = schema(
+        features={name: one for name, one in FEATURES.items() if name != "score"}
+        | {"died": FEATURES["score"]}
+    )
+    path = tmp_path / "t.csv"
+    head = ",".join(COLUMNS).replace("score", "died")
+    path.write_text("\n".join([head, *(",".join([*row[:-1], "no"]) for row in rows())]))
+    assert [one.where for one in data_report(how, [path]).findings if "outcome" in one.found] == ["died"]
+
+
+def test_a_target_of_one_class_says_so_twice(tmp_path: Path) -> None:
+    report = look(tmp_path, changed({(i, "sick"): "n" for i in EVERY}))
+    assert [one.found for one in report.findings] == [
+        "the same value in every record",
+        "1 of 2 declared classes have no record here",
+    ]
+
+
+def test_more_people_than_declared_are_found(tmp_path: Path) -> None:
+    report = look(tmp_path, rows(), schema(n_users=3))
+    assert [one.found for one in report.findings] == ["20 people have records, and 3 are declared"]
+
+
+def test_a_header_alone_and_a_table_of_dates_are_looked_through(tmp_path: Path) -> None:
+    assert look(tmp_path, []).records == 0
+    born = {"kind": "date", "lower": "1900-01-01", "upper": "2000-01-01"}
+    report = look(tmp_path, changed({(0, "age"): "1990-01-31"}), schema(features=FEATURES | {"age": born}))
+    assert [one.found for one in report.findings] == ["97.5% of the cells do not fit the declaration (date)"]
+    with pytest.raises(DataError, match="has no column"):
+        look(tmp_path, [], schema(user="who"))
+
+
+def test_the_command_says_for_whom_it_is_and_writes_a_page(tmp_path: Path) -> None:
+    look(tmp_path, [*rows(), rows()[0]])
+    document = schema().model_dump(mode="json", exclude_none=True)
+    (tmp_path / "schema.toml").write_text(tomlkit.dumps(document))
+    page = tmp_path / "page.html"
+    arguments = ["check-data", str(tmp_path / "schema.toml"), str(tmp_path / "t.csv")]
+    said = CliRunner().invoke(app, [*arguments, "--page", str(page)])
+    assert said.exit_code == 0, said.output
+    assert "for whoever holds them" in said.output
+    assert "model: records: 1 records repeat another one" in said.output
+    assert "as private as the records" in page.read_text()
+    printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert printed["findings"][0]["where"] == "records"

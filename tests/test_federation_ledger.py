@@ -1,0 +1,294 @@
+"""A silo's ledger that was deleted, cut, restored or copied is refused: at the start, or in the next session."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.engine.folder import RunFolder
+from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.federation.heads import HEADS, NONE, HeadsSeen
+from fedveil.federation.ledger_audit import _signed, export_ledger, verify_ledger
+from fedveil.federation.silo import TERMS, SiloParty
+from fedveil.federation.silo_ledger import HEAD, LEDGER, adopt
+from fedveil.federation.store import RecordStore
+from fedveil.privacy.ledger import read_entries, read_head, read_lines
+from fedveil.privacy.ledger_lines import Entry, Note
+from fedveil.privacy.loss_distributions import PldAccountant
+from tests.federation_world import Killed, Moments, World, asked, population
+
+STATE = "state-0"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, asked(rounds=2), population())
+    yield made
+    made.close()
+
+
+def stopped(world: World) -> str | None:
+    """Play a run of its own; return why it ended early."""
+    world.run_folder = RunFolder.create(world.folder, world.experiment)
+    world.play()
+    assert world.coordinator is not None
+    world.coordinator.close()
+    assert world.coordinator.outcome is not None
+    return world.coordinator.outcome.stopped
+
+
+def restart(world: World, number: int = 0) -> SiloParty:
+    """End a silo's process, and start another on its folder."""
+    party = world.silos[number]
+    if party is not None:
+        party.close()
+        world.silos[number] = None
+    world.silos[number] = party = world.silo(number)
+    return party
+
+
+def put_back(world: World, copy: Path) -> None:
+    """Replace the state of silo 0, whose process has ended, by an earlier copy."""
+    party = world.silos[0]
+    assert party is not None
+    party.close()
+    world.silos[0] = None
+    shutil.rmtree(world.folder / STATE)
+    shutil.copytree(copy, world.folder / STATE)
+
+
+def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
+    assert stopped(world) is None
+    lines = read_lines(world.folder / STATE / LEDGER)
+    notes = [line for line in lines if isinstance(line, Note)]
+    charges = [line for line in lines if isinstance(line, Entry)]
+    assert [note.kind for note in notes] == ["opened", "policy"]
+    assert json.loads(notes[1].text)["epsilon"] == world.policy.epsilon
+    assert [one.round for one in charges] == [1, 2]
+    kept = {path.stem for path in (world.folder / STATE / TERMS).iterdir()}
+    for one in charges:
+        assert one.origin is not None
+        assert {one.origin.terms} == kept
+        assert one.time is not None
+    (record,) = (world.folder / STATE / "answers").glob("*.answer")
+    head = RecordStore(record.parent).heads()
+    assert list(head) == [read_head(world.folder / STATE / LEDGER).digest]
+    assert HeadsSeen(world.folder / HEADS).last("silo0").hex() == (world.folder / STATE / HEAD).read_text()
+    restart(world)
+    assert [note.kind for note in read_lines(world.folder / STATE / LEDGER) if isinstance(note, Note)] == [
+        *("opened", "policy", "opened")
+    ]
+
+
+@pytest.mark.parametrize("kept", [("head", "answers"), ("head",), ("answers",)], ids=" and ".join)
+@pytest.mark.parametrize("lines", [None, 0, 1, 2, 3])
+def test_a_ledger_that_was_deleted_or_cut_is_refused_at_the_start(
+    world: World, kept: tuple[str, ...], lines: int | None
+) -> None:
+    """Whatever is left of it, as long as the head or one answer of a later time is there."""
+    assert stopped(world) is None
+    ledger = world.folder / STATE / LEDGER
+    whole = ledger.read_bytes()
+    if lines is None:
+        ledger.unlink()
+    else:
+        ledger.write_bytes(b"".join(whole.splitlines(keepends=True)[:lines]))
+    if "answers" not in kept:
+        shutil.rmtree(world.folder / STATE / "answers")
+    if "head" not in kept:
+        (world.folder / STATE / HEAD).unlink()
+    with pytest.raises(IntegrityError, match=r"ledger.jsonl: lines are missing.*adopt"):
+        restart(world)
+    ledger.write_bytes(whole)
+    if "head" in kept:
+        restart(world)
+        assert stopped(world) is None
+
+
+def test_a_ledger_without_the_head_that_stood_beside_it_is_refused(world: World) -> None:
+    (world.folder / STATE / HEAD).unlink()
+    with pytest.raises(IntegrityError, match="head, which stood beside it, is gone"):
+        restart(world)
+    (world.folder / STATE / HEAD).write_text("x")
+    with pytest.raises(IntegrityError, match="damaged"):
+        restart(world)
+
+
+def test_a_state_restored_from_any_earlier_moment_is_refused_in_the_next_session(
+    world: World, tmp_path: Path
+) -> None:
+    """The ledger, the head and the answers, all as they were: only others remember."""
+    moments = tmp_path / "moments"
+    for number in range(3):
+        shutil.copytree(world.folder / STATE, moments / str(number))
+        assert stopped(world) is None
+    for number in range(3):
+        put_back(world, moments / str(number))
+        restart(world)
+        said = stopped(world)
+        assert said is not None
+        assert "silo0 refuses (integrity)" in said
+        assert len(read_entries(world.folder / STATE / LEDGER)) == 2 * number
+
+
+def test_peers_remember_where_the_coordinator_does_not(world: World, tmp_path: Path) -> None:
+    """The coordinator forgot, or helps to hide it: an earlier head is no news to a peer that has heard a later one."""
+    assert stopped(world) is None
+    heads = tmp_path / HEADS
+    earlier = heads.read_bytes()
+    assert stopped(world) is None  # begins by telling all of the heads after the first run
+    assert stopped(world) is None
+    heads.write_bytes(earlier)
+    said = stopped(world)
+    assert said is not None
+    assert "refuses (integrity)" in said
+
+
+def test_two_processes_on_copies_of_one_state_are_noticed(world: World, tmp_path: Path) -> None:
+    """Each goes on by itself, in turn: neither's ledger has what the other charged."""
+    assert stopped(world) is None
+    party = world.silos[0]
+    assert party is not None
+    party.close()
+    shutil.copytree(world.folder / STATE, tmp_path / "copy")
+    world.silos[0] = world.silo(0)
+    assert stopped(world) is None
+    (world.folder / STATE).rename(tmp_path / "first")
+    (tmp_path / "copy").rename(world.folder / STATE)
+    first = world.silos[0]
+    world.silos[0] = world.silo(0)
+    said = stopped(world)
+    assert said is not None
+    assert "silo0 refuses (integrity)" in said
+    assert first is not None
+    first.close()
+
+
+def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
+    heads = HeadsSeen(tmp_path / HEADS)
+    first, second = bytes([1]) * 32, bytes([2]) * 32
+    heads.hear({"north": first, "south": first})
+    heads.hear({"north": second, "south": NONE})
+    again = HeadsSeen(tmp_path / HEADS)
+    assert (again.last("north"), again.last("south"), again.last("west")) == (second, first, NONE)
+    again.hear({"north": second})
+    with pytest.raises(IntegrityError, match="silo north: its ledger has gone back"):
+        again.hear({"north": first})
+    assert HeadsSeen(tmp_path / HEADS).last("north") == second
+    (tmp_path / HEADS).write_text('{"north": ["x"]}')
+    with pytest.raises(RunFolderError, match="damaged"):
+        HeadsSeen(tmp_path / HEADS)
+
+
+def test_an_adopted_ledger_says_so_and_goes_on(world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.folder / STATE, tmp_path / "early")
+    assert stopped(world) is None
+    later = read_head(world.folder / STATE / LEDGER).digest
+    put_back(world, tmp_path / "early")
+    state = world.folder / STATE
+    with pytest.raises(RunFolderError, match="nothing is known to be missing"):
+        adopt(state, "the disk was restored")
+    assert adopt(state, "the disk was restored", (later,)) == 1
+    restart(world)
+    assert stopped(world) is None
+    (note,) = (one for one in read_lines(state / LEDGER) if isinstance(one, Note) and one.kind == "adopted")
+    assert (note.text, note.missing) == ("the disk was restored", (later,))
+    (state / HEAD).unlink()
+    with pytest.raises(IntegrityError):
+        restart(world)
+    assert adopt(state, "the head was lost") == 0
+    restart(world)
+
+
+# --- for an auditor ------------------------------------------------------------------------------------------
+
+
+def exported(world: World, target: Path) -> dict[str, Any]:
+    """The ledger of silo 0 as an auditor gets it."""
+    export_ledger(
+        world.folder / STATE,
+        target,
+        identity=world.keys[0],
+        membership=world.membership,
+        number=0,
+        delta=1e-5,
+    )
+    document: dict[str, Any] = json.loads(target.read_text())
+    return document
+
+
+def failed(path: Path, trusted: tuple[str, ...] = ()) -> set[str]:
+    return {one.name for one in verify_ledger(path, trusted).checks if one.outcome == "fails"}
+
+
+def signed_again(world: World, document: dict[str, Any], path: Path) -> Path:
+    """What a silo would write that wants to deceive: its own key signs it."""
+    document["signature"] = world.keys[0].sign(_signed(document)).hex()
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> None:
+    assert stopped(world) is None
+    assert stopped(world) is None
+    target = tmp_path / "audit.json"
+    document = exported(world, target)
+    key = world.keys[0].public.raw.hex()
+    assert verify_ledger(target, (key,)).holds
+    details = {one.name: one.detail for one in verify_ledger(target, (key,)).checks}
+    assert details["terms"] == "1 proposals, each signed by the coordinator"  # two runs on the same terms
+    assert "4 charges" in details["epsilon"]
+    ledger = world.silos[0]
+    assert ledger is not None
+    spent = PldAccountant().epsilon(ledger._ledger.ledger.spent(), 1e-5)
+    assert document["epsilon"]["pld"] == pytest.approx(spent, rel=1e-12)
+    assert failed(target, ("0" * 64,)) == {"signature"}
+
+    for step in range(0, len(target.read_bytes()), 97):  # a byte anywhere
+        content = bytearray(target.read_bytes())
+        content[step] ^= 4
+        (tmp_path / "flipped.json").write_bytes(content)
+        try:
+            same = json.loads(content) == document
+        except ValueError:
+            same = False
+        assert same or failed(tmp_path / "flipped.json"), step
+
+    cheap = dict(document, epsilon={name: value / 1.02 for name, value in document["epsilon"].items()})
+    assert failed(signed_again(world, cheap, tmp_path / "cheap.json")) == {"epsilon"}
+    short = dict(document, lines=document["lines"][:2] + document["lines"][3:])
+    assert failed(signed_again(world, short, tmp_path / "short.json")) == {"file"}
+    unasked = dict(document, terms={})
+    assert failed(signed_again(world, unasked, tmp_path / "unasked.json")) == {"terms"}
+    (name, letter), *_ = document["terms"].items()
+    forged = dict(document, terms={name: letter[:-2] + ("00" if letter[-2:] != "00" else "01")})
+    assert failed(signed_again(world, forged, tmp_path / "forged.json")) == {"terms"}
+
+
+@pytest.mark.parametrize("moment", range(14))
+def test_a_silo_that_is_killed_at_any_write_starts_again(
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger has at least what any answer and the head say: none is refused for a crash."""
+    made = World(tmp_path, asked(rounds=2), population())
+    for party in made.silos:
+        assert party is not None
+        party.close()
+    shutil.rmtree(tmp_path / STATE)
+    moments = Moments(monkeypatch)
+    for _ in range(2):
+        try:
+            first = moments.during(moment, lambda: made.silo(0))
+            first.close()
+        except Killed:
+            pass
+    for number in range(3):
+        made.silos[number] = made.silo(number)
+    assert stopped(made) is None
+    assert [one.round for one in read_entries(tmp_path / STATE / LEDGER)] == [1, 2]
+    made.close()

@@ -1,0 +1,461 @@
+"""Regression: bounds of every family, its oracle statsmodels, its solver, and intervals that count the noise."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import poisson
+
+from fedveil.methods.weights import Weights
+from fedveil.population.columns import ColumnTable, Numbers, Places
+from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.privacy.bounds import FixedVector
+from fedveil.statistics.inference.covariance import covariance, effect, positive
+from fedveil.statistics.inference.equation import Sums
+from fedveil.statistics.inference.families import Linear, Logistic, PiecewiseExponential, Poisson
+from fedveil.statistics.inference.fitted import Fitted
+from fedveil.statistics.inference.newton import LONGEST_STEP, estimate, step
+from fedveil.statistics.local import silo_sums
+from tests.regressions import SILOS, Made, asked, exact_sum, made, released, table_of
+
+GRID = 2.0**-29
+FAMILIES: dict[str, dict[str, Any]] = {
+    "logistic": {},
+    "linear": {"cut": 2.0},
+    "poisson": {"cap": 3},
+    "survival": {"grid": (0.0, 1.5, 3.0, 5.0)},
+}
+CELL = st.floats(-1e300, 1e300) | st.sampled_from([np.inf, -np.inf, 0.0, 3.0, -3.0]) | st.floats(-4, 4)
+RECORD = st.tuples(
+    st.integers(0, 2), st.integers(0, 4), st.lists(CELL, min_size=4, max_size=4), st.integers(0, 5)
+)
+
+
+def equation_of(family: str, theta: list[float], place: int = 2) -> Any:
+    """Return the local step of a release at a given theta."""
+    fitted = asked(family, 10, 2, bound=1.7, **FAMILIES[family])
+    width = len(fitted.names)
+    return replace(
+        fitted.equation(0), theta=tuple((theta * width)[:width]), shares=fitted.parts[place].shares
+    )
+
+
+def people(family: str, records: list[Any]) -> ColumnTable:
+    """Return arbitrary records: cells of any size, some of them missing or unreadable."""
+    cells = np.array([cells for _, _, cells, _ in records], dtype=np.float64).reshape(-1, 4)
+    state = np.array([1 if odd == 5 else 0 for *_, odd in records], dtype=np.int8)
+    label = np.array([odd % 2 for *_, odd in records], dtype=np.int64)
+    valid = np.zeros(len(records), dtype=np.int8)
+    whole = family in ("logistic", "survival")
+    return ColumnTable(
+        columns={
+            "x0": Numbers(values=cells[:, 0], state=state),
+            "x1": Numbers(values=cells[:, 1], state=valid),
+            "t": Numbers(values=cells[:, 2], state=valid),
+            "y": Places(values=label, state=valid) if whole else Numbers(values=cells[:, 3], state=valid),
+        },
+        silo=np.array([silo for _, silo, _, _ in records], dtype=np.int32),
+        user=np.array([user for user, _, _, _ in records], dtype=np.int32),
+        n_users=10,
+        silo_names=SILOS,
+    )
+
+
+# --- what one person moves ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=40, deadline=None)
+@given(
+    records=st.lists(RECORD, min_size=1, max_size=8),
+    theta=st.lists(st.floats(-3, 3) | st.floats(-1e6, 1e6), min_size=1, max_size=3),
+)
+def test_one_person_moves_the_stored_integers_by_the_norm_at_most(
+    family: str, records: list[Any], theta: list[float]
+) -> None:
+    """In rational arithmetic, whatever her cells, silos and weights; every block by no more than its share."""
+    step_at, bound = equation_of(family, theta), FixedVector(norm=1.0, step=GRID)
+    d = step_at.width
+    triangle = d * (d + 1) // 2
+    for weights in (Weights.BY_RECORDS, Weights.UNIFORM):
+        sums = []
+        for kept in (records, [one for one in records if one[0] != 0]):
+            if not kept:
+                sums.append(np.zeros(step_at.length))
+                continue
+            table = people(family, kept)
+            of_pairs = weights.of(table.pairs(), len(SILOS), table.n_users)
+            sums.append(silo_sums(step_at, table, of_pairs, bound).sum(axis=0) / GRID)
+        moved = [Fraction(int(a)) - Fraction(int(b)) for a, b in zip(*sums, strict=True)]
+        assert sum(one**2 for one in moved) <= Fraction(1 / GRID) ** 2
+        shares = step_at.shares
+        blocks = (moved[:d], moved[d : d + triangle], moved[d + triangle :])
+        for block, share in zip(blocks, (shares.gradient, shares.curvature, shares.spread), strict=True):
+            assert sum(one**2 for one in block) <= Fraction(share * (1 + 1e-12)) * Fraction(1 / GRID) ** 2
+
+
+@pytest.mark.parametrize(
+    ("family", "reached"),
+    [
+        (Logistic("y"), 0.98),
+        (Linear("y", 0.0, 2.0), 0.98),
+        (Poisson("y", 3), 0.98),
+        (PiecewiseExponential("t", "y", (0.0, 1.0, 2.0), 0.5), 0.98),
+    ],
+)
+def test_bounds_are_reached_and_not_exceeded(family: Any, reached: float) -> None:
+    """A search over covariates, targets and theta: claims two percent smaller would be false."""
+    rng = np.random.default_rng(1)
+    size = 4000
+    longest = widest = 0.0
+    for bound, scale in itertools.product((1.6, 2.5), (0.1, 1.0, 3.0, 8.0)):
+        x = rng.normal(size=(size, 2)) * rng.choice([0.3, 1, 3], size=(size, 1))
+        target = np.stack((rng.random(size) * 3, rng.integers(0, 2, size).astype(float)), axis=1)
+        if family.name != "survival":
+            target = target[:, 1:] * (1 if family.name == "logistic" else 4)
+        weight = np.minimum(1, bound**2 / (1 + (x**2).sum(axis=1)))
+        for _ in range(4):
+            theta = rng.normal(size=len(family.leading) + 2) * scale
+            score, curvature = family.terms(x, target, theta)
+            lengths = np.linalg.norm(score, axis=1) * weight / family.score_norm(bound)
+            widths = np.linalg.norm(curvature, axis=(1, 2)) * weight / family.curvature_norm(bound)
+            longest, widest = max(longest, float(lengths.max())), max(widest, float(widths.max()))
+    assert reached < longest <= 1 + 1e-12
+    assert reached < widest <= 1 + 1e-12
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1), st.lists(st.floats(-1, 1), min_size=3, max_size=3)), min_size=1, max_size=4
+    )
+)
+def test_the_spread_covers_people_in_several_silos(silos: list[Any]) -> None:
+    """(sum w psi)(sum w psi)' is at most sum w psi psi' for weights that sum to at most 1; not for larger weights."""
+    total = max(1.0, sum(weight for weight, _ in silos))
+    score = sum(np.array(psi) * weight / total for weight, psi in silos)
+    released = sum(np.outer(psi, psi) * weight / total for weight, psi in silos)
+    assert np.linalg.eigvalsh(released - np.outer(score, score)).min() >= -1e-12
+
+
+# --- the equations ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [Logistic("y"), Linear("y", 0.0, 2.0), Poisson("y", 4)])
+def test_the_curvature_is_the_slope_of_the_score(family: Any) -> None:
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(50, 2)), rng.integers(0, 2, size=(50, 1)).astype(float)
+    theta = np.array([0.2, -0.3, 0.4])
+    _, curvature = family.terms(x, y, theta)
+    for place in range(3):
+        ahead, behind = theta.copy(), theta.copy()
+        ahead[place] += 1e-6
+        behind[place] -= 1e-6
+        slope = (family.terms(x, y, behind)[0] - family.terms(x, y, ahead)[0]) / 2e-6
+        assert np.allclose(slope, curvature[:, :, place], atol=1e-6)
+
+
+def test_capped_counts_have_residuals_of_mean_zero() -> None:
+    """Exactly, by the sum over all counts; with the plain mean in place of the capped one they have not."""
+    family, predictor = Poisson("y", 3), np.log(np.array([0.8, 1.0, 2.5]))
+    counts = np.arange(60)
+    for place, eta in enumerate(predictor):
+        mass = poisson.pmf(counts, np.exp(eta))
+        r, _ = family.residual(counts.astype(float), np.full(60, eta))
+        assert float(mass @ r) == pytest.approx(0, abs=1e-9), place
+        assert abs(float(mass @ (np.minimum(counts, 3) - np.exp(eta)))) > 0.001
+
+
+def test_stopped_martingales_have_mean_zero_at_the_truth() -> None:
+    """Within 5 standard errors at the true hazards, and not at hazards 5 % off."""
+    rng = np.random.default_rng(3)
+    n, beta = 200_000, np.array([0.6])
+    x = rng.normal(size=(n, 1))
+    time = rng.exponential(size=n) / (0.4 * np.exp(x @ beta))
+    censored = 4 * rng.random(n)
+    target = np.stack((np.minimum(time, censored), (time <= censored).astype(float)), axis=1)
+    family = PiecewiseExponential("t", "y", (0.0, 1.0, 3.0), 0.4)
+    truth = np.array([np.log(0.4), np.log(0.4), 0.6])
+
+    def z(theta: np.ndarray) -> np.ndarray:
+        score, _ = family.terms(x, target, theta)
+        found: np.ndarray = score.mean(axis=0) / (score.std(axis=0) / np.sqrt(n))
+        return found
+
+    assert np.abs(z(truth)).max() < 5
+    assert np.abs(z(truth + np.log(1.05))).max() > 8
+
+
+def test_events_at_a_point_of_the_grid_are_of_the_interval_before_it() -> None:
+    family = PiecewiseExponential("t", "y", (0.0, 1.0, 2.0), 0.01)
+    theta = np.log(np.array([0.01, 0.01]))
+    times = np.array([[1.0, 1], [2.0, 1], [2.5, 1], [0.0, 1], [np.inf, 1]])
+    score, _ = family.terms(np.empty((5, 0)), times, theta)
+    events = score + np.array([[0.01, 0], [0.01, 0.01], [0.01, 0.01], [0, 0], [0.01, 0.01]])
+    assert events.round(12).tolist() == [[1, 0], [0, 1], [0, 0], [0, 0], [0, 0]]
+
+
+# --- the oracle: statsmodels on the same weighted equation --------------------------------------------------
+
+
+def solved(one: Made) -> tuple[Fitted, Sums]:
+    """Return the solution without noise, by many steps, and the sums there."""
+    sums, theta = None, None
+    for _ in range(12):
+        at = one.fitted.equation(2)
+        at = at if theta is None else replace(at, theta=tuple(theta.tolist()))
+        weights = Weights.BY_RECORDS.of(one.table.pairs(), 5, one.table.n_users).numpy()
+        records, _, mixed = at.pairs(one.table)
+        exact = sum(weights[some] @ vectors.numpy() for some, vectors in at.vectors(records, mixed))
+        sums = at.sums(exact, 1e-9)
+        theta = sums.theta + np.linalg.solve(sums.curvature, sums.gradient)
+    assert sums is not None
+    assert np.abs(sums.gradient).max() < 1e-6
+    return one.fitted, sums
+
+
+def weights_of(one: Made) -> tuple[np.ndarray, np.ndarray]:
+    """Return the design with its intercept, and every record's weight a / N_u."""
+    x, _ = one.fitted.design.of(one.table)
+    bound = one.fitted.equation(0).bound
+    count = np.bincount(one.table.user)
+    return sm.add_constant(x), np.minimum(1, bound**2 / (1 + (x**2).sum(axis=1))) / count[one.table.user]
+
+
+@pytest.mark.filterwarnings("ignore:cov_type not fully supported with var_weights")
+@pytest.mark.parametrize(
+    ("family", "keys", "model"),
+    [
+        ("logistic", {}, sm.families.Binomial()),
+        ("poisson", {"cap": 40}, sm.families.Poisson()),
+        ("linear", {"cut": 1e6}, sm.families.Gaussian()),
+    ],
+)
+def test_the_solution_is_that_of_statsmodels_with_clustered_covariance(
+    family: str, keys: dict[str, Any], model: Any
+) -> None:
+    """Nobody in two silos, no noise: coefficients and the sandwich over people agree to seven digits."""
+    one = made(family, 300, 0.0, np.random.default_rng(4), **keys)
+    _, sums = solved(one)
+    x, weight = weights_of(one)
+    column = one.table.columns["y"]
+    oracle = sm.GLM(column.values.astype(float), x, family=model, var_weights=weight).fit(
+        tol=1e-12,
+        maxiter=100,
+        cov_type="cluster",
+        cov_kwds={"groups": one.table.user, "use_correction": False, "df_correction": False},
+    )
+    scale = one.fitted.family.unit
+    assert np.allclose(sums.theta * scale, oracle.params, atol=1e-6)
+    curvature = np.linalg.inv(sums.curvature)
+    assert sums.spread is not None
+    assert np.allclose(
+        curvature @ sums.spread @ curvature * scale**2, oracle.cov_params(), rtol=1e-4, atol=1e-9
+    )
+
+
+def test_piecewise_hazards_are_those_of_a_poisson_regression_of_split_records() -> None:
+    """Where nobody is followed to the end of c: one row an interval, offset log exposure."""
+    rng = np.random.default_rng(5)
+    n, grid = 400, (0.0, 1.0, 3.0)
+    x = rng.normal(size=(n, 2))
+    time, censored = rng.exponential(size=n) / (0.02 * np.exp(0.3 * x[:, 0])), 3.5 * rng.random(n)
+    target = {"t": np.minimum(time, censored), "y": (time <= censored).astype(np.int64)}
+    table = table_of(np.arange(n), np.zeros(n), x, target)
+    one = Made(asked("survival", n, 2, grid=grid, rate=0.02, hazard=1.0), table, np.zeros(4))
+    _, sums = solved(one)
+    covariates, _ = one.fitted.design.of(table)
+    weight = np.minimum(1, one.fitted.equation(0).bound ** 2 / (1 + (covariates**2).sum(axis=1)))
+    rows = []
+    for low, high in itertools.pairwise(grid):
+        exposure = np.clip(target["t"] - low, 0, high - low)
+        happened = (target["y"] == 1) & (target["t"] > low) & (target["t"] <= high)
+        place = np.tile([float(low == 0), float(low == 1)], (n, 1))
+        rows.append(np.column_stack((happened, exposure, weight, place, covariates))[exposure > 0])
+    split = np.concatenate(rows)
+    oracle = sm.GLM(
+        split[:, 0],
+        split[:, 3:],
+        family=sm.families.Poisson(),
+        offset=np.log(split[:, 1]),
+        freq_weights=split[:, 2],
+    ).fit(tol=1e-12)
+    assert np.allclose(sums.theta, oracle.params, atol=1e-6)
+
+
+# --- the solver ---------------------------------------------------------------------------------------------
+
+
+def sums_at(theta: np.ndarray, solution: np.ndarray, slope: np.ndarray, sd: float) -> Sums:
+    """Return the sums of a linear equation without noise, said to have some."""
+    return Sums(
+        theta=theta,
+        gradient=slope @ (solution - theta),
+        curvature=slope,
+        spread=np.eye(len(theta)),
+        gradient_sd=sd,
+        curvature_sd=sd / 50,
+    )
+
+
+def test_a_linear_equation_is_solved_exactly_by_any_number_of_releases() -> None:
+    rng = np.random.default_rng(6)
+    slope, solution = np.diag([4.0, 5.0, 6.0]) + 0.5, np.array([0.3, -0.2, 0.5])
+    found = [sums_at(rng.normal(size=3), solution, slope, sd) for sd in (3.0, 1.0, 2.0)]
+    for many in (1, 2, 3):
+        assert np.allclose(estimate(found[:many]).theta, solution)
+    assert np.linalg.norm(step([sums_at(np.zeros(3), 100 * solution, slope, 1.0)])) == pytest.approx(
+        LONGEST_STEP
+    )
+
+
+def test_releases_near_the_solution_count_by_their_noise() -> None:
+    """Inverse variances: of two equations at the solution with sd 3 and 1, nine tenths are the second's."""
+    solution, slope = np.zeros(2), np.eye(2) * 1e4
+    off = sums_at(np.array([1e-9, 0.0]), solution, slope, 3.0)
+    near = sums_at(solution, solution, slope, 1.0)
+    noise = estimate([off, near]).noise
+    assert np.allclose(noise, np.eye(2) * (0.1**2 * 9 + 0.9**2), rtol=1e-6)
+
+
+def test_the_noise_of_a_curvature_counts_with_the_distance_that_it_multiplies() -> None:
+    """The covariance of E d for symmetric E, against 200,000 draws; a tenth less is refused by the draws."""
+    rng = np.random.default_rng(7)
+    far = sums_at(np.array([1.0, 2.0]), np.zeros(2), np.eye(2) * 1e3, 1e-3)
+    claimed = estimate([far]).noise - np.eye(2) * 1e-6
+    draws = rng.normal(size=(200_000, 3)) * far.curvature_sd / np.sqrt([1, 2, 1])
+    moved = np.stack((draws[:, 0] + 2 * draws[:, 1], draws[:, 1] + 2 * draws[:, 2]), axis=1)
+    seen = moved.T @ moved / len(moved)
+    assert np.allclose(seen, claimed, rtol=0.03, atol=0)
+    assert not np.allclose(seen, 0.9 * claimed, rtol=0.03, atol=0)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=4, max_size=4))
+def test_the_nearest_positive_matrix_keeps_the_trace(values: list[float]) -> None:
+    q, _ = np.linalg.qr(np.random.default_rng(8).normal(size=(4, 4)))
+    found = positive((q * values) @ q.T)
+    assert np.linalg.eigvalsh(found).min() >= -1e-9
+    assert np.trace(found) == pytest.approx(max(0.0, sum(values)), abs=1e-9)
+
+
+def test_a_coefficient_is_told_in_units_of_its_column() -> None:
+    one = effect("age", (0.5, 0.04, 0.01), 0.1, multiplies=True)
+    assert (one.estimate, one.low, one.high) == pytest.approx((0.05, 0.0108, 0.0892), abs=1e-4)
+    assert one.z == pytest.approx(2.5)
+    assert one.p == pytest.approx(0.012419, abs=1e-6)
+    assert one.privacy == pytest.approx(0.25)
+    assert one.ratio == pytest.approx((np.exp(0.05), np.exp(one.low), np.exp(one.high)))
+
+
+# --- intervals ----------------------------------------------------------------------------------------------
+
+
+def mu_of(epsilon: float) -> float:
+    """Return the strength of Gaussian releases with this epsilon at delta 1e-5."""
+    return float(brentq(lambda mu: gaussian_epsilon(mu, 1e-5) - epsilon, 1e-3, 10))
+
+
+def coverage(
+    family: str, n_users: int, epsilon: float, overlap: float, runs: int, **keys: Any
+) -> dict[str, Any]:
+    """Simulate regressions; return coverage (all runs, and without the noise), rmse and the share with intervals."""
+    rng, mu = np.random.default_rng(0), mu_of(epsilon)
+    errors, held, naive, shown = [], [], [], []
+    for _ in range(runs):
+        one = made(family, n_users, overlap, rng, **keys)
+        fitted = released(one, mu, rng)
+        whole, noise = covariance(fitted.estimate, fitted.sums[-1])
+        error = fitted.estimate.theta * fitted.family.unit - one.truth
+        errors.append(error)
+        held.append(np.abs(error) < 1.96 * np.sqrt(np.diag(whole)) * fitted.family.unit)
+        naive.append(np.abs(error) < 1.96 * np.sqrt(np.diag(whole - noise)) * fitted.family.unit)
+        shown.append(fitted.shown)
+    kept = np.array(held)[np.array(shown)]
+    return {
+        "rmse": float(np.sqrt(np.mean(np.square(errors)))),
+        "all": 100 * float(np.mean(held)),
+        "shown": float(np.mean(shown)),
+        "given shown": 100 * float(kept.mean()) if len(kept) else float("nan"),
+        "naive": 100 * float(np.mean(naive)),
+    }
+
+
+@pytest.mark.parametrize(("family", "rmse"), [("logistic", 0.15), ("linear", 0.06)])
+def test_a_thousand_people_at_epsilon_1_are_enough(family: str, rmse: float) -> None:
+    """Twelve runs of eight coefficients: errors as small as promised; intervals hold, and not without the noise."""
+    found = coverage(family, 1000, 1.0, 0.5, 12, **FAMILIES[family])
+    assert found["rmse"] < rmse
+    assert found["all"] > 90
+    assert found["naive"] < 88
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [0.0, 0.5])
+@pytest.mark.parametrize("family", ["logistic", "linear"])
+def test_intervals_of_a_hundred_simulations_hold_in_every_cell(family: str, overlap: float) -> None:
+    most = {"logistic": 0.15, "linear": 0.06}[family]
+    for n_users, epsilon in itertools.product((1000, 5000), (1.0, 3.0)):
+        found = coverage(family, n_users, epsilon, overlap, 100, **FAMILIES[family])
+        assert 93 <= found["all"] <= 97.6, (n_users, epsilon, found)
+        assert 93 <= found["given shown"] <= 97.6, (n_users, epsilon, found)
+        assert found["shown"] >= 0.9, (n_users, epsilon, found)
+        assert found["rmse"] <= most, (n_users, epsilon, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [0.0, 0.5])
+def test_intervals_of_hazards_hold_where_there_are_events_enough(overlap: float) -> None:
+    cells = (
+        (1000, 3.0, 3, (0.0, 2.0, 5.0)),
+        (5000, 1.0, 3, (0.0, 2.0, 5.0)),
+        (5000, 3.0, 5, (0.0, 1.5, 3.0, 5.0)),
+    )
+    for n_users, epsilon, covariates, grid in cells:
+        found = coverage("survival", n_users, epsilon, overlap, 100, covariates=covariates, grid=grid)
+        assert 92.5 <= found["all"] <= 97.6, (n_users, epsilon, found)
+        assert found["shown"] >= 0.9, (n_users, epsilon, found)
+
+
+@pytest.mark.slow
+def test_intervals_of_rates_hold() -> None:
+    found = coverage("poisson", 5000, 1.0, 0.5, 60, cap=4)
+    assert 93 <= found["all"] <= 98.5, found
+
+
+def test_too_few_people_have_no_intervals() -> None:
+    """Three intervals and five covariates of 1000 people at epsilon 1: refused after the release, run by run."""
+    rng = np.random.default_rng(9)
+    one = made("survival", 1000, 0.0, rng, covariates=5, grid=(0.0, 1.5, 3.0, 5.0))
+    fitted = released(one, mu_of(1.0), rng)
+    assert not fitted.shown
+    assert fitted.effects == ()
+    assert np.isfinite(fitted.estimate.theta).all()
+
+
+def test_sums_are_read_back_from_their_vector() -> None:
+    """Curvature and spread are symmetric, and what they are by the loop over people."""
+    one = made("logistic", 40, 0.5, np.random.default_rng(10))
+    at = one.fitted.equation(2)
+    sums = at.sums(exact_sum(one.fitted, one.table, 2), 1.0)
+    x, weight = weights_of(one)
+    y = one.table.columns["y"].values
+    score = x * ((y - 0.5) * weight)[:, None]
+    pairs = one.table.pairs()
+    count = np.bincount(one.table.user)
+    spread = np.zeros((8, 8))
+    for start, size, user in zip(pairs.start, pairs.size, pairs.user, strict=True):
+        own = score[pairs.order[start : start + size]].sum(axis=0) * count[user] / size
+        spread += np.outer(own, own) * size / count[user]
+    assert np.allclose(sums.gradient, score.sum(axis=0))
+    assert np.allclose(sums.curvature, (x * (0.25 * weight)[:, None]).T @ x)
+    assert sums.spread is not None
+    assert np.allclose(sums.spread, spread)
