@@ -221,7 +221,7 @@ def _over_flower() -> Iterator[Row]:
         home = CoordinatorFolder(made.provisioned.coordinator)
         with served(made) as coordinator:
             silos = [
-                subprocess.Popen(["fedveil", "silo", str(SiloFolder(path).path)])
+                subprocess.Popen(["fedveil", "silo", "serve", str(SiloFolder(path).path)])
                 for path in made.provisioned.silos
             ]
             try:

@@ -148,9 +148,11 @@ class _Federation:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> _Federation:
-        self._processes = [subprocess.Popen(["fedveil", "coordinator", str(self._home.path)])]
+        self._processes = [subprocess.Popen(["fedveil", "coordinator", "serve", str(self._home.path)])]
         wait_for(self._home / "run" / SOCKET)
-        self._processes += [subprocess.Popen(["fedveil", "silo", str(path)]) for path in self._founded.silos]
+        self._processes += [
+            subprocess.Popen(["fedveil", "silo", "serve", str(path)]) for path in self._founded.silos
+        ]
         for path in self._founded.silos:
             wait_for(path / "run" / "guard")
         return self

@@ -87,7 +87,7 @@ def served(made: Demonstration, *, output: int | None = None) -> subprocess.Pope
         RuntimeError: it ended instead.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedveil", "coordinator", str(made.provisioned.coordinator)],
+        [sys.executable, "-m", "fedveil", "coordinator", "serve", str(made.provisioned.coordinator)],
         stdout=subprocess.PIPE,
         stderr=output,
         text=True,

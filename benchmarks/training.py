@@ -123,16 +123,9 @@ def _task(model: str) -> Task:
 def vectorised(model: str, pairs: int, compile: bool = False) -> Callable[[], object]:
     """Return a round of the vectorised trainer."""
     task, cohort = _task(model), synthetic(pairs)
-    return partial(
-        VmapTrainer(task=task, local=LOCAL, compile=compile).sums,
-        task.initial(),
-        cohort,
-        torch.arange(pairs),
-        torch.ones(pairs, dtype=torch.float64),
-        CLIP,
-        ExperimentRandomness(0),
-        ("round", 1),
-    )
+    everybody, ones = torch.arange(pairs), torch.ones(pairs, dtype=torch.float64)
+    job = TrainJob(task.initial(), cohort, everybody, ones, CLIP, ExperimentRandomness(0), ("round", 1))
+    return partial(VmapTrainer(task=task, local=LOCAL, compile=compile).sums, job)
 
 
 def plain(model: str, pairs: int) -> Callable[[], object]:

@@ -104,17 +104,10 @@ def _rates(task: Task, local: LocalSgd, cohort: Cohort, sample: int, repeats: in
     """Return local steps per CPU second: of a whole round, and of the loop over a sample of contributions."""
     everybody = torch.arange(len(cohort.groups))
     chosen = torch.from_numpy(np.random.default_rng(1).permutation(len(everybody))[:sample])
+    ones = torch.ones(len(everybody), dtype=torch.float64)
+    job = TrainJob(task.initial(), cohort, everybody, ones, CLIP, ExperimentRandomness(0), ("round", 1))
     seconds = cpu_seconds(
-        partial(
-            SpanTrainer(task=task, local=local).sums,
-            task.initial(),
-            cohort,
-            everybody,
-            torch.ones(len(everybody), dtype=torch.float64),
-            CLIP,
-            ExperimentRandomness(0),
-            ("round", 1),
-        ),
+        partial(SpanTrainer(task=task, local=local).sums, job),
         plain_loop(task, local, cohort, chosen),
         repeats=repeats,
     )

@@ -242,7 +242,7 @@ def test_an_option_of_a_denoiser_that_was_not_asked_for_is_refused_with_the_righ
         return failure(monkeypatch, capsys, "check", str(toml), *options)
 
     client = ("method.name=dp-fed-ls", "method.smoothing=1", "data.n_silos=", "data.allocation.law=clients")
-    assert "server.smoothing: no such key; known here: denoiser" in error("server.smoothing=2")
+    assert "server.smoothing: no such key; known here: average, denoiser" in error("server.smoothing=2")
     assert "server.denoiser.scope: no such key; known here: name; it belongs to name = 'laplacian'" in error(
         "server.denoiser.name=james-stein", "server.denoiser.scope=vector"
     )

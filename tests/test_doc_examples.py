@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -24,6 +25,8 @@ from fedveil.engine.run import over_budget
 from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
+from fedveil.flower.folders import SiloFolder
+from fedveil.flower.guard import open_silo
 from fedveil.keys import Filled, keys_of
 from fedveil.methods import Method, keys
 from fedveil.population.schema import Schema
@@ -182,7 +185,9 @@ def test_messages_are_those_of_the_program(
         assert stop.value.code == 2
         assert capsys.readouterr().err.startswith(expected.removesuffix("..."))
     prepared: Any = SimpleNamespace(
-        experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)), epsilon_after=lambda rounds: 1.535
+        experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
+        epsilon_with=lambda role, rounds, beside: 1.535,
+        beside=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
     assert words(stopped) == f"hospitals: stopped: {over_budget(prepared, 10)}"
@@ -219,17 +224,46 @@ def test_tables_are_read_as_the_page_says(here: Path) -> None:
     assert (population.n_users, population.n_silos, len(population.train)) == (500, 2, 12)
 
 
-def test_the_paths_of_a_founded_federation_are_those_of_the_page(hospitals: Path) -> None:
-    fedveil(only("docs/deployment.md", 1))
-    text = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
-    lines = [
-        line.removeprefix("$ ") for place in (2, 3) for line in BLOCKS[f"docs/deployment.md:{place}"].commands
+def test_the_handbook_is_true(hospitals: Path) -> None:
+    """Every command of the page, in its order, but for those that serve and those that need whoever serves."""
+    page, prints, untried = "docs/deployment.md", dict[str, str](), []
+    blocks = [
+        BLOCKS[name] for name in sorted(BLOCKS, key=lambda one: BLOCKS[one].place) if name.startswith(page)
     ]
-    lines += re.findall(r"`(fedveil coordinator \S+)`", text)
-    folders = [word for line in lines for word in shlex.split(line) if word.startswith("federation/")]
-    assert len(folders) == len(lines)
-    for folder in folders:
-        assert (hospitals / folder / "membership.toml").is_file(), folder
+    for line in (line for block in blocks[1:] for line in block.commands):
+        words_ = shlex.split(line)
+        if words_[2] in ("serve", "run"):
+            untried.append(line)
+            continue
+        if "--fingerprint" in words_:
+            words_[-1] = prints[words_[4]]
+        if words_[2] in ("found", "join"):
+            words_.append("--no-passphrase")
+        said = fedveil(shlex.join(words_)).strip().rpartition(": ")[2]
+        match words_[2:4]:
+            case ["found", folder]:
+                shutil.copy(hospitals / folder / "charter.toml", hospitals)
+            case ["join", folder]:
+                shutil.copy(hospitals / folder / f"{folder}.request", hospitals)
+                prints[f"{folder}.request"] = said
+            case ["seal", folder]:
+                shutil.copytree(hospitals / folder / "sealed", hospitals / "sealed", dirs_exist_ok=True)
+                prints["sealed/membership.toml"] = said
+            case ["accept", "north"]:
+                numbered = re.sub(r"(?m)^P0*(\d+),", r"\1,", (hospitals / "north.csv").read_text())
+                (hospitals / "north" / "table.csv").write_text(numbered)
+                open_silo(SiloFolder(hospitals / "north")).close()
+            case ["rotate", "north"]:
+                assert len(said.split()) == 8
+                lose_a_line(hospitals / "north" / "state" / "ledger.jsonl")
+    assert [shlex.split(line)[1:3] for line in untried] == [
+        *(["silo", "serve"], ["coordinator", "serve"], ["federation", "run"])
+    ]
+
+
+def lose_a_line(ledger: Path) -> None:
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:-1]))
 
 
 @pytest.mark.slow

@@ -83,7 +83,8 @@ def test_defaults_in_the_reference_are_those_of_the_program(key: str) -> None:
         assert written == "none"
     else:
         default = field.default.document() if isinstance(field.default, Choice) else field.default
-        assert tomllib.loads(f"value = {written}")["value"] == default
+        value = tomllib.loads(f"value = {written}")["value"]
+        assert (tuple(value) if isinstance(value, list) else value) == default
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

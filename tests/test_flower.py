@@ -26,7 +26,7 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
 from fedveil.flower.attached_link import AttachedLink
-from fedveil.flower.certificates import Authority, days_left, node_key_pem
+from fedveil.flower.certificates import Authority, days_left, new_server_key, node_key_pem
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import Guard, open_silo
@@ -86,10 +86,7 @@ def test_a_federation_is_founded_with_keys_that_only_their_owner_reads(made: Dem
         silo = SiloFolder(path)
         assert silo.membership.digest == membership.digest
         assert silo.identity.public == membership.roster[number]
-        assert node_key_pem(path / "node.pub") == node_key_pem(
-            founded.coordinator / "nodes" / f"{silo.settings.name}.pub"
-        )
-    assert len({node_key_pem(path / "node.pub") for path in founded.silos}) == 4
+    assert len({node_key_pem(public) for public in membership.nodes}) == 4
 
 
 def test_a_membership_survives_its_document(made: Demonstration) -> None:
@@ -181,21 +178,26 @@ def test_users_may_be_known_by_a_list_that_the_silos_share(made: Demonstration) 
     assert (before._share.train.user + after._share.train.user == 49).all()
 
 
+def issue(authority: Authority, folder: Path, *hosts: str, days: int = 397) -> None:
+    """Write a server's key and its certificate."""
+    request = new_server_key(folder / "server.key").decode()
+    (folder / "server.crt").write_bytes(authority.certify(request, hosts, days))
+
+
 def test_a_certificate_is_valid_for_a_while_and_of_one_authority(tmp_path: Path) -> None:
     authority = Authority.create("one")
-    authority.save(tmp_path)
-    authority.issue(tmp_path, "server", ("127.0.0.1", "example.org"))
+    authority.save(tmp_path, None)
+    issue(authority, tmp_path, "127.0.0.1", "example.org")
     assert 396 < days_left(tmp_path / "server.crt", tmp_path / "ca.crt") < 398
     with pytest.raises(CryptoError, match="never overwritten"):
-        authority.issue(tmp_path, "server", ("127.0.0.1",))
+        issue(authority, tmp_path, "127.0.0.1")
 
 
 def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.flower.certificates.CERTIFICATE_DAYS", 0)
     monkeypatch.setattr("fedveil.flower.certificates.datetime", Yesterday)
     authority = Authority.create("one")
-    authority.save(tmp_path)
-    authority.issue(tmp_path, "server", ("127.0.0.1",))
+    authority.save(tmp_path, None)
+    issue(authority, tmp_path, "127.0.0.1", days=0)
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="this clock says"):
         days_left(tmp_path / "server.crt", tmp_path / "ca.crt")
@@ -368,9 +370,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     party = open_run(home, folder.path)
-    nodes = [
-        Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(HOSPITALS)
-    ]
+    nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     carry(LoopGrid(nodes, guards), party, home)  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
@@ -401,9 +401,7 @@ def test_flowers_messages_carry_private_weighting(
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     party = open_run(home, folder.path)
-    nodes = [
-        Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(HOSPITALS)
-    ]
+    nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     with serving(made) as paths:
         carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
     assert party.outcome is not None
@@ -428,9 +426,7 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
     party = open_run(home, folder.path)
     present = list(HOSPITALS)[:3]
-    nodes = [
-        Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(present)
-    ]
+    nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(present)]
     carry(LoopGrid(nodes, guards), party, home)  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
@@ -457,9 +453,7 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     assert (folder / "model.safetensors").exists()
     again = open_run(home, folder.path)
     assert again.run == party.run
-    nodes = [
-        Node(number, node_key_pem(home / "nodes" / f"{name}.pub")) for number, name in enumerate(HOSPITALS)
-    ]
+    nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     home.settings.model_copy(update={"patience": 60.0, "resend_after": 0.05}).write(home / "coordinator.toml")
     carry(LoopGrid(nodes, guards), again, home)  # type: ignore[arg-type]
     assert again.outcome is not None

@@ -88,7 +88,7 @@ def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: 
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 30.0}).write(home / "coordinator.toml")
     *near, far = made.provisioned.silos
-    processes = [subprocess.Popen([*FEDVEIL, "coordinator", str(home.path)])]
+    processes = [subprocess.Popen([*FEDVEIL, "coordinator", "serve", str(home.path)])]
 
     def submit(experiment: Path) -> subprocess.Popen[bytes]:
         command = [*FEDVEIL, "federation", "run", str(experiment), "--home", str(home.path)]

@@ -93,11 +93,13 @@ def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(killed: str
     seeded(made)
     home = CoordinatorFolder(made.provisioned.coordinator)
     run = home / "runs" / "demonstration"
-    serve, submitting = [*FEDVEIL, "coordinator", str(home.path)], [*FEDVEIL, "federation", "run"]
+    serve, submitting = [*FEDVEIL, "coordinator", "serve", str(home.path)], [*FEDVEIL, "federation", "run"]
     processes = [subprocess.Popen(serve)]
     try:
         wait_until((home / "run" / SOCKET).exists, processes[0])
-        processes += [subprocess.Popen([*FEDVEIL, "silo", str(path)]) for path in made.provisioned.silos]
+        processes += [
+            subprocess.Popen([*FEDVEIL, "silo", "serve", str(path)]) for path in made.provisioned.silos
+        ]
         processes.append(subprocess.Popen([*submitting, str(made.experiment), "--home", str(home.path)]))
         wait_until(lambda: 1 in rounds(run), processes[0])
         children = set(tree(processes[0].pid)) - {processes[0].pid}

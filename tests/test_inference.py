@@ -414,6 +414,7 @@ def test_intervals_of_a_hundred_simulations_hold_in_every_cell(family: str, over
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0.0, 0.5])
 def test_intervals_of_hazards_hold_where_there_are_events_enough(overlap: float) -> None:
+    """A hundred runs of five coefficients have a standard error of about 1: the ends are three of them away."""
     cells = (
         (1000, 3.0, 3, (0.0, 2.0, 5.0)),
         (5000, 1.0, 3, (0.0, 2.0, 5.0)),
@@ -421,7 +422,7 @@ def test_intervals_of_hazards_hold_where_there_are_events_enough(overlap: float)
     )
     for n_users, epsilon, covariates, grid in cells:
         found = coverage("survival", n_users, epsilon, overlap, 100, covariates=covariates, grid=grid)
-        assert 92.5 <= found["all"] <= 97.6, (n_users, epsilon, found)
+        assert 92 <= found["all"] <= 98, (n_users, epsilon, found)
         assert found["shown"] >= 0.9, (n_users, epsilon, found)
 
 

@@ -104,7 +104,7 @@ def test_a_chooser_takes_what_its_method_and_local_training_take() -> None:
         shown = set(fv.__getattr__(name).__signature__.parameters)
         own = {key.name for key in own_keys(find("methods", name.replace("_", "-")).load())}
         assert own - {"learning_rate"} <= shown
-        assert (name == "uldp_sgd") == ("epochs" not in shown)
+        assert (name in ("uldp_sgd", "uldp_sgd_w")) == ("epochs" not in shown)
     chosen = fv.uldp_avg_w(clip=0.5, learning_rate=0.3, epochs=2)
     assert (chosen.parameters, chosen.local) == ({"clip": 0.5}, {"learning_rate": 0.3, "epochs": 2})
     assert method("uldp-sgd", clip=1.0).local is None

@@ -250,6 +250,20 @@ def test_rows_are_near_the_exact_figures(released: Path) -> None:
     assert abs(mean.estimate - exact) < 6 * (mean.estimate - mean.low_here) / 1.96
 
 
+def test_bytes_that_are_no_text_are_counted_in_their_own_cell(tmp_path: Path) -> None:
+    """One byte of one person's cell, and the release is made: she is counted as undeclared."""
+    written(tmp_path)
+    tables(tmp_path, odd=False)
+    path = tmp_path / "north.csv"
+    before = table_of(read_release_document(tmp_path / "cohort.toml")).places("ward")
+    content = path.read_bytes()
+    place = content.index(b",x,")
+    path.write_bytes(content[: place + 1] + b"\xff" + content[place + 2 :])
+    after = table_of(read_release_document(tmp_path / "cohort.toml")).places("ward")
+    assert (before.state != after.state).sum() == 1
+    assert after.state[before.state != after.state].tolist() == [State.INVALID]
+
+
 def test_one_cell_of_one_person_changes_no_decision(tmp_path: Path) -> None:
     """Neighbours: the same method, lengths and silos, with and without a person whose cells nobody declared."""
     written(tmp_path)

@@ -54,7 +54,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         (
             'user = "patient"',
             'user = "patient"\nuzer = "x"',
-            "uzer: no such key; known here: features, format, listed_columns, missing_values, n_users",
+            "uzer: no such key; known here: features, format, invalid, listed_columns, missing_values, n_users",
         ),
         ("upper = 120", "upper = 0", "features.age: lower must be below upper"),
         ("upper = 120", "upper = inf", "features.age.upper: must be a finite number, not inf"),

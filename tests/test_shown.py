@@ -13,6 +13,7 @@ import pytest
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.shown import FIELDS, FILES, METRICS, Kind, uncovered
+from fedveil.engine.side_releases import Spent
 from fedveil.engine.statement import state
 from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.accountant import epsilon_on_grid
@@ -129,7 +130,7 @@ def test_epsilon_stands_among_the_epsilons_with_the_grid_loss(case: str, tmp_pat
     )
     ledger = run(prepared, tmp_path, Silent()).folder / "ledger.jsonl"
     spent = ComposedEvent(events=tuple(entry.event for entry in read_entries(ledger)))
-    statement = state(prepared, 2, 2, spent)
+    statement = state(prepared, 2, Spent(charges=2, beside=(), event=spent))
     loss = 2 * 0.01 * prepared.task.dimension
     assert statement.epsilon == pytest.approx(
         epsilon_on_grid(prepared.accountant, spent, statement.delta, loss)

@@ -539,3 +539,97 @@ def test_the_readers_reason_is_whole_and_tells_no_cell(tmp_path: Path) -> None:
     empty.write_bytes(b"")
     with pytest.raises(DataError, match="Empty CSV file"):
         open_table(empty, None)
+
+
+# --- invalid cells with a place of their own ------------------------------------------------------------------
+
+WRONG = (
+    ("age", SECRET),
+    ("age", "inf"),
+    ("age", ""),
+    ("sex", SECRET),
+    ("sex", ""),
+    ("sex", "f\udcff"),
+    ("sick", SECRET),
+    ("sick", ""),
+)
+
+
+def written_with(folder: Path, row: int, column: str, cell: str) -> Path:
+    """Write the table with one cell changed; a lone surrogate becomes a byte that is no UTF-8."""
+    lines = [",".join(COLUMNS), *(",".join(cells) for cells in changed(row, column, cell))]
+    path = folder / "table.csv"
+    path.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
+    return path
+
+
+@pytest.mark.parametrize(("column", "cell"), WRONG)
+def test_an_invalid_cell_changes_nothing_but_its_own_record(tmp_path: Path, column: str, cell: str) -> None:
+    """By the rule "bin": a feature of its own where a feature is invalid, no record where a target is."""
+    how = schema(invalid="bin")
+    assert how.width == 3 + 2
+    plain = read_tables(how, [write(tmp_path / "table.csv")], test=write(tmp_path / "test.csv"))
+    assert plain.train.features[:, [1, 4]].tolist() == [[0, 0]] * 4
+    path = written_with(tmp_path, 2, column, cell)
+    found = read_tables(how, [path], test=tmp_path / "test.csv")
+    others = [0, 1, 3]
+    if column == "sick":
+        assert found.train.features.tolist() == plain.train.features[others].tolist()
+        assert found.train.user.tolist() == plain.train.user[others].tolist()
+        return
+    assert found.train.features[others].tolist() == plain.train.features[others].tolist()
+    expected = [0, 1, 1, 0, 0] if column == "age" else [1, 0, 0, 0, 1]
+    assert found.train.features[2].tolist() == expected
+    with pytest.raises(DataError):
+        read_tables(schema(), [path], test=tmp_path / "test.csv")
+
+
+def test_rules_of_a_column_stand_above_that_of_the_schema(tmp_path: Path) -> None:
+    features = {
+        "age": {"kind": "number", "lower": 0, "upper": 120, "missing": "indicator"},
+        "sex": {"kind": "category", "categories": ["f", "m"], "unknown": "zero", "missing": "zero"},
+    }
+    how = schema(features=features, invalid="bin")
+    rows = [("p1", "north", "", SECRET, "no"), ("p2", "north", "ninety", "", "yes")]
+    path = write(tmp_path / "table.csv", rows)
+    found = read_tables(how, [path], test=path)
+    assert found.train.features.tolist() == [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]]
+
+
+def test_invalid_targets_of_survival_and_amounts_leave_their_records_out(tmp_path: Path) -> None:
+    columns = ("patient", "hospital", "age", "days", "died")
+    rows = [
+        ("a", "n", "1", "5", "1"),
+        ("b", "n", "1", "-5", "1"),
+        ("c", "n", "1", "6", "2"),
+        ("d", "n", "1", "x", "0"),
+    ]
+    path = write(tmp_path / "table.csv", rows, columns)
+    number = {"age": {"kind": "number", "lower": 0, "upper": 120}}
+    target = {"kind": "survival", "time": "days", "event": "died"}
+    found = read_tables(schema(target=target, features=number, invalid="bin"), [path], test=path)
+    assert found.train.targets.tolist() == [[1, 5]]
+    amount = {"kind": "number", "column": "days"}
+    found = read_tables(schema(target=amount, features=number, invalid="bin"), [path], test=path)
+    assert found.train.targets.tolist() == [5, -5, 6]
+
+
+def test_held_out_rows_are_those_of_the_files(tmp_path: Path) -> None:
+    """Counted over all files, records that are left out included."""
+    rows = [(f"p{i}", "north", "60", "f", SECRET if i % 3 == 0 else "no") for i in range(20)]
+    files = [
+        write(tmp_path / f"{name}.csv", [(*row[:1], name, *row[2:]) for row in rows]) for name in ("a", "b")
+    ]
+    found = read_tables(schema(n_users=20, invalid="bin", silos=["a", "b"]), files, test_share=0.5)
+    assert found.test_rows is not None
+    assert len(found.test_rows) == len(found.test_targets)
+    assert set(found.test_rows.tolist()) <= {i for i in range(40) if i % 20 % 3}
+    assert any(row >= 20 for row in found.test_rows)
+    assert len(found.train) + len(found.test_rows) == 26
+
+
+def test_an_id_that_is_no_text_is_refused_whatever_the_rule(tmp_path: Path) -> None:
+    """Two such ids would read alike, and two people would be protected as one."""
+    path = written_with(tmp_path, 2, "patient", "p\udcff")
+    with pytest.raises(DataError, match=r"record 3 .*'patient': the id has bytes that are no text"):
+        read_tables(schema(invalid="bin"), [path], test=path)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         uldp_group,
         uldp_naive,
         uldp_sgd,
+        uldp_sgd_w,
     )
     from fedveil.api.result import Result
     from fedveil.api.training import resume, train
@@ -45,7 +46,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _METHODS: Final = (
-    *("fedavg", "uldp_naive", "uldp_group", "uldp_sgd", "uldp_avg", "uldp_avg_w", "dp_fed", "dp_fed_ls"),
+    *(
+        "fedavg",
+        "uldp_naive",
+        "uldp_group",
+        "uldp_sgd",
+        "uldp_sgd_w",
+        "uldp_avg",
+        "uldp_avg_w",
+        "dp_fed",
+        "dp_fed_ls",
+    ),
     *("cepam_gaussian", "cepam_laplace", "paraaegis", "method", "MethodChoice"),
 )
 _PLACES: Final = {
@@ -98,6 +109,7 @@ __all__ = [
     "uldp_group",
     "uldp_naive",
     "uldp_sgd",
+    "uldp_sgd_w",
     "verify",
 ]
 

@@ -82,6 +82,7 @@ COMMANDS: Final = {
         "statistics:show_command",
         "Read what was released again, or figures that follow from it: free, and no record is touched.",
     ),
+    "spent": Command("results:spent_command", "Say what several runs over the same people cost together."),
     "report": Command("results:report_command", "Write the self-contained report of a run again."),
     "compare": Command(
         "results:compare_command",
@@ -132,8 +133,8 @@ COMMANDS: Final = {
         "Found a federation between institutions, check a silo, run an experiment.",
     ),
     "coordinator": Command(
-        "federation:coordinator_command",
-        "Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host.",
+        "coordinator:coordinator",
+        "Join a federation as its coordinator, accept its membership, serve.",
     ),
     "link": Command(
         "link:link_command",
@@ -141,7 +142,7 @@ COMMANDS: Final = {
     ),
     "silo": Command(
         "silo:silo",
-        "Serve a silo; export its ledger, or answer for one that lost lines.",
+        "Join a federation as a silo, accept its membership, serve; export the ledger.",
     ),
 }
 

@@ -183,7 +183,7 @@ def epsilon_text(epsilon: float | None) -> str:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table a run ends with: metric, epsilon, delta, unit, seconds."""
-    metric = next((name for one in outcomes if one.row["test"] for name in one.row["test"]), "metric")
+    metric = next((name for one in outcomes for name in _metrics(one)), "metric")
     table = _Uncut(title=None)
     table.add_column("run", no_wrap=True)
     for column in (f"test {metric}", "epsilon", "to server", "delta", "unit", "rounds", "seconds"):
@@ -192,7 +192,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
         guaranteed = one.statement.epsilon is not None
         table.add_row(
             one.folder.name,
-            number((one.row["test"] or {}).get(metric)),
+            number(_metrics(one).get(metric)),
             epsilon_text(one.statement.epsilon),
             _to_server(one.statement),
             number(one.statement.delta) if guaranteed else "-",
@@ -201,6 +201,13 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
             f"{one.seconds:.1f}",
         )
     return table
+
+
+def _metrics(outcome: Outcome) -> dict[str, float | None]:
+    """Return the test metrics of a run: exact ones of a simulation, or those that were released."""
+    if outcome.evaluated is None:
+        return outcome.row["test"] or {}
+    return outcome.evaluated.headline
 
 
 def _to_server(statement: Statement) -> str:

@@ -40,6 +40,7 @@ HOUSE: Final[dict[str, dict[str, str]]] = {
         "uldp-naive": "fedveil.methods.uldp:uldp_naive",
         "uldp-group": "fedveil.methods.uldp:uldp_group",
         "uldp-sgd": "fedveil.methods.uldp:uldp_sgd",
+        "uldp-sgd-w": "fedveil.methods.uldp:uldp_sgd_w",
         "uldp-avg": "fedveil.methods.uldp:uldp_avg",
         "uldp-avg-w": "fedveil.methods.uldp:uldp_avg_w",
         "dp-fed": "fedveil.methods.dp_fed_ls:dp_fed",

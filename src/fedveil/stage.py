@@ -30,6 +30,7 @@ class Moves:
         bound: of one contribution; its grid is that of the messages.
         group: how many contributions are one unit's, where that is limited.
         records: of every sender, where the noise depends on them.
+        weight: of a contribution in its sender's sum, as a formula for people.
     """
 
     unit: Literal["user", "client"]
@@ -44,6 +45,7 @@ class Moves:
     group: int = 1
     records: tuple[int, ...] | None = None
     reweighs: bool = False
+    weight: str = "1"
 
     @property
     def norm(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,11 @@ from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
-from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd
+from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd, uldp_sgd_w
 from fedveil.methods.weights import Weights
 from fedveil.population.flags import keep_at_most
-from fedveil.population.records import Affine, Records
+from fedveil.population.records import Affine, Groups, Records
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
@@ -56,6 +58,7 @@ METHOD_CASES = {
     "uldp-naive": lambda sigma: uldp_naive(local=LOCAL, n_silos=SILOS, clip=CLIP, noise_multiplier=sigma),
     "uldp-group": lambda sigma: uldp_group(local=LOCAL, clip=CLIP, noise_multiplier=sigma, group_size=2),
     "uldp-sgd": lambda sigma: uldp_sgd(clip=CLIP, noise_multiplier=sigma),
+    "uldp-sgd-w": lambda sigma: uldp_sgd_w(clip=CLIP, noise_multiplier=sigma, power="main"),
     "uldp-avg": lambda sigma: uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=sigma),
     "uldp-avg-w": lambda sigma: uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=sigma),
     "dp-fed": lambda sigma: dp_fed(local=LOCAL, n_users=USERS, clip=CLIP, noise_multiplier=sigma),
@@ -91,7 +94,9 @@ METHOD_CASES |= {
 }
 NOISE_BY_COMPRESSION = ("cepam-gaussian", "cepam-laplace")
 every_method = pytest.mark.parametrize("name", METHOD_CASES)
-bounded_sum = pytest.mark.parametrize("name", ["uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w"])
+bounded_sum = pytest.mark.parametrize(
+    "name", ["uldp-naive", "uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w"]
+)
 
 
 def test_every_method_has_a_case() -> None:
@@ -208,16 +213,105 @@ def test_a_user_can_move_a_clipped_silo_by_twice_the_bound() -> None:
     assert moved <= sensitivity(method, PublicFacts(n_silos=SILOS, n_users=USERS))
 
 
-@pytest.mark.parametrize("weights", [Weights.UNIFORM, Weights.BY_RECORDS])
+WEIGHTS = {
+    "uniform": Weights.UNIFORM,
+    "equal": Weights.EQUAL,
+    "records": Weights.BY_RECORDS,
+    "squares": Weights.by_power(2.0),
+    "main": Weights.MAIN,
+}
+
+
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS.keys())
 @settings(max_examples=40)
 @given(records=tables())
 def test_weights_of_a_user_sum_to_at_most_one(weights: Weights, records: Records) -> None:
     groups = records.by_silo_user()
     of_user = np.bincount(groups.user, weights=weights.of(groups, SILOS, USERS).numpy())
     assert of_user.max() <= 1 + 1e-15
-    if weights is Weights.BY_RECORDS:
+    if weights.by_records:
         present = of_user[np.unique(groups.user)]
         np.testing.assert_allclose(present, 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0, 7.0, "main"])
+def test_weights_are_those_of_exact_fractions(power: Any) -> None:
+    """Users in 1 to 60 silos, with ties; and taking a user away leaves the weights of all others as they are."""
+    random = np.random.default_rng(3)
+    silos, users = 60, 25
+    pairs = [
+        (silo, user) for user in range(users) for silo in random.choice(silos, 1 + user * 59 // 24, False)
+    ]
+    sizes = random.choice([1, 2, 2, 9, 9, 1000], len(pairs))
+    held = dict(zip(pairs, sizes.tolist(), strict=True))
+
+    def groups(pairs: list[tuple[int, int]]) -> Groups:
+        number = np.arange(len(pairs))
+        silo, user = np.array(pairs, np.int32).T
+        size = np.array([held[pair] for pair in pairs])
+        return Groups(order=number, start=number, size=size, silo=silo, user=user)
+
+    def exact(silo: int, user: int) -> float:
+        own = {other: count for (other, whose), count in held.items() if whose == user}
+        if power == "main":
+            return float(silo == min(other for other, count in own.items() if count == max(own.values())))
+        if power == 0.5:
+            return own[silo] ** 0.5 / math.fsum(count**0.5 for count in own.values())
+        whole = int(power)
+        return float(Fraction(own[silo] ** whole, sum(count**whole for count in own.values())))
+
+    weights = Weights.by_power(power)
+    found = weights.of(groups(pairs), silos, users)
+    np.testing.assert_allclose(found, [exact(*pair) for pair in pairs], rtol=4e-15)
+    others = [pair for pair in pairs if pair[1] != 7]
+    kept = torch.tensor([user != 7 for _, user in pairs])
+    assert torch.equal(weights.of(groups(others), silos, users), found[kept])
+    if weights.totalled and weights.power <= 2:
+        scores = weights.scores(groups(pairs).size)
+        totals = np.bincount([user for _, user in pairs], weights=scores)
+        np.testing.assert_allclose(scores / totals[[user for _, user in pairs]], found, rtol=4e-15)
+
+
+def test_weights_by_records_are_those_of_the_paper_bit_for_bit() -> None:
+    sizes = np.array([3, 4, 1, 7, 7])
+    user, silo = np.array([0, 0, 0, 1, 1], np.int32), np.array([0, 1, 2, 0, 2], np.int32)
+    number = np.arange(5)
+    groups = Groups(order=number, start=number, size=sizes, silo=silo, user=user)
+    totals = np.bincount(user, weights=sizes)
+    assert Weights.BY_RECORDS.of(groups, 3, 2).tolist() == (sizes / totals[user]).tolist()
+    assert Weights.EQUAL.of(groups, 3, 2).tolist() == [1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2]
+    assert Weights.MAIN.of(groups, 3, 2).tolist() == [0, 1, 0, 1, 0]
+
+
+def test_one_gradient_by_weight_is_one_step_of_local_training_by_weight() -> None:
+    """uldp-sgd-w is uldp-avg-w with one epoch over all records at local rate 1, up to float32 rounding."""
+    random = np.random.default_rng(4)
+    records = Records(
+        features=random.normal(size=(30, 2)).astype(np.float32),
+        targets=random.integers(0, 2, 30),
+        silo=random.integers(0, SILOS, 30).astype(np.int32),
+        user=random.integers(0, USERS, 30).astype(np.int32),
+    )
+    for power in (1.0, "main"):
+        gradient = uldp_sgd_w(clip=CLIP, noise_multiplier=SIGMA, power=power)
+        step = uldp_avg_w(
+            local=LocalSgd(learning_rate=1.0, epochs=1), clip=CLIP, noise_multiplier=SIGMA, power=power
+        )
+        assert gradient.weights == step.weights
+        np.testing.assert_allclose(totals(gradient, records), totals(step, records), atol=3 * CLIP * 2**-18)
+
+
+def test_the_main_silo_may_be_missing_and_is_refused_where_nobody_can_compare() -> None:
+    method = uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, power="main")
+    lacking = SecureAggregation(on_missing="recover", missing_silos=1)
+    assert lacking.over(method, USERS).channel.missing == 1
+    with pytest.raises(CompositionError, match=r"missing_silos must be 0"):
+        lacking.over(dataclasses.replace(method, weights=Weights.by_power(2.0)), USERS)
+    with pytest.raises(CompositionError, match=r"needs a comparison.*take power = 2"):
+        PrivateWeighting(n_max=100).over(method, USERS)
+    with pytest.raises(CompositionError, match=r"the power must be 0, 1, 2"):
+        PrivateWeighting(n_max=100).over(dataclasses.replace(method, weights=Weights.by_power(0.5)), USERS)
+    assert Weights.by_power(20.0).scores(np.array([10**6, 3, 0])).tolist() == [6**20, 3**20, 0]
 
 
 @settings(max_examples=40)

@@ -54,7 +54,7 @@ def _channels(name: str) -> dict[str, Change]:
 
 def _samplers(name: str) -> dict[str, Change]:
     found: dict[str, Change] = {"": lambda method: method}
-    if name in ("uldp-sgd", "uldp-avg", "uldp-avg-w", "dp-fed", "dp-fed-ls"):
+    if name in ("uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w", "dp-fed", "dp-fed-ls"):
         found["poisson"] = lambda method: replace(method, sampler=PoissonUsers(rate=0.5))
     if name in ("dp-fed", "dp-fed-ls"):
         found["uniform"] = lambda method: replace(method, sampler=client_sampler("uniform", 0.5, CLIENTS))

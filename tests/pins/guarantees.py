@@ -43,7 +43,7 @@ INTENDED = {
     "records elsewhere take weight from those here": Intended(
         why="weights n_su / N_u move by what a user holds elsewhere: the sum moves by 2 C against a silo, unamplified",
         lines=frozenset({"silo"}),
-        methods=lambda method: method.weights is Weights.BY_RECORDS and method.protection.weighs,
+        methods=lambda method: method.weights == Weights.BY_RECORDS and method.protection.weighs,
     ),
     "counts are shown": Intended(
         why="weights by records in the open send counts up and totals down, which no noise covers",
@@ -137,7 +137,10 @@ def updated() -> Record:
     """Return the record with what the house claims now, each difference under the name of its change."""
     recorded, now, methods = read(), found(), dict(compositions())
     for name, facts in now.items():
-        old = recorded.get(name, {})
+        if name not in recorded:
+            recorded[name] = dict(facts)
+            continue
+        old = recorded[name]
         for line in sorted(facts.keys() | old.keys() - {"was"}):
             if not same(old.get(line), facts.get(line)):
                 change = change_of(methods[name], line, old.get(line), facts.get(line))

@@ -7,6 +7,7 @@ with the identity key that they have. What a signature proves depends on whose k
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,4 +75,4 @@ def signatures(files: Mapping[str, bytes]) -> tuple[PublicIdentity, ...]:
 
 
 def _name(public: PublicIdentity) -> str:
-    return f"signatures/{public.fingerprint}.json"
+    return f"signatures/{hashlib.sha256(public.raw).hexdigest()[:16]}.json"

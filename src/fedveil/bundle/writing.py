@@ -17,7 +17,8 @@ from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Row, RunFolder, stored_tensors
-from fedveil.engine.setup import defaults_of, load_population, task_of
+from fedveil.engine.setup import load_population
+from fedveil.engine.task_choice import defaults_of, task_of
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
 from fedveil.population.schema import Label, read_schema

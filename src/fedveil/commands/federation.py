@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.commands.link import imported
-from fedveil.commands.options import OUT, Json, end_by_terminate
+from fedveil.commands.coordinator import open_party
+from fedveil.commands.link import end_by_terminate
+from fedveil.commands.options import OUT, Json
+from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import BudgetError, ConfigError
+from fedveil.federation.charter import CHARTER
+from fedveil.flower.certificates import CERTIFICATE_DAYS
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.founder import admit, found, revoke, seal
 from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.provisioning import DraftedPolicy, provision
 from fedveil.flower.silo import ServedSilo
 from fedveil.flower.submission import END, Submission, read_experiment, watch
 from fedveil.report.page import write_report
@@ -31,47 +35,78 @@ federation = typer.Typer(
 )
 
 
-def _party(folder: CoordinatorFolder) -> Party:
-    """Return the coordinator of a folder."""
-    party: Party = imported("fedveil.flower.party").Party(folder)
-    return party
+Founder = Annotated[Path, typer.Argument(metavar="DIR", help="the founder's folder")]
 
 
-@federation.command("init")
-def init_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here, with one folder per party")],
-    silos: Annotated[list[str], typer.Option("--silos", help="the silos' names: --silos north south coast")],
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+@federation.command("found")
+def found_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="made here: the founder's, to be kept offline")
+    ],
+    host: Annotated[str, typer.Option(help="the coordinator, as silos reach it")],
+    name: Annotated[str, typer.Option(help="of the federation")] = "federation",
     schema: Annotated[Path, typer.Option(help="the public schema of all tables")] = Path("schema.toml"),
-    host: Annotated[str, typer.Option(help="the coordinator, as silos reach it")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="its one port")] = 9443,
-    epsilon: Annotated[float, typer.Option(help="of the drafted policies")] = 1.0,
-    delta: Annotated[float, typer.Option(help="of the drafted policies")] = 1e-5,
-    clip: Annotated[float, typer.Option(help="of the drafted policies")] = 1.0,
+    descriptor: Descriptor = None,
+    unprotected: Unprotected = False,
     as_json: Json = False,
 ) -> None:
-    """Write CA, certificates, keys, membership and policies: one folder per party to hand over."""
-    provisioned = provision(
-        folder,
-        (*silos, *(more or ())),
-        schema=schema,
-        host=host,
-        port=port,
-        policy=DraftedPolicy(epsilon=epsilon, delta=delta, clip=clip),
-    )
+    """Make the founder's keys and the charter that everybody who may join is handed; nobody else's key is made."""
+    chosen = Asked(descriptor).chosen(unprotected)
+    charter = found(folder, name=name, schema=schema, host=host, port=port, passphrase=chosen)
     if as_json:
-        print_json(
-            {
-                "authority": provisioned.authority,
-                "coordinator": provisioned.coordinator,
-                "silos": provisioned.silos,
-            }
-        )
+        print_json({"charter": folder / CHARTER, "fingerprint": charter.fingerprint})
+    else:
+        OUT.print(f"hand out: {folder / CHARTER}")
+        OUT.print(f"fingerprint of the charter: {charter.fingerprint}")
+
+
+@federation.command("admit")
+def admit_command(
+    folder: Founder,
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="as the party made it")],
+    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the party's operator reads them out")],
+    as_json: Json = False,
+) -> None:
+    """Admit a party whose operator read you its request's fingerprint; it belongs to the next membership."""
+    asked = admit(folder, request, fingerprint)
+    print_json({"admitted": asked.name}) if as_json else OUT.print(f"admitted: {asked.role} {asked.name}")
+
+
+@federation.command("revoke")
+def revoke_command(
+    folder: Founder,
+    silo: Annotated[str, typer.Argument(metavar="NAME", help="of the silo")],
+    reason: Annotated[str, typer.Option(help="for all members to read")],
+    as_json: Json = False,
+) -> None:
+    """Take a silo out of the next membership, and its key out of all: it left, or its key was lost."""
+    one = revoke(folder, silo, reason)
+    if as_json:
+        print_json({"revoked": silo, "since": one.since})
+    else:
+        OUT.print(f"revoked: {silo}, since {one.since}; seal, and hand out the membership")
+
+
+@federation.command("seal")
+def seal_command(
+    folder: Founder,
+    days: Annotated[
+        int, typer.Option(min=1, max=CERTIFICATE_DAYS, help="how long it is valid")
+    ] = CERTIFICATE_DAYS,
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Seal who was admitted as the next membership, and certify the coordinator's TLS key anew."""
+    made = seal(folder, Asked(descriptor), days)
+    sealed = folder / "sealed"
+    if as_json:
+        print_json({"folder": sealed, "serial": made.serial, "fingerprint": made.fingerprint})
         return
-    OUT.print(f"coordinator: {provisioned.coordinator}")
-    for path in provisioned.silos:
-        OUT.print(f"hand over:   {path}")
-    OUT.print(f"keep offline: {provisioned.authority}")
+    for name, public in zip(made.silos, made.roster, strict=True):
+        OUT.print(f"{name}: {public.fingerprint}")
+    OUT.print(f"hand out: {sealed} (serial {made.serial}, valid until {made.valid_until})")
+    OUT.print(f"fingerprint of the membership: {made.fingerprint}")
 
 
 @federation.command("demo")
@@ -84,7 +119,7 @@ def demo_command(
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.provisioned.coordinator)
     end_by_terminate()
-    served: list[Party | ServedSilo] = [_party(home)]
+    served: list[Party | ServedSilo] = [open_party(home)]
     try:
         served += [ServedSilo(SiloFolder(path)) for path in made.provisioned.silos]
         _run(home, RunFolder.create(home / "runs", read_experiment(made.experiment, home)), as_json=False)
@@ -95,10 +130,12 @@ def demo_command(
 
 @federation.command("check")
 def check_command(
-    silo: Annotated[Path, typer.Argument(metavar="SILO", help="the silo's folder")], as_json: Json = False
+    silo: Annotated[Path, typer.Argument(metavar="SILO", help="the silo's folder")],
+    descriptor: Descriptor = None,
+    as_json: Json = False,
 ) -> None:
     """Check a silo on its own host: certificates, keys, clock, table against schema, what its users have spent."""
-    found_ = inspect_silo(SiloFolder(silo))
+    found_ = inspect_silo(SiloFolder(silo, Asked(descriptor)))
     print_json(found_) if as_json else OUT.print(transposed_table([found_]))
 
 
@@ -141,17 +178,3 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     checkpoint = folder.read_checkpoint()
     if stopped is not None and (checkpoint is None or not checkpoint.round):
         raise BudgetError(f"{folder.path}: refused before the first round: {stopped}")
-
-
-def coordinator_command(
-    home: Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder")],
-) -> None:
-    """Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host."""
-    folder = CoordinatorFolder(home)
-    end_by_terminate()
-    party = _party(folder)
-    try:
-        OUT.print(f"listening on {folder.link.settings.address}; Ctrl-C ends it")
-        raise party.link.wait()
-    finally:
-        party.stop()

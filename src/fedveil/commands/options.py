@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import signal
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -16,23 +18,38 @@ OUT: Final = Terminal()
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 Source = Annotated[str, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", help="KEY=VALUE laid over every experiment; KEY= takes KEY away")
-]
-Quick = Annotated[bool, typer.Option("--quick", help="the preset's small scale: about a minute")]
-Scenario = Annotated[
-    list[str] | None, typer.Option("--scenario", help="only this scenario (may be repeated)")
-]
-Variant = Annotated[list[str] | None, typer.Option("--variant", help="only this variant (may be repeated)")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="runs per variant, with consecutive seeds")]
 Listed = Annotated[bool, typer.Option("--transcript", help="list every message of a protocol")]
 Runs = Annotated[Path, typer.Option("--runs", help="folder that run folders are made in")]
 
 
-def end_by_terminate() -> None:
-    """Let SIGTERM end a command as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _interrupt)
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose parameters that are dataclasses of options are given option by option."""
+    groups: dict[str, type[Any]] = {}
+    spelt_out: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if is_dataclass(kind) and isinstance(kind, type):
+            groups[parameter.name] = kind
+            hints = get_type_hints(kind, include_extras=True)
+            spelt_out += [
+                inspect.Parameter(
+                    option.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=hints[option.name],
+                    default=inspect.Parameter.empty if option.default is MISSING else option.default,
+                )
+                for option in fields(kind)
+            ]
+        else:
+            spelt_out.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
+    @wraps(command)
+    def run(**given: Any) -> None:
+        whole = {
+            name: kind(**{option.name: given.pop(option.name) for option in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**given, **whole)
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    run.__signature__ = inspect.Signature(spelt_out)  # type: ignore[attr-defined]
+    return run

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedveil.commands.options import OUT, Json
-from fedveil.console import print_json
+from fedveil.console import print_json, rows_table
+from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.together import spent_by
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
@@ -43,6 +46,32 @@ def compare_command(
         print_json(comparison.to_json())
         return
     OUT.print(f"comparison: {comparison.write(page)}")
+
+
+def spent_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders over the same people")],
+    delta: Annotated[
+        float | None, typer.Option(help="delta of the sum; default: that of the runs, if it is the same")
+    ] = None,
+    accountant: Annotated[str, typer.Option(help="pld or rdp")] = "pld",
+    as_json: Json = False,
+) -> None:
+    """Say what several runs over the same people cost together."""
+    found = spent_by(folders, delta, accountant)
+    rows = [
+        {"run": path.name, "charges": charges, "epsilon": epsilon} for path, charges, epsilon in found.runs
+    ]
+    if as_json:
+        print_json(asdict(found) | {"runs": rows})
+        return
+    OUT.print(rows_table(rows))
+    if found.epsilon is None:
+        OUT.print("one of these runs guarantees nothing, so all together guarantee nothing")
+        return
+    OUT.print(
+        f"together: each {found.unit} is protected with epsilon {show_epsilon(found.epsilon)} at delta "
+        f"{found.delta:g} (accountant {found.accountant}), against whoever reads all that these runs released"
+    )
 
 
 def _run_folders(folders: list[Path]) -> list[Path]:

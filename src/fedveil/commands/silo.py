@@ -1,4 +1,4 @@
-"""The commands of a silo: serve it, and its ledger."""
+"""The commands of a silo: join a federation, accept its membership, change keys, serve; and its ledger."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json, end_by_terminate
+from fedveil.commands.link import end_by_terminate
+from fedveil.commands.options import OUT, Json
+from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.console import print_json
 from fedveil.federation.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import adopt
 from fedveil.flower.folders import SiloFolder
+from fedveil.flower.joining import accept, join_as_silo, rotate
+from fedveil.flower.requests import Request
 from fedveil.flower.silo import ServedSilo
 
 silo = typer.Typer(
-    help="Serve a silo; export its ledger, or answer for one that lost lines.",
+    help="Join a federation as a silo, accept its membership, serve; export the ledger.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -25,10 +29,58 @@ silo.add_typer(ledger, name="ledger")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]
 
 
+@silo.command("join")
+def join_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here: the silo's folder")],
+    name: Annotated[str, typer.Option(help="of the silo")],
+    charter: Annotated[Path, typer.Option(help="as the founder handed it out")],
+    descriptor: Descriptor = None,
+    unprotected: Unprotected = False,
+    as_json: Json = False,
+) -> None:
+    """Make a silo's keys here, a drafted policy, and the request to be admitted."""
+    asked = join_as_silo(folder, charter, name=name, passphrase=Asked(descriptor).chosen(unprotected))
+    _tell(folder, asked, as_json)
+
+
+@silo.command("rotate")
+def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
+    """Make new keys, used once a membership that names them is accepted, and the request to replace the old."""
+    _tell(folder, rotate(folder, Asked(descriptor)), as_json)
+
+
+def _tell(folder: Path, asked: Request, as_json: bool) -> None:
+    path = folder / f"{asked.name}.request"
+    if as_json:
+        print_json({"request": path, "fingerprint": asked.fingerprint})
+    else:
+        OUT.print(f"send to the founder: {path}")
+        OUT.print(f"read out by telephone: {asked.fingerprint}")
+
+
+@silo.command("accept")
+def accept_command(
+    folder: Folder,
+    sealed: Annotated[Path, typer.Argument(metavar="MEMBERSHIP", help="as the founder sealed it")],
+    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Accept a sealed membership whose fingerprint the founder read to you, and show who belongs to it."""
+    made = accept(folder, sealed, fingerprint, Asked(descriptor))
+    members = {name: public.fingerprint for name, public in zip(made.silos, made.roster, strict=True)}
+    if as_json:
+        print_json({"serial": made.serial, "silos": members, "coordinator": made.coordinator.fingerprint})
+        return
+    for name, print_ in (*members.items(), ("coordinator", made.coordinator.fingerprint)):
+        OUT.print(f"{name}: {print_}")
+    OUT.print(f"accepted: serial {made.serial}, valid until {made.valid_until}")
+
+
 @silo.command("serve")
-def serve_command(folder: Folder) -> None:
+def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
     """Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened."""
-    home = SiloFolder(folder)
+    home = SiloFolder(folder, Asked(descriptor))
     end_by_terminate()
     served = ServedSilo(home)
     try:
@@ -42,10 +94,11 @@ def serve_command(folder: Folder) -> None:
 def export_command(
     folder: Folder,
     output: Annotated[Path, typer.Option("--output", "-o", help="the file to write")] = Path("ledger.json"),
+    descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
     """Write the ledger as one signed file for an auditor, who checks it by `fedveil verify`."""
-    home = SiloFolder(folder)
+    home = SiloFolder(folder, Asked(descriptor))
     membership = home.membership
     made = export_ledger(
         home / "state",

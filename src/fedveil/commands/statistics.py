@@ -7,16 +7,18 @@ from typing import Annotated
 
 import typer
 
+from fedveil.commands.figures import print_rows
 from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
-from fedveil.console import number, print_json, rows_table
+from fedveil.console import print_json, rows_table
 from fedveil.engine.release_document import read_release_document
 from fedveil.engine.releases import PreparedRelease, answered, make_release, prepare_release
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.statistics import write_statistics
 from fedveil.statistics.derived import cross, quantiles
-from fedveil.statistics.figures import TOO_FEW, Row, rows
+from fedveil.statistics.evaluated import Evaluated, read_evaluated
+from fedveil.statistics.figures import Row, rows
 from fedveil.statistics.inference import fitted as inference
 from fedveil.statistics.released import read_released
 
@@ -64,7 +66,7 @@ def stats_command(
             }
         )
         return
-    _print_rows(found, here)
+    print_rows(found, here)
     for sentence in outcome.statement.sentences():
         OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
     OUT.print(f"report: {report}")
@@ -72,7 +74,8 @@ def stats_command(
 
 def show_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="the run folder of a release or a regression")
+        Path,
+        typer.Argument(metavar="RUN", help="the run folder of a release, a regression or an evaluated run"),
     ],
     crossed: Annotated[
         list[str] | None, typer.Option("--cross", help="A,B: a cross table that the release contains")
@@ -84,6 +87,10 @@ def show_command(
     as_json: Json = False,
 ) -> None:
     """Read what was released again, or figures that follow from it: free, and no record is touched."""
+    evaluated = read_evaluated(folder)
+    if evaluated is not None:
+        _show_evaluated(evaluated, bool(crossed or levels), here, as_json)
+        return
     if (folder / inference.FILE).exists() and not crossed and not levels:
         _show_fitted(folder, as_json)
         return
@@ -105,7 +112,20 @@ def show_command(
     if as_json:
         print_json({"counted": released.counted, "rows": [row.to_json() for row in found]})
         return
-    _print_rows(found, here)
+    print_rows(found, here)
+
+
+def _show_evaluated(evaluated: Evaluated, asked: bool, here: bool, as_json: bool) -> None:
+    """Print the test metrics of a run again."""
+    if asked:
+        raise ConfigError(
+            "--cross and --quantile are of releases of `fedveil stats`; this run released test metrics"
+        )
+    if as_json:
+        print_json(evaluated.to_json())
+        return
+    OUT.print(f"test metrics of the model after round {evaluated.round}")
+    print_rows(evaluated.rows, here)
 
 
 def _show_fitted(folder: Path, as_json: bool) -> None:
@@ -115,24 +135,6 @@ def _show_fitted(folder: Path, as_json: bool) -> None:
         print_json(told(found))
     else:
         print_effects(found)
-
-
-def _print_rows(found: list[Row] | tuple[Row, ...], here: bool) -> None:
-    """Print a table: estimate, interval, and where its width comes from."""
-    OUT.print(rows_table([_told(row, here) for row in found]))
-
-
-def _told(row: Row, here: bool) -> dict[str, str]:
-    """Return a row in words."""
-    cells = {"release": row.release, "group": row.group, "figure": f"{row.figure} {row.cell}".strip()}
-    interval = row.interval
-    if interval is None:
-        return cells | {"estimate": TOO_FEW, "95 % interval": "", "width": ""}
-    low, high = (interval.low_here, interval.high_here) if here else (interval.low, interval.high)
-    ends = f"{number(low, none='open')} .. {number(high, none='open')}"
-    privacy = 1.0 if here else interval.privacy
-    width = f"privacy {privacy:.0%}, people {1 - privacy:.0%}"
-    return cells | {"estimate": number(interval.estimate), "95 % interval": ends, "width": width}
 
 
 def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedveil.commands.data import print_report
-from fedveil.commands.options import OUT, Json, Listed, Quick, Runs, Scenario, Seeds, Set, Source, Variant
+from fedveil.commands.figures import print_rows
+from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.experiment import parse_assignment
 from fedveil.engine.run import Outcome, resume, run
@@ -20,24 +22,51 @@ from fedveil.errors import BudgetError, ConfigError
 from fedveil.federation.coordinator import STATE
 from fedveil.population.data_report import data_report
 from fedveil.population.schema import read_schema
+from fedveil.privacy.claims import Role
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The options by which a command picks experiments of a preset, and changes them."""
+
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE laid over every experiment; KEY= takes KEY away"),
+    ] = None
+    quick: Annotated[bool, typer.Option("--quick", help="the preset's small scale: about a minute")] = False
+    scenario: Annotated[
+        list[str] | None, typer.Option("--scenario", help="only this scenario (may be repeated)")
+    ] = None
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", help="only this variant (may be repeated)")
+    ] = None
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs per variant, with consecutive seeds")] = 1
+
+    @property
+    def selection(self) -> Selection:
+        """The same as a study takes it."""
+        return Selection(
+            scenarios=None if self.scenario is None else tuple(self.scenario),
+            variants=None if self.variant is None else tuple(self.variant),
+            seeds=self.seeds,
+            quick=self.quick,
+            overrides=tuple(parse_assignment(text) for text in self.assignments or ()),
+        )
+
+
+@grouped
 def run_command(
     source: Source,
-    assignments: Set = None,
-    quick: Quick = False,
-    scenario: Scenario = None,
-    variant: Variant = None,
-    seeds: Seeds = 1,
+    chosen: Chosen,
     runs: Runs = Path("runs"),
     transcript: Listed = False,
     as_json: Json = False,
 ) -> None:
     """Train: one experiment, or every experiment of a preset, and end with a table and a report."""
-    study = load_study(source, _selection(assignments, quick, scenario, variant, seeds))
+    study = load_study(source, chosen.selection)
     if transcript and all(one.protection.name == "none" for one in study.experiments):
         raise ConfigError(
             "--transcript: no protocol runs here, so there is no message to list; "
@@ -70,17 +99,14 @@ def resume_command(
     _end([outcome], write_report(outcome.folder), as_json)
 
 
+@grouped
 def check_command(
     source: Source,
-    assignments: Set = None,
-    quick: Quick = False,
-    scenario: Scenario = None,
-    variant: Variant = None,
-    seeds: Seeds = 1,
+    chosen: Chosen,
     as_json: Json = False,
 ) -> None:
     """Check data, model, configuration and budget, before any training."""
-    study = load_study(source, _selection(assignments, quick, scenario, variant, seeds))
+    study = load_study(source, chosen.selection)
     populations = Populations()
     held = dict.fromkeys(one.data.table for one in study.experiments if one.data.table is not None)
     reports = [data_report(read_schema(table.schema_file), table.files) for table in held]
@@ -96,31 +122,28 @@ def check_command(
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
 
 
+@grouped
 def sweep_command(
     source: Source,
     over: Annotated[
         list[str], typer.Option("--over", help="KEY=VALUE,VALUE,... one axis of the grid (may be repeated)")
     ],
-    assignments: Set = None,
-    quick: Quick = False,
-    scenario: Scenario = None,
-    variant: Variant = None,
-    seeds: Seeds = 1,
+    chosen: Chosen,
     runs: Runs = Path("runs/sweep"),
     processes: Annotated[int, typer.Option(min=1, help="runs at a time, a process each")] = 1,
     as_json: Json = False,
 ) -> None:
     """Run a grid over any keys; the same command again goes on where it was interrupted."""
     axes = [Axis.read(text) for text in over]
-    chosen = points(source, _selection(assignments, quick, scenario, variant, seeds), axes)
+    grid = points(source, chosen.selection, axes)
     rows = []
-    for row in sweep(chosen, runs, processes=processes):
+    for row in sweep(grid, runs, processes=processes):
         rows.append(row)
         if not as_json:
             OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
             if row["stopped"]:
                 OUT.print(f"{row['run']}: stopped: {row['stopped']}")
-    folders = [runs / point.experiment.name for point in chosen]
+    folders = [runs / point.experiment.name for point in grid]
     pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html") for axis in axes]
     print_json({"rows": rows, "pages": pages}) if as_json else OUT.print(*pages, sep="\n")
 
@@ -136,7 +159,7 @@ def _prepared(study: Study) -> Iterator[Prepared]:
 
 def _checked(prepared: Prepared) -> dict[str, Any]:
     experiment = prepared.experiment
-    epsilon = prepared.epsilon_after(experiment.rounds)
+    epsilon = prepared.epsilon_with(Role.READER, experiment.rounds, prepared.beside)
     budget = experiment.privacy.budget
     return {
         "experiment": experiment.name,
@@ -147,6 +170,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "contributions": len(prepared.setting.cohort.groups),
         "trainer": type(prepared.setting.trainer).__name__,
         "rounds": experiment.rounds,
+        "noise of auc (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
         "epsilon": epsilon if epsilon < float("inf") else None,
         "within budget": None if budget is None else epsilon <= budget,
     }
@@ -173,6 +197,7 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
                 "rounds": one.rounds,
                 "stopped": one.stopped,
                 "test": one.row["test"],
+                "evaluation": None if one.evaluated is None else one.evaluated.to_json(),
                 "seconds": one.seconds,
                 "statement": one.statement.to_json(),
             }
@@ -189,25 +214,11 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
 def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
     OUT.print(outcome_table(outcomes))
     for one in outcomes:
+        if one.evaluated is not None:
+            print_rows(one.evaluated.rows)
         if one.stopped and one.rounds:
             OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
     if len(outcomes) == 1:
         for sentence in outcomes[0].statement.sentences():
             OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
     OUT.print(f"report: {report}")
-
-
-def _selection(
-    assignments: list[str] | None,
-    quick: bool,
-    scenario: list[str] | None,
-    variant: list[str] | None,
-    seeds: int,
-) -> Selection:
-    return Selection(
-        scenarios=None if scenario is None else tuple(scenario),
-        variants=None if variant is None else tuple(variant),
-        seeds=seeds,
-        quick=quick,
-        overrides=tuple(parse_assignment(text) for text in assignments or ()),
-    )

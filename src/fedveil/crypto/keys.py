@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,10 +20,23 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.key_files import is_protected, protect, unprotect
 from fedveil.files import read_content
 
 SIGNATURE_BYTES: Final = 64
 """Length of a signature."""
+
+
+Passphrase = Callable[[], bytes]
+"""Gives the passphrase of a key's file; it is asked where the file takes one, and not before."""
+
+_KIND: Final = b"identity"
+
+
+def in_groups(digest: bytes) -> str:
+    """Return the first 128 bits of a digest as 8 groups of 4 hexadecimal digits, for people to read to one another."""
+    digits = digest[:16].hex()
+    return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,8 @@ class PublicIdentity:
 
     @property
     def fingerprint(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 hash, for people to compare."""
-        return sha256(self.raw).hexdigest()[:16]
+        """128 bits of the SHA-256 hash, for people to compare."""
+        return in_groups(sha256(self.raw).digest())
 
     def verify(self, message: bytes, signature: bytes) -> None:
         """Return if the signature is this identity's over the message.
@@ -73,13 +87,28 @@ class IdentityKey:
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def load(cls, path: Path) -> IdentityKey:
+    def load(cls, path: Path, passphrase: Passphrase | None = None) -> IdentityKey:
         """Read a key that :meth:`save` wrote.
 
+        Args:
+            path: the file.
+            passphrase: asked for if the file takes one.
+
         Raises:
-            CryptoError: the file is missing, readable by others, or holds no Ed25519 key.
+            CryptoError: the file is missing, readable by others, holds no Ed25519 key, or takes another passphrase.
         """
         data = read_private_file(path)
+        if is_protected(data):
+            if passphrase is None:
+                raise CryptoError(f"{path} takes a passphrase")
+            try:
+                raw, public = unprotect(data, passphrase(), kind=_KIND)
+            except CryptoError as error:
+                raise CryptoError(f"{path}: {error}") from None
+            key = cls(Ed25519PrivateKey.from_private_bytes(raw))
+            if key.public.raw != public:
+                raise CryptoError(f"{path}: its halves do not belong together")
+            return key
         try:
             private = load_pem_private_key(data, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -88,12 +117,20 @@ class IdentityKey:
             raise CryptoError(f"{path} holds a private key, but not an Ed25519 one")
         return cls(private)
 
-    def save(self, path: Path) -> None:
-        """Write the key as PKCS #8 PEM with mode 0600; an existing file is never overwritten.
+    def save(self, path: Path, passphrase: bytes | None = None) -> None:
+        """Write the key with mode 0600; an existing file is never overwritten.
+
+        Args:
+            path: the file.
+            passphrase: opens the file (:mod:`~fedveil.crypto.key_files`); None: PKCS #8 PEM, which mode alone protects.
 
         Raises:
             CryptoError: the file exists or cannot be written.
         """
+        if passphrase is not None:
+            raw = self._private.private_bytes_raw()
+            write_private_file(path, protect(raw, passphrase, kind=_KIND, public=self.public.raw))
+            return
         write_private_file(
             path, self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         )

@@ -17,7 +17,6 @@ from torch import Tensor
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import SiloSums
 from fedveil.methods.method import Method
-from fedveil.methods.weights import Weights
 from fedveil.protection.masked_sums import MaskedSums
 from fedveil.protection.recoverable_aggregation import check_threshold
 from fedveil.randomness import PrivacyRandomness
@@ -61,7 +60,7 @@ class MaskedRange:
         channel, bound = method.channel, method.bound
         assert bound.bounded, "the protection refuses unbounded contributions"
         contributions = n_users if method.contribution.per == "pair" else 1
-        weight = 1.0 / n_silos if method.weights is Weights.UNIFORM else 1.0
+        weight = 1.0 / n_silos if method.weights.uniform else 1.0
         largest = contributions * weight * bound.norm + NOISE_REACH * channel.message_std(n_silos)
         grid = channel.message_grid(bound.grid, n_silos)
         threshold = n_silos - channel.missing if method.protection.recovers else None

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedveil.engine.experiment import Experiment
+from fedveil.engine.side_releases import SideRelease, check_beside, together
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import Guarantee, PublicFacts
@@ -37,10 +38,12 @@ class Composition:
     Attributes:
         experiment: what asks for it.
         population: for which it is composed.
+        beside: releases of the run that are no round, and are paid from the same epsilon.
     """
 
     experiment: Experiment
     population: Population
+    beside: tuple[SideRelease, ...] = ()
 
     def method(self, noise_multiplier: float | None = None) -> Method:
         """Return the method, at this noise where a word stands for it (at 1 if it is not yet known).
@@ -168,14 +171,22 @@ class Composition:
             method = self.method(noise_multiplier)
             return method, derive(method, public)
 
-        def event(noise_multiplier: float) -> Event:
+        def spent(noise_multiplier: float) -> tuple[Event, float]:
             method, guarantee = claimed(noise_multiplier)
-            return guarantee.after(guarantee.against(_counted(method)), experiment.rounds)
+            role = _counted(method)
+            rounds = guarantee.after(guarantee.against(role), experiment.rounds)
+            loss = guarantee.grid_loss_after(experiment.rounds, dimension)
+            return together(rounds, loss, self.beside, role)
+
+        def event(noise_multiplier: float) -> Event:
+            return spent(noise_multiplier)[0]
 
         def loss(noise_multiplier: float) -> float:
-            return claimed(noise_multiplier)[1].grid_loss_after(experiment.rounds, dimension)
+            return spent(noise_multiplier)[1]
 
-        adjacency = derive(self.method(), public).adjacency
+        guarantee = derive(self.method(), public)
+        adjacency = guarantee.adjacency
+        check_beside(self.beside, guarantee)
         budget = Budget(
             epsilon=epsilon,
             delta=experiment.privacy.delta,

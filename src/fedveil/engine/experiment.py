@@ -16,7 +16,9 @@ from pydantic.fields import FieldInfo
 
 from fedveil.engine.choice import Choice, Chosen, flat, known_keys
 from fedveil.engine.sections import (
+    BudgetSection,
     DataSection,
+    EvaluationSection,
     LocalSection,
     ModelSection,
     PrivacySection,
@@ -47,6 +49,13 @@ class Experiment(Section):
     protection: Annotated[Choice, Chosen("protections")] = Choice("protections", "none")
     server: ServerSection = ServerSection()
     privacy: PrivacySection = PrivacySection()
+    evaluation: EvaluationSection | None = Field(None, description="private test metrics; default: none")
+    budget: BudgetSection | None = Field(None, description="shares of the releases that are no round")
+
+    @property
+    def shares(self) -> BudgetSection:
+        """The shares of the budget, defaults included."""
+        return self.budget or BudgetSection()
 
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:
@@ -66,7 +75,26 @@ class Experiment(Section):
             raise ValueError(
                 "privacy.epsilon: the target of a calibrated noise_multiplier; to stop at a budget use privacy.budget"
             )
+        if self.evaluation is None and self.budget is not None:
+            raise ValueError(
+                "budget: shares epsilon between training and [evaluation]; give [evaluation] too"
+            )
+        if self.evaluation is not None:
+            self._check_evaluation()
         return self
+
+    def _check_evaluation(self) -> None:
+        """Refuse an evaluation that nothing pays for, or of people who are in no silo."""
+        if self.method.get("noise_multiplier") != "calibrated":
+            raise ValueError(
+                "evaluation: spends a share of privacy.epsilon, and the noise of training is found for the rest: give "
+                "privacy.epsilon and method.noise_multiplier = 'calibrated'"
+            )
+        if self.data.table is None or self.data.table.test_file is not None:
+            raise ValueError(
+                "evaluation: is of records that are held out of your own tables (data.table without test_file); a test "
+                "table that comes from outside belongs to nobody in a silo, and metrics on it need no noise"
+            )
 
     def anchored(self, folder: Path) -> Experiment:
         """Return the experiment with the paths of its tables and initial model taken relative to a folder."""

@@ -13,7 +13,7 @@ import os
 import weakref
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from fedveil.engine.workload import SiloSums
 from fedveil.methods.channels import grid_gaussian, grid_law
 from fedveil.methods.method import Method
 from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.privacy.bounds import Clip
+from fedveil.privacy.bounds import Bound, Clip
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.partial_plan import PartialPlan
@@ -53,14 +53,14 @@ class Part:
         limit: the largest absolute value of one of them.
     """
 
-    bound: Clip | None
+    bound: Bound | None
     noise_std: float
     noise_grid: float
     grid: float
     limit: int
 
     @classmethod
-    def of(cls, *, bound: Clip | None, std: float, grid: float, largest: float) -> Part:
+    def of(cls, *, bound: Bound | None, std: float, grid: float, largest: float) -> Part:
         """Return the part for values up to ``largest`` on a grid, with noise."""
         fine = grid_law(std, grid).grid if std else grid
         limit = math.ceil((largest + NOISE_REACH * std) / fine)
@@ -108,8 +108,9 @@ class PartialRange:
         Raises:
             ProtocolError: fewer than two silos, or values that the sums do not hold.
         """
-        protection, bound = method.protection, method.bound
-        assert isinstance(protection, PartialEncryption)
+        protection: Any = method.protection
+        bound = method.bound
+        assert protection.divides
         senders, largest = method.channel.n_senders(n_silos), 0.0
         std = method.channel.message_std(senders)
         hidden_std, hidden_grid = protection.hidden_noise(bound, std)
@@ -122,7 +123,7 @@ class PartialRange:
         )
         if bound.bounded:
             largest = method.contribution.largest_message(bound.norm, senders, n_users, method.weights)
-        if not isinstance(bound, Clip):
+        if not bound.bounded:
             clear = hidden = loose
         elif protection.clip == "whole":
             clear = Part.of(bound=None, std=std, grid=bound.grid, largest=largest)

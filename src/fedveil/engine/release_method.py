@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from fedveil.engine.choice import Choice
 from fedveil.errors import ConfigError
@@ -12,10 +12,8 @@ from fedveil.methods.claims import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
+from fedveil.statistics.limits import SiloWeights
 from fedveil.statistics.local import LocalStep
-
-SiloWeights = Literal["records", "equal", "uniform"]
-"""A person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts person-silo pairs."""
 
 _WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
     {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}

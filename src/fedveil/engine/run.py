@@ -15,11 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Protocol
 
-import numpy as np
-import torch
-from jaxtyping import Float32
-from torch import Tensor
-
 from fedveil.engine.attempts import Absences, RetryPolicy
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
@@ -27,19 +22,24 @@ from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
+from fedveil.engine.run_evaluation import evaluate, evaluated_already, release_evaluation
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
+from fedveil.engine.side_releases import spent_of
 from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_lines import Head
+from fedveil.privacy.ledger_lines import Entry, Head
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import matching
 from fedveil.server.spectrum import spectrum
+from fedveil.statistics.evaluated import Evaluated, read_evaluated
 
 _TRANSCRIPT: Final = "transcript.jsonl"
 _ATTEMPTS: Final = "attempts.jsonl"
@@ -81,6 +81,7 @@ class Outcome:
         row: the last line of metrics.
         statement: what privacy the run gave.
         seconds: wall-clock seconds of all rounds together.
+        evaluated: the released test metrics; None where the experiment asks for none.
     """
 
     folder: Path
@@ -89,6 +90,7 @@ class Outcome:
     row: Row
     statement: Statement
     seconds: float
+    evaluated: Evaluated | None = None
 
 
 def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: bool = False) -> Outcome:
@@ -137,7 +139,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
     parties = _parties(prepared, privacy)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         checkpoint = last_checkpoint(prepared, folder, ledger)
-        if any(entry.event != guarantee.of_round(guarantee.event, entry.round) for entry in ledger.entries):
+        if any(entry.event != _event_of(prepared, entry) for entry in ledger.entries):
             raise RunFolderError(
                 f"{folder.path}: the ledger was charged for other events than this experiment's"
             )
@@ -146,13 +148,13 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
         if listed is not None:
             folder.drop_torn_line(_TRANSCRIPT)
         observer.started(folder.path, experiment, checkpoint.round)
-        stopped = None
-        while checkpoint.round < experiment.rounds:
-            number = checkpoint.round + 1
-            retry = _retry_policy(prepared, folder, ledger, number)
+        stopped = evaluated_already(folder) if checkpoint.round < experiment.rounds else None
+        while checkpoint.round < experiment.rounds and stopped is None:
+            turn = _turn(prepared, checkpoint, privacy, observer)
+            retry = _retry_policy(prepared, folder, ledger, turn.round_number)
             try:
                 retry.pay()
-                checkpoint = _round(prepared, checkpoint, number, privacy, parties, retry, observer, ledger)
+                checkpoint = _round(prepared, checkpoint, turn, parties, retry, ledger)
             except BudgetError as spent_up:
                 stopped = str(spent_up)
                 break
@@ -165,7 +167,17 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
             except StopTraining as asked:
                 stopped = str(asked)
                 break
+        release_evaluation(prepared, folder, checkpoint, ledger)
         return conclude(prepared, folder, checkpoint, ledger, stopped)
+
+
+def _event_of(prepared: Prepared, entry: Entry) -> Event | None:
+    """Return what a line of the ledger must be about; None where the experiment releases nothing of that name."""
+    name = prepared.experiment.name
+    beside = {one.of_run(name): one.guarantee.event for one in prepared.beside}
+    if entry.run == name:
+        return prepared.guarantee.of_round(prepared.guarantee.event, entry.round)
+    return beside.get(entry.run)
 
 
 def conclude(
@@ -178,13 +190,13 @@ def conclude(
     has_model: bool = True,
 ) -> Outcome:
     """Write what a run leaves behind at its end: the statement, model and spectrum unless the silos alone have them."""
-    charges, spent = len(ledger.entries), ledger.spent()
+    spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
     if has_model:
         released = prepared.method.model_of(checkpoint.model, checkpoint.state)
         folder.write_model(prepared.task.state(released))
         moved = released.cpu() - prepared.task.initial().cpu()
         folder.write_json("spectrum.json", asdict(spectrum(moved)))
-    statement = state(prepared, checkpoint.round, charges, spent)
+    statement = state(prepared, checkpoint.round, spent)
     folder.write_json("privacy.json", statement.to_json())
     return Outcome(
         folder=folder.path,
@@ -193,6 +205,7 @@ def conclude(
         row=checkpoint.row,
         statement=statement,
         seconds=checkpoint.row["elapsed"],
+        evaluated=read_evaluated(folder.path),
     )
 
 
@@ -202,19 +215,10 @@ def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> Parties:
     return Parties.of(prepared.agreed, prepared.task.initial(), privacy, prepared.method.kinds, listed)
 
 
-def _round(
-    prepared: Prepared,
-    last: Checkpoint,
-    number: int,
-    privacy: PrivacyRandomness,
-    parties: Parties,
-    retry: RetryPolicy,
-    observer: Observer,
-    ledger: Ledger,
-) -> Checkpoint:
-    due = number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds
-    begin = time.perf_counter()
-    turn = Turn(
+def _turn(prepared: Prepared, last: Checkpoint, privacy: PrivacyRandomness, observer: Observer) -> Turn:
+    """Return what the round after a checkpoint begins with."""
+    number = last.round + 1
+    return Turn(
         setting=prepared.setting,
         model=last.model,
         state=last.state,
@@ -222,12 +226,19 @@ def _round(
         experiment=ExperimentRandomness(prepared.experiment.seed),
         privacy=privacy,
         progress=lambda done, total: observer.training(number, done, total),
-        measured=due,
+        measured=number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds,
     )
+
+
+def _round(
+    prepared: Prepared, last: Checkpoint, turn: Turn, parties: Parties, retry: RetryPolicy, ledger: Ledger
+) -> Checkpoint:
+    number, begin = turn.round_number, time.perf_counter()
     model, kept, diagnostics = play_round(turn, parties, retry)
     seconds = time.perf_counter() - begin
-    test = evaluate(prepared, prepared.method.model_of(model, kept)) if due else None
-    row = row_of(prepared, number, test, diagnostics, charges=len(ledger.entries))
+    test = evaluate(prepared, prepared.method.model_of(model, kept)) if turn.measured else None
+    spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
+    row = row_of(prepared, number, test, diagnostics, charges=spent.charges)
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
     return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
 
@@ -289,18 +300,6 @@ def row_of(
     }
 
 
-def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, float | None]:
-    """Return every metric of the task on the test table; None where a metric is not defined, as without a record."""
-    population = prepared.population
-    if not len(population.test_targets):
-        return dict.fromkeys(prepared.task.metrics)
-    raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
-    outputs = prepared.task.predict(model.to(prepared.setting.cohort.device), raw).cpu()
-    targets = torch.from_numpy(population.test_targets)
-    weights = None if population.test_weights is None else torch.from_numpy(population.test_weights)
-    return {name: finite(metric(outputs, targets, weights)) for name, metric in prepared.task.metrics.items()}
-
-
 def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> str | None:
     """Return why a round may not be played, None if the budget allows it.
 
@@ -312,7 +311,7 @@ def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> 
     budget = prepared.experiment.privacy.budget
     if budget is None:
         return None
-    needed = prepared.epsilon_after(number if charges is None else charges)
+    needed = prepared.epsilon_with(Role.READER, number if charges is None else charges, prepared.beside)
     if needed <= budget:
         return None
     return (
@@ -341,7 +340,8 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
     def pay() -> None:
         charged = sum(entry.round == number for entry in ledger.entries)
         if charged <= sum(row.may_have_released for row in failed()):
-            reason = over_budget(prepared, number, len(ledger.entries) + 1)
+            charges = spent_of(ledger, prepared.experiment.name, prepared.beside).charges
+            reason = over_budget(prepared, number, charges + 1)
             if reason:
                 raise BudgetError(reason)
             event = prepared.guarantee.of_round(prepared.guarantee.event, number)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
 from fedveil.keys import Count, Fraction, NonNegative, Positive
 from fedveil.population.allocation import Law
+from fedveil.statistics.limits import LEAST_BINS, MOST_BINS, MOST_GROUPINGS, SiloWeights, once
 
 SESSION = "session:"
 """How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
@@ -174,3 +175,29 @@ class PrivacySection(Section):
     insecure_seed: int | None = Field(
         None, description="repeatable noise that protects nobody: for tests; the statement says so"
     )
+
+
+class EvaluationSection(Section):
+    """Test metrics as releases of the run: held-out people are protected as those are who are trained on."""
+
+    silos: SiloWeights | None = Field(
+        None,
+        description="a person's weights over silos; default: equal under private-weighting, else uniform",
+    )
+    by: Annotated[tuple[str, ...], Field(max_length=MOST_GROUPINGS)] = Field(
+        (), description='columns of declared categories whose groups are compared; "silo" is one'
+    )
+    bins: Annotated[int, Field(ge=LEAST_BINS, le=MOST_BINS)] | None = Field(
+        None, description="of scores; default: as few as lose less than a quarter of the noise"
+    )
+
+    @field_validator("by")
+    @classmethod
+    def _once(cls, by: tuple[str, ...]) -> tuple[str, ...]:
+        return once(by, "by")
+
+
+class BudgetSection(Section):
+    """How privacy.epsilon is shared: shares of mu^2, of which training has the rest."""
+
+    evaluation: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="of [evaluation]")

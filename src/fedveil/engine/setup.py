@@ -5,9 +5,9 @@ Everything that can be wrong with data, model, composition or budget is found he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,18 +15,17 @@ import torch
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.agreed import Agreed, OpenRange
 from fedveil.engine.composition import Composition
+from fedveil.engine.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.sections import DataSection, refuse_session
 from fedveil.engine.setting import Setting
+from fedveil.engine.side_releases import SideRelease, together
+from fedveil.engine.task_choice import task_of
 from fedveil.engine.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.metrics import load_metric
-from fedveil.local.models import build_model
-from fedveil.local.pretrained import take_parameters
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
 from fedveil.methods.channels import grid_gaussian
@@ -34,15 +33,16 @@ from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import data_set, load
+from fedveil.population.catalogue import load
 from fedveil.population.catalogue.files import digest_of
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
 from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
-from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.randomness import PrivacyRandomness
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +57,7 @@ class Prepared:
     setting: Setting
     uncovered: tuple[str, ...]
     agreed: Agreed
+    evaluation: Evaluation | None = None
 
     @property
     def secure(self) -> bool:
@@ -76,26 +77,22 @@ class Prepared:
         return epsilon_on_grid(self.accountant, released, self.experiment.privacy.delta, loss)
 
     @property
+    def beside(self) -> tuple[SideRelease, ...]:
+        """The releases of the run that are no round."""
+        return () if self.evaluation is None else self.evaluation.releases
+
+    def epsilon_with(self, role: Role, rounds: int, beside: Sequence[SideRelease]) -> float:
+        """Return the epsilon of so many rounds and of releases beside them, against a party."""
+        guarantee = self.guarantee
+        learned = guarantee.after(guarantee.against(role), rounds) if rounds else None
+        loss = guarantee.grid_loss_after(rounds, self.task.dimension)
+        spent, loss = together(learned, loss, beside, role)
+        return epsilon_on_grid(self.accountant, spent, self.experiment.privacy.delta, loss)
+
+    @property
     def method(self) -> Method:
         """The composition that runs."""
         return self.setting.method
-
-
-class Defaults(NamedTuple):
-    """What is trained where nobody names it."""
-
-    model: str
-    loss: str
-    metrics: tuple[str, ...]
-
-
-BY_TASK: Final[Mapping[str, Defaults]] = {
-    "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
-    "two classes": Defaults("linear", "binary_cross_entropy", ("accuracy", "auc", "loss")),
-    "regression": Defaults("linear", "squared_error", ("loss",)),
-    "survival": Defaults("linear", "cox", ("c_index", "loss")),
-}
-"""Model, loss and metrics where neither the experiment nor the data set names them."""
 
 
 class Populations:
@@ -127,7 +124,9 @@ def prepare(
     """
     population = (populations or Populations()).of(experiment.data, experiment.seed)
     task = task_of(experiment, population) if task is None else task
-    composition = Composition(experiment=experiment, population=population)
+    evaluation = plan_evaluation(experiment, population)
+    beside = () if evaluation is None else evaluation.releases
+    composition = Composition(experiment=experiment, population=population, beside=beside)
     method = composition.method()
     records = _kept(method, population.train)
     public = composition.public_facts(method, records, task.dimension)
@@ -161,6 +160,7 @@ def prepare(
             *_batching(trainer, cohort.device),
         ),
         agreed=_agreed(experiment, method, setting, population, public),
+        evaluation=evaluation,
     )
 
 
@@ -266,57 +266,6 @@ def load_population(data: DataSection, seed: int) -> Population:
         seed=seed if data.seed is None else data.seed,
         folder=data.folder,
     )
-
-
-def defaults_of(source: str | None, population: Population) -> Defaults:
-    """Return what is trained where the experiment does not say: what the data set brings, else what fits the task.
-
-    Args:
-        source: name of the data set; None for tables and for what was handed over.
-        population: what is trained on.
-    """
-    default = BY_TASK["two classes" if population.n_classes == 2 else population.task]
-    if source is None:
-        return default
-    chosen = data_set(source)
-    return Defaults(
-        model=chosen.model or default.model,
-        loss=chosen.loss or default.loss,
-        metrics=chosen.metrics or default.metrics,
-    )
-
-
-def task_of(experiment: Experiment, population: Population) -> Task:
-    """Build the model that an experiment names, with its loss and its metrics.
-
-    Raises:
-        FedveilError: a name that does not exist, or something that does not fit the targets.
-    """
-    asked = experiment.model
-    for key, named in (
-        ("name", asked.name),
-        ("loss", asked.loss),
-        *(("metrics", one) for one in asked.metrics or ()),
-    ):
-        refuse_session(f"model.{key}", named or "")
-    default = defaults_of(experiment.data.name, population)
-    loss = load_loss(asked.loss or default.loss)
-    loss.check_task(population.task)
-    one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
-    outputs = 1 if one_output else population.n_classes
-    assert outputs is not None
-    model = build_model(
-        asked.name or default.model,
-        input_shape=population.feature_shape,
-        n_outputs=outputs,
-        randomness=ExperimentRandomness(experiment.seed),
-    )
-    if asked.initial is not None:
-        take_parameters(model, asked.initial, asked.initial_layers)
-    loss.check_targets(torch.from_numpy(population.train.targets), outputs)
-    loss.check_targets(torch.from_numpy(population.test_targets), outputs)
-    found = {name: load_metric(name, loss) for name in asked.metrics or default.metrics}
-    return Task(model=model, loss=loss, metrics=found)
 
 
 def _trainer(

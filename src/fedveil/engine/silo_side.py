@@ -10,18 +10,19 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from fedveil.engine.setting import Setting
 from fedveil.engine.turn import Turn
-from fedveil.population.records import Groups
 from fedveil.protection.weighting_silo import SEED_BYTES
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
 
 
-def members_of(groups: Groups, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
-    """Return the indices of the contributions that take part: those of the drawn users, or all."""
-    if drawn is None:
-        return torch.arange(len(groups))
-    return torch.from_numpy(np.flatnonzero(drawn[groups.user]))
+def members_of(setting: Setting, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
+    """Return the indices of the contributions that take part: those of weight of the drawn users, or of all."""
+    takes_part = setting.weights.numpy() > 0
+    if drawn is not None:
+        takes_part &= drawn[setting.cohort.groups.user]
+    return torch.from_numpy(np.flatnonzero(takes_part))
 
 
 class WeightedTraining:

@@ -5,27 +5,30 @@ from __future__ import annotations
 from fedveil.engine.folder import finite
 from fedveil.engine.setup import Prepared
 from fedveil.engine.shown import uncovered
-from fedveil.privacy.claims import Tells
-from fedveil.privacy.events import Event, NoGuarantee, atoms
+from fedveil.engine.side_releases import SideRelease, Spent, together
+from fedveil.privacy.claims import Role, Tells
+from fedveil.privacy.events import NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
 
 
-def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statement:
+def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
     """Return what a run of so many complete rounds guarantees.
 
     Args:
         prepared: the experiment that ran.
         rounds: complete rounds.
-        charges: how often the ledger was charged: once a round, and again for every attempt that may have released
-            its sum before silos vanished (a crash may have charged one more).
-        spent: everything the ledger charged.
+        ledger: what was charged: once a round, and again for every attempt that may have released its sum before silos
+            vanished (a crash may have charged one more), and every release beside the rounds.
     """
     guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
-    delta = privacy.delta
+    delta, spent, charges = privacy.delta, ledger.event, ledger.charges
     reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
     if not prepared.secure:
         reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
-    epsilon = None if reasons else prepared.epsilon_of(guarantee.event, charges)
+    _, loss = together(
+        None, guarantee.grid_loss_after(charges, prepared.task.dimension), ledger.beside, Role.READER
+    )
+    epsilon = None if reasons else prepared.epsilon_with(Role.READER, charges, ledger.beside)
     return Statement(
         unit=guarantee.unit,
         adjacency=guarantee.adjacency,
@@ -36,30 +39,35 @@ def state(prepared: Prepared, rounds: int, charges: int, spent: Event) -> Statem
             spent,
             delta,
             guarantee.adjacency,
-            loss=guarantee.grid_loss_after(charges, prepared.task.dimension),
+            loss=loss,
         ),
         event=spent,
         units=prepared.population.n_users,
-        mechanisms=(*guarantee.mechanisms, f"{rounds} rounds, composed adaptively"),
+        mechanisms=(
+            *guarantee.mechanisms,
+            f"{rounds} rounds, composed adaptively",
+            *(line for one in ledger.beside for line in _told(prepared, one)),
+        ),
         trust=tuple(
             Disclosure(
                 role=view.role,
                 party=view.party,
                 sees=view.sees,
-                epsilon=_against(prepared, view.event, charges),
+                epsilon=_against(prepared, view.role, ledger),
             )
             for view in guarantee.views
         ),
         randomness=_randomness(prepared),
         secure_randomness=prepared.secure,
-        uncovered=(*prepared.uncovered, *uncovered()),
-        notes=prepared.population.notes,
+        uncovered=(*prepared.uncovered, *uncovered(exact_metrics=prepared.evaluation is None)),
+        notes=(*prepared.population.notes, *_tested(prepared)),
         as_published=tuple(
             AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
             for claim in guarantee.published
             if rounds > 0
         ),
         reasons=tuple(reasons),
+        released="models and statistics" if ledger.beside else "models",
     )
 
 
@@ -75,6 +83,24 @@ def _randomness(prepared: Prepared) -> str:
     return "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
 
 
-def _against(prepared: Prepared, event: Event, charges: int) -> float | None:
+def _against(prepared: Prepared, role: Role, ledger: Spent) -> float | None:
     """Return the epsilon of all charges against one party; None if nothing is guaranteed."""
-    return finite(prepared.epsilon_of(event, charges)) if prepared.secure else None
+    return finite(prepared.epsilon_with(role, ledger.charges, ledger.beside)) if prepared.secure else None
+
+
+def _told(prepared: Prepared, release: SideRelease) -> tuple[str, ...]:
+    """Return what a release beside the rounds is, and its own mechanisms."""
+    name, length = release.of_run(prepared.experiment.name), release.step.layout.length
+    return (
+        f"release {name}: {length} numbers, {release.purpose}; one person moves their sum over "
+        f"{prepared.population.n_silos} silos by at most 1 (l2)",
+        *release.guarantee.mechanisms,
+    )
+
+
+def _tested(prepared: Prepared) -> tuple[str, ...]:
+    """Return where test metrics come from, if they are released."""
+    if prepared.evaluation is None:
+        return ()
+    names = " and ".join(one.of_run(prepared.experiment.name) for one in prepared.beside)
+    return (f"Test metrics come from the releases {names}: they are noisy, and covered.",)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
@@ -57,8 +58,9 @@ class WeightingRange:
         Raises:
             ProtocolError: sums that the cipher does not hold.
         """
-        protection, channel, bound = method.protection, method.channel, method.bound
-        assert isinstance(protection, PrivateWeighting)
+        channel, bound = method.channel, method.bound
+        protection: Any = method.protection
+        assert protection.weighs
         assert bound.bounded, "the protection refuses unbounded contributions"
         grid = channel.message_grid(bound.grid, n_silos)
         chosen, places = protection.places(method.sampler.rate)
@@ -76,7 +78,7 @@ class WeightingRange:
             rounds=rounds,
         )
         counts = np.zeros((n_silos, n_users), dtype=np.int64)
-        counts[groups.silo, groups.user] = groups.size
+        counts[groups.silo, groups.user] = method.weights.scores(groups.size)
         if protection.cipher == "paillier":
             choose_layout(plan, protection.modulus_bits)
         else:

@@ -23,7 +23,6 @@ from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError
 from fedveil.local.distributed import DistributedTrainer, serve
 from fedveil.local.trainer import SplitTrainer
-from fedveil.methods.protections import PrivateWeighting
 from fedveil.randomness import ExperimentRandomness
 
 
@@ -55,7 +54,7 @@ def split_trainer(prepared: Prepared) -> SplitTrainer:
     Raises:
         ConfigError: DP-SGD in silos, or private weighting, which takes contributions one by one.
     """
-    if isinstance(prepared.method.protection, PrivateWeighting):
+    if prepared.method.protection.weighs:
         raise ConfigError(
             f"{prepared.method.name}: private weighting takes contributions one by one and runs in one process"
         )

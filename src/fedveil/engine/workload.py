@@ -135,7 +135,7 @@ class SiloSums(Workload):
         turn, self._attempt = self.turn, attempt
         if self._sums is None or turn.setting.method.sampler.samples:
             self.drawn = turn.draw(attempt)
-            self._members = members_of(turn.setting.cohort.groups, self.drawn)
+            self._members = members_of(turn.setting, self.drawn)
             weights, bound = turn.setting.weights[self._members], turn.setting.method.local_bound
             self._sums = turn.trainer.sums(turn.job(self._members, bound, weights), turn.progress)
         return self.drawn

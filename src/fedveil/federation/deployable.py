@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
+from fedveil.methods.weights import NOT_WHOLE
 from fedveil.protection.errors import OwnRecordsError
 
 
@@ -20,7 +21,11 @@ def check_deployable(prepared: Prepared) -> None:
     elif method.contribution.per == "record":
         raise CompositionError(
             f"{method.name}: DP-SGD keeps a number of records of each user over all silos, and between institutions "
-            "nobody knows whose: use fedavg, uldp-naive, uldp-sgd, uldp-avg or uldp-avg-w"
+            "nobody knows whose: use fedavg, uldp-naive, uldp-sgd, uldp-sgd-w, uldp-avg or uldp-avg-w"
+        )
+    if method.weights.by_records and not method.weights.totalled:
+        raise CompositionError(
+            f"{method.name}: weights {method.weights.description}: between institutions {NOT_WHOLE}"
         )
     if method.channel.missing and not method.protection.recovers:
         raise CompositionError(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedveil.crypto.keys import PublicIdentity
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
 from fedveil.engine.experiment import read_toml
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, IntegrityError
+from fedveil.federation.charter import Charter
 from fedveil.protection.peers import Roster
 from fedveil.validation import problems
 
@@ -21,19 +24,53 @@ _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
 
 
+_Date = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+_SEALED_AS: Final = b"fedveil/2/membership"
+
+
 class _Member(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: _Name
     identity: _Key
+    node: Annotated[str, Field(max_length=1000)]
+
+
+class _Revoked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    identity: _Key
+    since: _Date
+    reason: Annotated[str, Field(max_length=200)]
 
 
 class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    schema_version: Literal[2]
+    serial: Annotated[int, Field(ge=0, lt=1 << 31)]
+    valid_until: _Date
+    charter: _Key
     coordinator: _Key
     schema_digest: _Key
+    seal: Annotated[str, Field(pattern=r"^([0-9a-f]{128})?$")]
     silos: Annotated[tuple[_Member, ...], Field(min_length=1, max_length=1000)]
+    revoked: Annotated[tuple[_Revoked, ...], Field(max_length=10_000)] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revoked:
+    """A key that belongs to nobody any more.
+
+    Attributes:
+        identity: the public key.
+        since: the day, in UTC.
+        reason: as the founder wrote it.
+    """
+
+    identity: PublicIdentity
+    since: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +82,42 @@ class Membership:
         roster: the silos' public identities, in the same order.
         coordinator: the coordinator's public identity.
         schema_digest: SHA-256 of the schema's file.
+        nodes: the silos' public node keys (OpenSSH), in the same order; empty where no transport needs them.
+        serial: grows with every membership that the founder seals; 0: one that nobody sealed.
+        valid_until: the last day, in UTC.
+        charter: SHA-256 of the charter.
+        revoked: keys that were taken out.
+        seal: the founder's signature over :attr:`digest`; empty where nobody sealed it.
     """
 
     silos: tuple[str, ...]
     roster: Roster
     coordinator: PublicIdentity
     schema_digest: bytes
+    nodes: tuple[str, ...] = ()
+    serial: int = 0
+    valid_until: str = "9999-12-31"
+    charter: bytes = bytes(32)
+    revoked: tuple[Revoked, ...] = ()
+    seal: bytes = b""
 
     def __post_init__(self) -> None:
-        """Refuse two members of one name or one key."""
+        """Refuse two members of one name or one key, and a member whose key was revoked."""
         keys = {public.raw for public in (*self.roster, self.coordinator)}
         if len(set(self.silos)) != len(self.silos) or len(keys) != len(self.silos) + 1:
             raise ConfigError("two members of the federation have the same name or the same identity key")
+        if keys & {one.identity.raw for one in self.revoked}:
+            raise ConfigError("a member of the federation has a key that was revoked")
 
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of everything the members agree on."""
-        return hashlib.sha256(self.to_toml().encode()).digest()
+        return hashlib.sha256(replace(self, seal=b"").to_toml().encode()).digest()
+
+    @property
+    def fingerprint(self) -> str:
+        """128 bits of the digest, for people to compare."""
+        return in_groups(self.digest)
 
     def number(self, silo: str) -> int:
         """Return a silo's number.
@@ -73,23 +129,58 @@ class Membership:
             raise ConfigError(f"no silo '{silo}' in the federation; there are: {', '.join(self.silos)}")
         return self.silos.index(silo)
 
+    def sealed(self, founder: IdentityKey) -> Membership:
+        """Return it with the founder's seal."""
+        return replace(self, seal=founder.sign(_SEALED_AS + self.digest))
+
+    def check(self, charter: Charter) -> None:
+        """Return if the charter's founder sealed it, and it is still valid.
+
+        Raises:
+            IntegrityError: of another charter, or not sealed by its founder.
+            ConfigError: its last day is over.
+        """
+        if self.charter != charter.digest or self.schema_digest != charter.schema_digest:
+            raise IntegrityError("the membership is of another charter")
+        try:
+            charter.founder.verify(_SEALED_AS + self.digest, self.seal)
+        except CryptoError:
+            raise IntegrityError(
+                "the membership is not sealed by the founder whom the charter names"
+            ) from None
+        if self.valid_until < datetime.now(UTC).strftime("%Y-%m-%d"):
+            raise ConfigError(
+                f"the membership (serial {self.serial}) was valid until {self.valid_until}; the founder seals a new one"
+            )
+
     def to_toml(self) -> str:
         """Return the document; :meth:`read` reads it back."""
+        nodes = self.nodes or ("",) * len(self.silos)
         members = [
-            {"name": name, "identity": public.raw.hex()}
-            for name, public in zip(self.silos, self.roster, strict=True)
+            {"name": name, "identity": public.raw.hex(), "node": node}
+            for name, public, node in zip(self.silos, self.roster, nodes, strict=True)
+        ]
+        revoked = [
+            {"identity": one.identity.raw.hex(), "since": one.since, "reason": one.reason}
+            for one in self.revoked
         ]
         return tomlkit.dumps(
             {
+                "schema_version": 2,
+                "serial": self.serial,
+                "valid_until": self.valid_until,
+                "charter": self.charter.hex(),
                 "coordinator": self.coordinator.raw.hex(),
                 "schema_digest": self.schema_digest.hex(),
+                "seal": self.seal.hex(),
                 "silos": members,
+                **({"revoked": revoked} if revoked else {}),
             }
         )
 
     @classmethod
     def read(cls, path: Path) -> Membership:
-        """Read a membership file.
+        """Read a membership file; :meth:`check` says whether it is sealed.
 
         Raises:
             ConfigError: missing, no TOML, or not a membership; names the file and the key.
@@ -98,9 +189,21 @@ class Membership:
             document = _Document.model_validate(read_toml(path))
         except ValidationError as error:
             raise ConfigError(f"{path}: {problems(error, list(_Document.model_fields))}") from None
+        nodes = tuple(member.node for member in document.silos)
         return cls(
             silos=tuple(member.name for member in document.silos),
             roster=tuple(PublicIdentity(bytes.fromhex(member.identity)) for member in document.silos),
             coordinator=PublicIdentity(bytes.fromhex(document.coordinator)),
             schema_digest=bytes.fromhex(document.schema_digest),
+            nodes=nodes if any(nodes) else (),
+            serial=document.serial,
+            valid_until=document.valid_until,
+            charter=bytes.fromhex(document.charter),
+            revoked=tuple(
+                Revoked(
+                    identity=PublicIdentity(bytes.fromhex(one.identity)), since=one.since, reason=one.reason
+                )
+                for one in document.revoked
+            ),
+            seal=bytes.fromhex(document.seal),
         )

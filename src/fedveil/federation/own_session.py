@@ -30,7 +30,6 @@ from fedveil.federation.own_round import OwnTurn, Told, as_tensor
 from fedveil.federation.promise import Promise
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tensors
-from fedveil.population.records import Population
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.parts import (
@@ -142,7 +141,7 @@ class OwnSession:
         """Return what the silo says when it joins."""
         answers: list[Part] = [Joined()]
         if self.prepared.method.shows_counts:
-            answers.append(Counts(counts=_counts(self.prepared.population)))
+            answers.append(Counts(counts=_scores(self.prepared)))
         first = self.client.announce()
         return answers if first is None else [*answers, Relay(message=first)]
 
@@ -186,11 +185,14 @@ class OwnSession:
         raise RefusalError(Code.SHAPE)
 
     def _weigh(self, totals: Totals) -> None:
-        """Take the weights n_su / N_u from what every user holds over all silos."""
+        """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""
         prepared, users = self.prepared, self.prepared.population.n_users
         if len(totals.counts) != users:
             raise RefusalError(Code.USERS, len(totals.counts), users)
-        self.promise = self.promise.by_records(prepared.setting.cohort.groups, totals.counts)
+        groups = prepared.setting.cohort.groups
+        self.promise = self.promise.by_records(
+            groups, prepared.method.weights.scores(groups.size), totals.counts
+        )
         assert self.promise.weights is not None
         setting = replace(prepared.setting, weights=self.promise.weights.clone())
         self.prepared = replace(prepared, setting=setting)
@@ -349,5 +351,8 @@ def _state(kept: Tensors) -> State:
     }
 
 
-def _counts(share: Population) -> np.ndarray:
-    return np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
+def _scores(prepared: Prepared) -> np.ndarray:
+    """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
+    share = prepared.population
+    counts = np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
+    return prepared.method.weights.scores(counts)

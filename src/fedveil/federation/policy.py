@@ -63,7 +63,7 @@ class Policy(BaseModel):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     accountant: Literal["pld", "rdp"] = "pld"
     clip: _Positive
-    methods: tuple[str, ...] = ("uldp-naive", "uldp-sgd", "uldp-avg", "uldp-avg-w")
+    methods: tuple[str, ...] = ("uldp-naive", "uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w")
     models: tuple[str, ...] = ("linear",)
     losses: tuple[str, ...] = tuple(LOSSES)
     packages: tuple[str, ...] = ()

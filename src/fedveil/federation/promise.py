@@ -18,7 +18,6 @@ from fedveil.engine.setting import Setting
 from fedveil.engine.setup import Prepared
 from fedveil.federation.errors import RefusalError
 from fedveil.methods.claims import Guarantee
-from fedveil.methods.weights import Weights
 from fedveil.population.records import Groups
 from fedveil.privacy.events import Event
 from fedveil.protection.errors import OwnRecordsError
@@ -44,25 +43,28 @@ class Promise:
         """Return the promise of an experiment, from the method's declaration and no silo's counts."""
         weights, groups = None, prepared.setting.cohort.groups
         if not prepared.method.shows_counts:
-            uniform = prepared.method.weights is Weights.UNIFORM
+            uniform = prepared.method.weights.uniform
             value = 1.0 / prepared.population.n_silos if uniform else 1.0
             weights = torch.full((len(groups),), value, dtype=torch.float64)
         return cls(guarantee=prepared.guarantee, event=event, weights=weights)
 
-    def by_records(self, groups: Groups, totals: Int64[np.ndarray, " users"]) -> Promise:
-        """Return the promise for weights n_su / N_u.
+    def by_records(
+        self, groups: Groups, scores: Int64[np.ndarray, " m"], totals: Int64[np.ndarray, " users"]
+    ) -> Promise:
+        """Return the promise for weights m_su / M_u: of records, or of another whole score.
 
         Args:
             groups: the silo's contributions.
-            totals: (|U|,) N_u, what every user holds over all silos.
+            scores: (m,) of each of them.
+            totals: (|U|,) M_u, what the scores of every user sum to over all silos.
 
         Raises:
             OwnRecordsError: a weight above 1.
         """
         held = totals[groups.user]
-        if (held < groups.size).any():
+        if (held < scores).any():
             raise OwnRecordsError("a user has fewer records over all silos than in this one")
-        return replace(self, weights=torch.from_numpy(groups.size / held))
+        return replace(self, weights=torch.from_numpy(scores / held))
 
     def of_round(self, setting: Setting, number: int) -> Event:
         """Return what a round is charged as, if it is trained with the weights of this promise.

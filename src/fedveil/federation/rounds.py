@@ -20,11 +20,11 @@ from fedveil.engine.run import (
     Observer,
     Outcome,
     conclude,
-    evaluate,
     last_checkpoint,
     over_budget,
     row_of,
 )
+from fedveil.engine.run_evaluation import evaluate
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError

@@ -21,7 +21,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import prepare
-from fedveil.errors import FedveilError, RunFolderError
+from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
@@ -106,6 +106,7 @@ class SiloParty:
         self._state = state
         self._heads = HeadsSeen(state / HEADS)
         self._ledger = SiloLedger(state, policy, self._store)
+        self._check_serial()
         self._session: OwnSession | None = None
         self._last: _Exchange | None = None
         self._over = False
@@ -254,6 +255,17 @@ class SiloParty:
 
     # --- its own files -----------------------------------------------------------------------------------------
 
+    def _check_serial(self) -> None:
+        """Refuse a membership that is older than one under which something was charged."""
+        origins = [entry.origin for entry in self._ledger.ledger.entries if entry.origin is not None]
+        seen = max((one.membership for one in origins), default=0)
+        if self._membership.serial < seen:
+            self._ledger.close()
+            raise IntegrityError(
+                f"the membership has serial {self._membership.serial}, but the ledger was charged under {seen}: put "
+                "the later one back"
+            )
+
     def _check_heads(self, terms: Terms) -> None:
         """Refuse to go on if a later end of this silo's ledger was heard, or an earlier one of a peer's comes again."""
         names = self._membership.silos
@@ -268,7 +280,7 @@ class SiloParty:
         return Origin(
             terms=terms.digest.hex(),
             coordinator=hashlib.sha256(self._membership.coordinator.raw).hexdigest(),
-            membership=0,
+            membership=self._membership.serial,
             policy=self._ledger.policy_digest,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +17,20 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedveil.crypto.keys import write_private_file
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.key_files import is_protected, protect, unprotect
+from fedveil.crypto.keys import Passphrase, read_private_file, write_private_file
 from fedveil.errors import ConfigError
 from fedveil.files import read_content, reading
 
 CA_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 397
+_KIND: Final = b"authority"
 _CLOCK_SKEW: Final = timedelta(hours=1)
 
 
@@ -54,10 +59,36 @@ class Authority:
         )
         return cls(key=key, certificate=builder.sign(key, SHA256()))
 
-    def issue(self, folder: Path, stem: str, hosts: tuple[str, ...]) -> None:
-        """Write ``stem.key`` (0600) and ``stem.crt`` for a server at these host names and addresses."""
-        key = ec.generate_private_key(ec.SECP384R1())
-        builder = _builder(_name(stem), self.certificate.subject, key.public_key(), CERTIFICATE_DAYS)
+    @classmethod
+    def load(cls, folder: Path, passphrase: Passphrase | None) -> Authority:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            CryptoError: no key of an authority, or another passphrase.
+        """
+        path = folder / "ca.key"
+        content = read_private_file(path)
+        with reading(path, CryptoError):
+            if is_protected(content):
+                if passphrase is None:
+                    raise CryptoError(f"{path} takes a passphrase")
+                content, _ = unprotect(content, passphrase(), kind=_KIND)
+            key = load_pem_private_key(content, password=None)
+            if not isinstance(key, ec.EllipticCurvePrivateKey):
+                raise CryptoError(f"{path}: no key of an authority")
+            certificate = x509.load_pem_x509_certificate(read_content(folder / "ca.crt", CryptoError))
+        return cls(key=key, certificate=certificate)
+
+    def certify(self, request: str, hosts: tuple[str, ...], days: int = CERTIFICATE_DAYS) -> bytes:
+        """Return the certificate (PEM) of a server at these host names and addresses, for a certificate request.
+
+        What the request says of names is not read: the charter says them.
+        """
+        asked = x509.load_pem_x509_csr(request.encode())
+        public = asked.public_key()
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            raise ConfigError("the certificate request is of another kind of key than P-384")
+        builder = _builder(_name("server"), self.certificate.subject, public, days)
         builder = builder.add_extension(
             x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
         )
@@ -69,19 +100,15 @@ class Authority:
         builder = builder.add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
         )
-        write_private_file(
-            folder / f"{stem}.key",
-            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-        )
-        certificate = builder.sign(self.key, SHA256())
-        (folder / f"{stem}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+        return builder.sign(self.key, SHA256()).public_bytes(Encoding.PEM)
 
-    def save(self, folder: Path) -> None:
-        """Write ``ca.key`` (0600) and ``ca.crt``."""
-        write_private_file(
-            folder / "ca.key",
-            self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-        )
+    def save(self, folder: Path, passphrase: bytes | None) -> None:
+        """Write ``ca.key`` (0600) and ``ca.crt``; a passphrase opens the key (:mod:`~fedveil.crypto.key_files`)."""
+        raw = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        if passphrase is not None:
+            named = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+            raw = protect(raw, passphrase, kind=_KIND, public=sha256(named).digest())
+        write_private_file(folder / "ca.key", raw)
         self.publish(folder)
 
     def publish(self, folder: Path) -> None:
@@ -89,21 +116,25 @@ class Authority:
         (folder / "ca.crt").write_bytes(self.certificate.public_bytes(Encoding.PEM))
 
 
-def write_node_key(folder: Path) -> bytes:
-    """Write ``node.key`` (0600), the ECDSA P-384 key by which a SuperNode is known; return its public half."""
+def new_node_key(path: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """Write a node's key (0600), the ECDSA P-384 key by which its carrier is known; return it and its public half."""
     key = ec.generate_private_key(ec.SECP384R1())
-    write_private_file(
-        folder / "node.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    )
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    (folder / "node.pub").write_bytes(public + b"\n")
-    return public
+    write_private_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    return key, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
-def node_key_pem(path: Path) -> bytes:
-    """Return a node's public key as a SuperLink lists it."""
-    with reading(path, ConfigError):
-        key = load_ssh_public_key(read_content(path, ConfigError))
+def new_server_key(path: Path) -> bytes:
+    """Write a server's TLS key (0600); return the request (PEM) to certify it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_private_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    request = x509.CertificateSigningRequestBuilder().subject_name(_name("server")).sign(key, SHA256())
+    return request.public_bytes(Encoding.PEM)
+
+
+def node_key_pem(public: str) -> bytes:
+    """Return a node's public key (OpenSSH) as a SuperLink lists it."""
+    with reading("a node's public key", ConfigError):
+        key = load_ssh_public_key(public.encode())
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 

@@ -87,7 +87,7 @@ def settings_of_parent(end: Callable[[], None]) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads(line)
     except ValueError:
         raise ProcessError(
-            "this module is a process of `fedveil coordinator` or `fedveil silo serve`; start those"
+            "this module is a process of `fedveil coordinator serve` or `fedveil silo serve`; start those"
         ) from None
 
     def watch() -> None:

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.provisioning import DraftedPolicy, Provisioned, provision
+from fedveil.flower.joining import DraftedPolicy
+from fedveil.flower.provisioning import Provisioned, provision
 
 HOSPITALS: Final = {"cleveland": 199, "hungarian": 172, "switzerland": 30, "va": 85}
 _PATIENTS: Final = 50

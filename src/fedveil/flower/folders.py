@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from fedveil.crypto.keys import IdentityKey
+from fedveil.crypto.keys import IdentityKey, Passphrase
 from fedveil.errors import ConfigError
+from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.files import read_content
@@ -56,12 +58,20 @@ class SiloSettings(Settings):
 
 
 class _Folder:
-    """A party's folder: keys, certificates, membership and schema."""
+    """A party's folder: keys, certificates, charter, membership and schema.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the folder.
+        passphrase: of its identity key, asked for when the key is used first.
+    """
+
+    def __init__(self, path: Path, passphrase: Passphrase | None = None) -> None:
         self.path = path.absolute()
+        self._passphrase = passphrase
         if not (self.path / "membership.toml").is_file():
-            raise ConfigError(f"{path}: not a folder of `fedveil federation init`: it has no membership.toml")
+            raise ConfigError(
+                f"{path}: not a folder of a party that accepted a membership: it has no membership.toml"
+            )
 
     def __truediv__(self, name: str) -> Path:
         """Return the path of one of its files."""
@@ -69,13 +79,15 @@ class _Folder:
 
     @property
     def membership(self) -> Membership:
-        """The federation."""
-        return Membership.read(self / "membership.toml")
+        """The federation, as its founder sealed it."""
+        membership = Membership.read(self / "membership.toml")
+        membership.check(Charter.read(self / CHARTER))
+        return membership
 
-    @property
+    @cached_property
     def identity(self) -> IdentityKey:
         """The party's long-term key."""
-        return IdentityKey.load(self / "identity.key")
+        return IdentityKey.load(self / "identity.key", self._passphrase)
 
     @property
     def schema(self) -> Schema:

@@ -43,7 +43,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "silo": f"{settings.name} (number {number} of {len(membership.silos)})",
         "identity": silo.identity.public.fingerprint,
         "coordinator's identity": membership.coordinator.fingerprint,
-        "membership": membership.digest.hex()[:16],
+        "membership": f"{membership.fingerprint} (serial {membership.serial}, valid until {membership.valid_until})",
         "authority": f"valid for {days:.0f} days" + ("; renew it now" if days < _SOON else ""),
         "records (shown here only)": len(share.train),
         "users with records (shown here only)": len(present),

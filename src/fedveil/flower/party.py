@@ -65,8 +65,7 @@ class Party:
             raise
         try:
             self._tasks = Tasks(self.link.door, self.link.secret)
-            names = home.membership.silos
-            self._tasks.register(node_key_pem(home / "nodes" / f"{name}.pub") for name in names)
+            self._tasks.register(map(node_key_pem, home.membership.nodes))
             self._listening = listen(self._folder / SOCKET)
         except BaseException:
             self.link.stop()

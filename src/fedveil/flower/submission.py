@@ -112,7 +112,7 @@ class Submission:
         except (OSError, ProtocolError) as error:
             self._connection.close()
             raise ConfigError(
-                f"{home.path}: no coordinator is served; start `fedveil coordinator {home.path}` "
+                f"{home.path}: no coordinator is served; start `fedveil coordinator serve {home.path}` "
                 f"({type(error).__name__})"
             ) from None
 

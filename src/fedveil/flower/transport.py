@@ -56,7 +56,7 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
         home: the coordinator's folder: which node key is which silo's, and how long to wait.
     """
     settings, silos = home.settings, home.membership.silos
-    keys = {node_key_pem(home / "nodes" / f"{name}.pub"): number for number, name in enumerate(silos)}
+    keys = {node_key_pem(public): number for number, public in enumerate(home.membership.nodes)}
     enough = min(settings.go_on_after, settings.patience)
     under_way: dict[bytes, _UnderWay] = {}
     nodes: dict[int, int] = {}

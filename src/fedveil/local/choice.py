@@ -22,7 +22,7 @@ from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer
 from fedveil.local.vectorized import VmapTrainer
-from fedveil.privacy.bounds import Bound, ClipL1, Unbounded
+from fedveil.privacy.bounds import Bound
 
 
 def choose_trainer(
@@ -52,7 +52,7 @@ def choose_trainer(
     """
     if name == "auto":
         name, cohort = _fastest(task, local, cohort, bound), None
-    bounds = bound is not None and not isinstance(bound, Unbounded)
+    bounds = bound is not None and bound.bounded
     if name == "span":
         if (
             cohort is not None
@@ -96,7 +96,7 @@ def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound |
     if (
         _linear(task)
         and spannable(as_sgd(local))
-        and not isinstance(bound, ClipL1)
+        and (bound is None or bound.order == 2)
         and (cohort is None or _span_alone(task, local, cohort))
     ):
         return "span"

@@ -40,7 +40,7 @@ from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob
 from fedveil.local.vectorized import BatchedGradients, rows_in_memory
-from fedveil.privacy.bounds import Clip, contribution_norms
+from fedveil.privacy.bounds import Bound, contribution_norms
 from fedveil.randomness import BitSource, PrivacyRandomness
 
 NoiseSampler: TypeAlias = Callable[[int, float, float, BitSource], Float64[np.ndarray, " d"]]
@@ -98,8 +98,8 @@ class DpSgdTrainer:
             CompositionError: the bound clips nothing.
         """
         bound = job.bound
-        if not isinstance(bound, Clip):
-            raise CompositionError("DP-SGD needs a clip bound for the gradients of single records")
+        if not bound.bounded or bound.order != 2:
+            raise CompositionError("DP-SGD needs an l2 bound to clip the gradients of single records")
         job = job.on_device()
         start, cohort, members, weights = job.start, job.cohort, job.members, job.weights
         silos = cohort.silos(members)
@@ -144,7 +144,7 @@ class RecordSums:
         drops_out: whether the model has dropout, so that :meth:`gradient_sum` reads the seeds.
     """
 
-    def __init__(self, task: Task, bound: Clip, cohort: Cohort, memory: int) -> None:
+    def __init__(self, task: Task, bound: Bound, cohort: Cohort, memory: int) -> None:
         self._gradients = BatchedGradients(task, cohort.device, compile=False)
         self._bound, self._cohort = bound, cohort
         fitting = rows_in_memory(task, cohort, memory)

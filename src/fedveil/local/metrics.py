@@ -74,13 +74,18 @@ def auc(
         raise ModelError(f"auc compares two classes; the model has {outputs.shape[1]} outputs")
     if bool(outputs.isnan().any()):
         return math.nan
-    score = _array(outputs[:, -1]) if outputs.shape[1] == 1 else _array(outputs[:, 1] - outputs[:, 0])
+    score = _array(score_of(outputs))
     positive, weight = _array(targets) == 1, _weights(targets, weights)
     _, rank = np.unique(score, return_inverse=True)
     positives = np.bincount(rank, weights=weight * positive)
     negatives = np.bincount(rank, weights=weight * ~positive)
     below = np.cumsum(negatives) - negatives
     return _ratio(float(positives @ (below + negatives / 2)), float(positives.sum()) * float(negatives.sum()))
+
+
+def score_of(outputs: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
+    """Return the score of class 1 of two: the logit, or the difference of the two logits."""
+    return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
 
 
 def c_index(

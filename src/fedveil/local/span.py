@@ -39,7 +39,7 @@ from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, steps_per_member
-from fedveil.privacy.bounds import Bound, ClipL1
+from fedveil.privacy.bounds import Bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class SpanTrainer(SplitTrainer):
         Raises:
             ModelError: an l1 bound: the Gram matrices tell l2 norms alone.
         """
-        if isinstance(job.bound, ClipL1):
+        if job.bound.order != 2:
             raise ModelError('trainer "span" knows l2 norms alone, and the bound is l1; use "vmap"')
         with undivided():
             return self._sums(job.on_device(), progress)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.errors import PrivacyError
 from fedveil.local.span_features import BLOCK_ROWS
-from fedveil.privacy.bounds import Bound, Clip
+from fedveil.privacy.bounds import Bound
 
 _UNIT: Final = 2.0**-52
 _CANCELLATION: Final = 64.0
@@ -70,7 +70,7 @@ def coefficients(
     if bool((~((weights >= 0) & (weights <= 1))).any()):
         raise PrivacyError("a contribution's weight is not in [0, 1]; a user's weights must sum to at most 1")
     finite = ~lengths.norms.isnan()
-    if not isinstance(bound, Clip):
+    if not bound.bounded:
         return torch.where(finite, weights, 0)
     margin = (math.sqrt(dimension) + 1) * bound.grid
     allowed = (weights * bound.effective_norm - margin).clamp(min=0)
@@ -94,7 +94,7 @@ def round_to_grid(
     Raises:
         PrivacyError: so many contributions that the product's own rounding could exceed the margin.
     """
-    if not isinstance(bound, Clip):
+    if not bound.bounded:
         return total
     if weight * (BLOCK_ROWS + records / BLOCK_ROWS + 8) > _LARGEST_LOAD:
         raise PrivacyError(

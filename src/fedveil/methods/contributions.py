@@ -61,6 +61,7 @@ class Contribution(Stage):
             messages=messages,
             even=self.spread_evenly(method.weights),
             reweighs=method.weights.by_records,
+            weight=method.weights.description,
             reach=self.largest_message(norm, n, public.n_users, method.weights)
             * (1 if method.sampler.replaces else 2)
             if method.bound.bounded
@@ -158,15 +159,15 @@ class SiloUserContribution(Contribution):
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
-        return norm, norm / math.sqrt(n) if weights is Weights.UNIFORM else norm
+        return norm, norm / math.sqrt(n) if weights.uniform else norm
 
     def spread_evenly(self, weights: Weights) -> bool:
         """Return whether every silo has the same weight."""
-        return weights is Weights.UNIFORM
+        return weights.uniform
 
     def largest_message(self, norm: float, n: int, n_users: int, weights: Weights) -> float:
         """Return |U| w C: all users may be in one silo."""
-        return n_users * (1 / n if weights is Weights.UNIFORM else 1.0) * norm
+        return n_users * (1 / n if weights.uniform else 1.0) * norm
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from fedveil.errors import PrivacyError
 from fedveil.keys import filled, found
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.weights import Power
 from fedveil.privacy.bounds import Clip
 
 
@@ -54,6 +55,13 @@ Noise = Annotated[
 ]
 UserRate = Annotated[
     float, Field(gt=0, le=1, description="q, each user takes part in a round with this probability")
+]
+WeightPower = Annotated[
+    Power,
+    Field(
+        description="p of the weights n_su^p / sum_s n_su^p of a user's silos: 1 as published, 0 for equal ones; "
+        '`"main"` puts all into the silo where she has most records'
+    ),
 ]
 GroupSize = Annotated[
     int,

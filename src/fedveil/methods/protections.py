@@ -15,6 +15,7 @@ from pydantic import Field
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round, unmaskable
+from fedveil.methods.weights import NOT_WHOLE
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
 from fedveil.protection.messages import (
     Announcement,
@@ -118,7 +119,7 @@ class SecureAggregation(ProtectionStage):
                 f"missing_silos = {self.missing_silos}, but a missing silo ends the run; "
                 'on_missing = "retry" or "recover" goes on without it'
             )
-        if method.weights.by_records and self.missing_silos:
+        if method.weights.by_records and not method.weights.main and self.missing_silos:
             yield (
                 "without a silo the weights n_su / N_u of its users no longer sum to 1, and nobody can renormalise "
                 'them without its counts; missing_silos must be 0: on_missing = "retry" waits for the silo'
@@ -197,6 +198,8 @@ class PrivateWeighting(ProtectionStage):
                 "cannot run under private weighting: it computes the weights n_su / N_u, and this method has none; use "
                 "uldp-avg-w, or secure aggregation"
             )
+        elif not method.weights.totalled:
+            yield f"cannot run under private weighting with weights {method.weights.description}: {NOT_WHOLE}"
         if not method.channel.whole:
             yield f"cannot run under private weighting: {unmaskable(method)}"
         if self.private_sampling:
@@ -262,8 +265,8 @@ class PrivateWeighting(ProtectionStage):
         cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
         return (
-            f"private weighting ({cipher}): the weights n_su/N_u are computed under encryption, for at most "
-            f"{self.n_max} records per user; the sum is rounded to its grid{drawn}",
+            f"private weighting ({cipher}): the weights {moves.weight} are computed under encryption, for at most "
+            f"{self.n_max} records per user{_scored(moves)}; the sum is rounded to its grid{drawn}",
         )
 
     def places(self, rate: float) -> tuple[int, int]:
@@ -275,6 +278,10 @@ class PrivateWeighting(ProtectionStage):
             return 0, 0
         near = _nearest(rate)
         return near.numerator, near.denominator
+
+
+def _scored(moves: Moves) -> str:
+    return "" if moves.weight in ("n_su/N_u", "1/(silos of the user)") else ", counted by that power of them"
 
 
 def _nearest(rate: float) -> Fraction:

@@ -13,7 +13,17 @@ from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import GaussianShares, Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
-from fedveil.methods.keys import ClipNorm, Colluding, GroupSize, Local, Noise, ServerRate, Silos, UserRate
+from fedveil.methods.keys import (
+    ClipNorm,
+    Colluding,
+    GroupSize,
+    Local,
+    Noise,
+    ServerRate,
+    Silos,
+    UserRate,
+    WeightPower,
+)
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
@@ -85,6 +95,25 @@ def uldp_group(
     )
 
 
+def uldp_sgd_w(
+    *,
+    clip: ClipNorm,
+    noise_multiplier: Noise,
+    power: WeightPower = 1.0,
+    user_sampling_rate: UserRate = 1.0,
+    colluding_silos: Colluding = 0,
+    learning_rate: ServerRate = 1.0,
+) -> Method:
+    """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
+
+    That is uldp-avg-w with one local step over all of a contribution's records, at local rate 1.
+    """
+    pairs = _pairs(
+        LocalGradient(), clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate
+    )
+    return replace(pairs, name="uldp-sgd-w", weights=Weights.by_power(power))
+
+
 def uldp_sgd(
     *,
     clip: ClipNorm,
@@ -118,13 +147,17 @@ def uldp_avg_w(
     local: Local,
     clip: ClipNorm,
     noise_multiplier: Noise,
+    power: WeightPower = 1.0,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3)."""
+    """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
+
+    With a power p the weights are n_su^p / sum_s n_su^p, which no figure of the paper has.
+    """
     pairs = _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
-    return replace(pairs, name="uldp-avg-w", weights=Weights.BY_RECORDS)
+    return replace(pairs, name="uldp-avg-w", weights=Weights.by_power(power))
 
 
 def _pairs(

@@ -2,62 +2,151 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from enum import Enum
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
+from pydantic import Field
 from torch import Tensor
 
+from fedveil.errors import CompositionError
 from fedveil.population.records import Groups
 from fedveil.privacy.claims import Role, Sent
 from fedveil.protection.parts import Counts, Totals
+from fedveil.stage import Stage
+
+Power: TypeAlias = Annotated[float, Field(ge=0, le=64)] | Literal["main"]
+"""p of the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity."""
 
 
-class Weights(Enum):
+@dataclass(frozen=True)
+class Weights(Stage):
     """The weight of a contribution in its silo's sum. For pairs, the weights of one user sum to at most 1.
 
     ONE: w = 1 (FedAVG, ULDP-NAIVE, DP-Fed: the server divides by the number of silos or of clients).
-    UNIFORM: w_{s,u} = 1/|S| (ULDP-AVG); the share of a silo where the user has no record is lost.
-    BY_RECORDS: w_{s,u} = n_{s,u}/N_u (ULDP-AVG-w).
-    EQUAL: w_{s,u} = 1/(silos where the user has a record): BY_RECORDS with one record in each.
+    UNIFORM: w_su = 1/|S| (ULDP-AVG); the share of a silo where the user has no record is lost.
+    BY_RECORDS: w_su = n_su/N_u (ULDP-AVG-w).
+    EQUAL: w_su = 1/(silos where the user has a record): BY_RECORDS with one record in each.
+    MAIN: w_su = 1 in the silo where the user has most records, the first of them where several have as many; 0 in the
+        others, where she is neither trained nor sent.
+
+    The last three are w_su = n_su^p / sum_s' n_s'u^p with p = 1, 0 and infinity (:meth:`by_power`).
+
+    Guarantees: a weight is a function of its user's own record counts alone; weights of a user sum to at most
+    1 + |S| 2^-52 in float64, which is less than what bounds leave for rounding (:mod:`fedveil.privacy.bounds`).
+
+    Args:
+        law: one, uniform over the silos, or by powers of record counts.
+        power: p.
     """
 
-    ONE = "1"
-    UNIFORM = "1/|S|"
-    BY_RECORDS = "n_su/N_u"
-    EQUAL = "1/(silos of the user)"
+    law: Literal["one", "uniform", "records"]
+    power: float = 1.0
+
+    ONE: ClassVar[Weights]
+    UNIFORM: ClassVar[Weights]
+    BY_RECORDS: ClassVar[Weights]
+    EQUAL: ClassVar[Weights]
+    MAIN: ClassVar[Weights]
+
+    @classmethod
+    def by_power(cls, power: Power) -> Weights:
+        """Return the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity."""
+        return cls("records", math.inf if power == "main" else float(power))
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every silo has the weight 1/|S|, whatever it holds."""
+        return self.law == "uniform"
 
     @property
     def by_records(self) -> bool:
         """Whether a weight depends on what its user has elsewhere: how many records, or whether there are any."""
-        return self in (Weights.BY_RECORDS, Weights.EQUAL)
+        return self.law == "records"
+
+    @property
+    def main(self) -> bool:
+        """Whether a user's weight is all in one silo, so that a sum bears the lack of any silo."""
+        return math.isinf(self.power)
+
+    @property
+    def totalled(self) -> bool:
+        """Whether totals of whole scores are enough to compute it (:meth:`scores`)."""
+        return not self.main and self.power == int(self.power)
+
+    @property
+    def description(self) -> str:
+        """The weight as a formula."""
+        if not self.by_records:
+            return "1" if self.law == "one" else "1/|S|"
+        if self.main:
+            return "1 in the main silo"
+        if self.power in (0, 1):
+            return "n_su/N_u" if self.power else "1/(silos of the user)"
+        return f"n_su^{self.power:g} / sum_s n_su^{self.power:g}"
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse pairs whose weights do not sum to at most 1, and weights of pairs for anything else."""
         pairs = method.contribution.per == "pair"
-        if pairs and self is Weights.ONE:
+        if pairs and self.law == "one":
             yield (
                 "with weight 1 a user's influence grows with the number of silos she appears in; weights of a user "
                 "must sum to at most 1 over the silos (uniform or by records)"
             )
-        if not pairs and self is not Weights.ONE:
-            yield f"weights {self.value} are those of (silo, user) pairs"
+        if not pairs and self.law != "one":
+            yield f"weights {self.description} are those of (silo, user) pairs"
 
     def sends(self) -> tuple[Sent, ...]:
-        """Return the messages by which silos learn the weights in the open: counts go up, totals come back."""
+        """Return the messages by which silos learn the weights in the open: scores go up, totals come back."""
         if not self.by_records:
             return ()
         return Sent(Counts, Role.SERVER), Sent(Totals, Role.SILO)
 
     def of(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:
         """Return the weight of each contribution."""
-        if self is Weights.ONE:
-            return torch.ones(len(groups.size), dtype=torch.float64)
-        if self is Weights.UNIFORM:
-            return torch.full((len(groups.size),), 1.0 / n_silos, dtype=torch.float64)
-        counts = np.ones(len(groups)) if self is Weights.EQUAL else groups.size
-        totals = np.bincount(groups.user, weights=counts, minlength=n_users)
-        return torch.from_numpy(counts / totals[groups.user])
+        if not self.by_records:
+            weight = 1.0 if self.law == "one" else 1.0 / n_silos
+            return torch.full((len(groups.size),), weight, dtype=torch.float64)
+        largest = np.zeros(n_users, dtype=groups.size.dtype)
+        np.maximum.at(largest, groups.user, groups.size)
+        if self.main:
+            first = np.full(n_users, n_silos)
+            most = groups.size == largest[groups.user]
+            np.minimum.at(first, groups.user[most], groups.silo[most])
+            return torch.from_numpy((most & (groups.silo == first[groups.user])).astype(np.float64))
+        scores: np.ndarray = groups.size.astype(np.float64)
+        if self.power != 1:  # relative to a user's largest, so that no power is beyond all numbers
+            scores = (scores / largest[groups.user]) ** self.power
+        totals = np.bincount(groups.user, weights=scores, minlength=n_users)
+        return torch.from_numpy(scores / totals[groups.user])
+
+    def scores(self, counts: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
+        """Return n^p for whole p, as whole numbers: what weights are computed from where no party has all counts.
+
+        A count above 2^(52/p) counts as that many, so that no score is beyond 2^52; weights still sum to 1.
+
+        Raises:
+            CompositionError: a power that is not whole.
+        """
+        if not self.totalled:
+            raise CompositionError(f"weights {self.description}: {NOT_WHOLE}")
+        power = int(self.power)
+        capped = np.minimum(counts, int(2.0 ** (52 / max(1, power))))
+        found: np.ndarray = np.where(counts > 0, capped**power, 0)
+        return found
+
+
+NOT_WHOLE = (
+    "without a party that has all counts, silos weigh by totals of whole scores, so the power must be 0, 1, 2, ...; "
+    "the main silo needs a comparison, which a sum does not give: take power = 2, which comes near to it"
+)
+
+Weights.ONE = Weights("one")
+Weights.UNIFORM = Weights("uniform")
+Weights.BY_RECORDS = Weights("records")
+Weights.EQUAL = Weights("records", 0.0)
+Weights.MAIN = Weights("records", math.inf)

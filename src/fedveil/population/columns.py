@@ -185,7 +185,7 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
     read: dict[str, list[Column]] = {name: [] for name in wanted}
     users, silos = list[str](), list[str]()
     for path in files:
-        table = open_table(path, tuple(dict.fromkeys((*ids, *wanted))), schema.format)
+        table = open_table(path, tuple(dict.fromkeys((*ids, *wanted))), schema.format, tolerant=True)
         if table.num_rows == 0:  # columns without a value may have any type, or none
             table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
         reader = TableReader(path, table, schema.missing_values, schema.format.decimal)

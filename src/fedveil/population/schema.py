@@ -193,6 +193,11 @@ class Schema(_Part):
     then takes part like any other. Columns that the schema does not name are not read. Cells equal to one of
     ``missing_values`` are missing.
 
+    ``invalid`` says what happens to a cell that its column's declaration does not allow: no number, not declared,
+    missing without a rule for it. By "error" the tables are refused, and everybody sees that there is such a cell. By
+    "bin" every feature's column gets one more feature, its last, which is 1 there, while the others are 0; and a record
+    whose target is invalid is left out.
+
     ``listed_columns`` is the tables' header, for patterns alone: a feature whose name has a ``*`` stands for every
     listed column that it matches and that has no role and no declaration of its own, in the listed order.
     ``features`` holds what they stand for.
@@ -203,6 +208,7 @@ class Schema(_Part):
     silo: str | None = None
     silos: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
     missing_values: Annotated[tuple[str, ...], Field(strict=False)] = MISSING_VALUES
+    invalid: Literal["error", "bin"] = "error"
     listed_columns: Annotated[tuple[str, ...], Field(strict=False)] = ()
     format: Format = Format()
     target: Target
@@ -242,7 +248,12 @@ class Schema(_Part):
     @property
     def width(self) -> int:
         """Number of features of a record."""
-        return sum(feature.width for feature in self.features.values())
+        return sum(feature.width + self.binned for feature in self.features.values())
+
+    @property
+    def binned(self) -> bool:
+        """Whether invalid cells have a place of their own."""
+        return self.invalid == "bin"
 
 
 def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:

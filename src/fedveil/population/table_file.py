@@ -42,13 +42,17 @@ _REASONS: Final = tuple(
 """What Arrow says was wrong, up to where it quotes a cell or a path."""
 
 
-def open_table(path: Path, columns: Sequence[str] | None, written: Format = _USUAL) -> pa.Table:
+def open_table(
+    path: Path, columns: Sequence[str] | None, written: Format = _USUAL, *, tolerant: bool = False
+) -> pa.Table:
     """Read these columns of a table (None: all of them).
 
     Args:
         path: a ``.csv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file.
         columns: by name; each must be there once.
         written: how a CSV or Excel file is written.
+        tolerant: whether bytes of a CSV file that are no text are read as U+FFFD, so that they are invalid in their
+            own cell, and nothing is refused because of them.
 
     Returns:
         The columns in the order asked for. CSV cells are text. An Excel column is of numbers, dates or truth values if
@@ -68,7 +72,9 @@ def open_table(path: Path, columns: Sequence[str] | None, written: Format = _USU
         content = read_content(path, DataError, largest=LARGEST_FILE)
         if path.suffix in EXCEL:
             return _excel(path, columns, written)
-        return _csv(path, _whole_lines(path, _in_utf8(path, content, written.encoding)), columns, written)
+        return _csv(
+            path, _whole_lines(path, _in_utf8(path, content, written.encoding, tolerant)), columns, written
+        )
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
@@ -86,8 +92,10 @@ def _csv(path: Path, content: bytes, columns: Sequence[str] | None, written: For
     return pa_csv.read_csv(pa.BufferReader(content), parse_options=parsing, convert_options=as_text)
 
 
-def _in_utf8(path: Path, content: bytes, encoding: str) -> bytes:
+def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> bytes:
     """Return a text's bytes in UTF-8, as Arrow reads them."""
+    if tolerant:
+        return content.decode(encoding, errors="replace").encode()
     try:
         if encoding.lower().replace("_", "-") not in ("utf-8", "utf8", "ascii"):
             return content.decode(encoding).encode()

@@ -6,7 +6,7 @@ Records are counted from 1, without the header, in every error. No error repeats
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,9 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from fedveil.errors import DataError
 from fedveil.population.records import Targets
 from fedveil.population.schema import EPOCH, Category, Date, Feature, Label, Number, Schema, Survival
+
+REPLACED: Final = "\ufffd"
+"""What stands in a cell for bytes that are no text."""
 
 
 def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
@@ -41,15 +44,25 @@ class TableReader:
         table: its columns.
         missing_values: cells that hold nothing.
         decimal: the mark in numbers that are text.
+        binned: whether a cell that its declaration does not allow is counted as invalid, and not refused: as a feature
+            it has a place of its own, as a target its record is left out.
     """
 
     def __init__(
-        self, path: Path, table: pa.Table, missing_values: Sequence[str], decimal: Literal[".", ","] = "."
+        self,
+        path: Path,
+        table: pa.Table,
+        missing_values: Sequence[str],
+        decimal: Literal[".", ","] = ".",
+        *,
+        binned: bool = False,
     ) -> None:
         self._path = path
         self._table = table
         self._missing_values = pa.array(missing_values, pa.string())
         self._decimal = decimal
+        self._binned = binned
+        self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
 
     @property
     def n_records(self) -> int:
@@ -57,10 +70,22 @@ class TableReader:
         return int(self._table.num_rows)
 
     def encode(self, column: str, feature: Feature) -> Float32[np.ndarray, "n width"]:
-        """Return a column's features by its declaration."""
-        return (
+        """Return a column's features by its declaration; where invalid cells have a place, it is the last."""
+        encoded = (
             self._one_hot(column, feature) if isinstance(feature, Category) else self._scaled(column, feature)
         )
+        if not self._binned:
+            return encoded
+        wrong = self.invalid(column)
+        encoded[wrong] = 0.0
+        return np.column_stack((encoded, wrong)).astype(np.float32)
+
+    def invalid(self, *columns: str) -> Bool[np.ndarray, "n"]:
+        """Return which records have an invalid cell in one of these columns, as far as they were read."""
+        found = np.zeros(self.n_records, dtype=np.bool_)
+        for column in columns:
+            found |= self._invalid.get(column, False)
+        return found
 
     def number(self, column: str) -> Float32[np.ndarray, "n"]:
         """Return a column of numbers as it is."""
@@ -82,6 +107,8 @@ class TableReader:
             raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
         cells, missing = self._text(column)
         self._refuse(missing, column, "the id is missing; every record needs one")
+        unknown = pc.fill_null(pc.match_substring(cells, REPLACED), False)  # two of them may be two people
+        self._refuse(np.asarray(unknown, dtype=np.bool_), column, "the id has bytes that are no text")
         return [str(cell) for cell in cells.to_pylist()]
 
     def targets(self, schema: Schema) -> Targets:
@@ -91,8 +118,8 @@ class TableReader:
             return self._classes(target)
         if isinstance(target, Survival):
             event, time = self._required(target.event), self._required(target.time)
-            self._refuse((event != 0) & (event != 1), target.event, "the event must be 0 or 1")
-            self._refuse(time < 0, target.time, "the time must not be negative")
+            self._count((event != 0) & (event != 1), target.event, "the event must be 0 or 1")
+            self._count(time < 0, target.time, "the time must not be negative")
             return np.stack((event, time), axis=1).astype(np.float32)
         return self._required(target.column).astype(np.float32)
 
@@ -101,7 +128,7 @@ class TableReader:
             self._numbers(column) if isinstance(feature, Number) else self._days(column, feature)
         )
         if feature.missing == "error":
-            self._refuse(
+            self._count(
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
             )
         lower, upper = feature.bounds
@@ -113,26 +140,28 @@ class TableReader:
     def _one_hot(self, column: str, feature: Category) -> Float32[np.ndarray, "n width"]:
         place, missing = self.places(column, feature.categories)
         if feature.missing == "error":
-            self._refuse(
+            self._count(
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
             )
         if feature.unknown == "error":
-            self._refuse((place < 0) & ~missing, column, "the value is not among the declared categories")
+            self._count((place < 0) & ~missing, column, "the value is not among the declared categories")
         encoded = place[:, None] == np.arange(len(feature.categories))
         columns = (encoded, missing) if feature.missing == "indicator" else (encoded,)
         return np.column_stack(columns).astype(np.float32)
 
     def _classes(self, target: Label) -> Int64[np.ndarray, "n"]:
         place, missing = self.places(target.column, target.classes)
-        self._refuse(missing, target.column, "the label is missing")
-        self._refuse(place < 0, target.column, "the label is not among the declared classes")
-        return place
+        self._count(missing, target.column, "the label is missing")
+        self._count(place < 0, target.column, "the label is not among the declared classes")
+        found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
+        return found
 
     def _required(self, column: str) -> Float64[np.ndarray, "n"]:
         values, missing = self._numbers(column)
-        self._refuse(missing, column, "the target is missing")
-        self._refuse(np.abs(values) > np.finfo(np.float32).max, column, "the target is too large for float32")
-        return values
+        self._count(missing, column, "the target is missing")
+        large = np.abs(values) > np.finfo(np.float32).max
+        self._count(large, column, "the target is too large for float32")
+        return np.where(large, 0.0, values)
 
     def places(
         self, column: str, declared: Sequence[str]
@@ -149,14 +178,14 @@ class TableReader:
             values = self._parsed(column, pc.if_else(pa.array(missing), None, values), missing)
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         numbers[missing] = 0.0
-        self._refuse(~np.isfinite(numbers), column, "the value is infinite")
-        return numbers, missing
+        self._count(~np.isfinite(numbers), column, "the value is infinite")
+        return np.where(np.isfinite(numbers), numbers, 0.0), missing
 
     def _days(self, column: str, feature: Date) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Days of a column of dates since 1970-01-01, 0 where missing; and which are missing."""
         days, missing = self.dates(column, feature.format)
-        self._refuse(np.isnan(days) & ~missing, column, f"the value is no date as {feature.format}")
-        return np.where(missing, 0.0, days), missing
+        self._count(np.isnan(days) & ~missing, column, f"the value is no date as {feature.format}")
+        return np.where(np.isnan(days), 0.0, days), missing
 
     def dates(self, column: str, written: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Days since 1970-01-01 of every cell, NaN where it is missing or no date; and which are missing."""
@@ -174,7 +203,7 @@ class TableReader:
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
         """Text cells as numbers; refuse the first that is none."""
         values = self.parsed(cells)
-        self._refuse(np.asarray(values.is_null()) & ~missing, column, "the value is no number")
+        self._count(np.asarray(values.is_null()) & ~missing, column, "the value is no number")
         return values
 
     def parsed(self, cells: pa.Array) -> pa.Array:
@@ -199,6 +228,13 @@ class TableReader:
             return text_cells(self._table.column(column), self._missing_values)
         except DataError as error:
             raise DataError(f"{self._path}, column '{column}': {error}") from error
+
+    def _count(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
+        """Count wrong cells as invalid where they have a place; else raise the error of the first."""
+        if self._binned:
+            self._invalid[column] = self.invalid(column) | wrong
+        else:
+            self._refuse(wrong, column, problem)
 
     def _refuse(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Raise the error of the first wrong cell, if any."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.population.identities import keys_of, numbered
@@ -26,12 +26,19 @@ TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "su
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """What one file holds, before users and silos of all files are numbered together; it may be no record at all."""
+    """What one file holds, before users and silos of all files are numbered together; it may be no record at all.
+
+    Attributes:
+        rows: which of the file's records these are: all, but those whose target is invalid, where that is no error.
+        records: how many the file has.
+    """
 
     features: Float32[np.ndarray, "n d"]
     targets: Targets
-    silo: tuple[str, ...] | list[str]
+    silo: list[str]
     user: list[str]
+    rows: Int64[np.ndarray, "n"]
+    records: int
 
 
 def read_tables(
@@ -86,6 +93,7 @@ def read_tables(
     notes = [
         "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records."
     ]
+    test_rows = None
     if test is not None:
         test_part = _read_part(schema, test, tested=True)
         kept = np.ones(len(features), dtype=np.bool_)
@@ -95,10 +103,13 @@ def read_tables(
         held_out = holdout_by_user(
             user, key, test_share, ExperimentRandomness(seed).integer("tables", "test")
         )
-        kept, test_features, test_targets = ~held_out, features[held_out], targets[held_out]
+        starts = np.cumsum([0, *(part.records for part in parts)])
+        rows = np.concatenate([start + part.rows for start, part in zip(starts, parts, strict=False)])
+        kept, test_rows = ~held_out, rows[held_out]
+        test_features, test_targets = features[held_out], targets[held_out]
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
-            "records on both sides, and no guarantee covers the held-out ones."
+            "records on both sides."
         )
     if schema.silo is not None and schema.silos is None:
         notes.append(
@@ -112,6 +123,7 @@ def read_tables(
         ),
         test_features=test_features,
         test_targets=test_targets,
+        test_rows=test_rows,
         n_users=schema.n_users,
         silo_names=silo_names,
         task=TASKS[schema.target.kind],
@@ -136,7 +148,9 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
     """
     part = _read_part(schema, path)
     if schema.silo is not None:
-        _refuse_first(path, schema.silo, [where != name for where in part.silo], f"is not of silo '{name}'")
+        _refuse_first(
+            path, schema.silo, part.rows[[where != name for where in part.silo]], f"is not of silo '{name}'"
+        )
     known = range(schema.n_users) if users is None else users
     number = {str(who): place for place, who in enumerate(known)}
     if len(number) != len(known) or len(number) > schema.n_users:
@@ -148,7 +162,7 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
     problem = (
         f"the user is no whole number below {schema.n_users}" if users is None else "the user is not listed"
     )
-    _refuse_first(path, schema.user, [at < 0 for at in place], problem)
+    _refuse_first(path, schema.user, part.rows[[at < 0 for at in place]], problem)
     return Records(
         features=part.features,
         targets=part.targets,
@@ -174,10 +188,10 @@ def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "
     Raises:
         DataError: as :func:`read_tables`.
     """
-    table = open_table(path, tuple(schema.features), schema.format)
+    table = open_table(path, tuple(schema.features), schema.format, tolerant=schema.binned)
     if table.num_rows == 0:
         return np.zeros((0, schema.width), dtype=np.float32)
-    reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
+    reader = TableReader(path, table, schema.missing_values, schema.format.decimal, binned=schema.binned)
     return np.concatenate([reader.encode(name, feature) for name, feature in schema.features.items()], axis=1)
 
 
@@ -194,11 +208,11 @@ def read_number_columns(path: Path, columns: Sequence[str] | None) -> Float32[np
     return np.stack([reader.number(name) for name in columns or table.column_names], axis=1)
 
 
-def _refuse_first(path: Path, column: str, wrong: list[bool], problem: str) -> None:
-    """Raise the error of the first wrong record, if any."""
-    if any(wrong):
+def _refuse_first(path: Path, column: str, wrong: Int64[np.ndarray, "k"], problem: str) -> None:
+    """Raise the error of the first wrong record of a file, if any."""
+    if len(wrong):
         raise DataError(
-            f"{path}, record {wrong.index(True) + 1} (the header not counted), column '{column}': {problem}"
+            f"{path}, record {int(wrong[0]) + 1} (the header not counted), column '{column}': {problem}"
         )
 
 
@@ -220,20 +234,27 @@ def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, tes
 def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
     """Read one file; ``tested`` leaves user and silo out."""
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
-    table = open_table(path, columns, schema.format)
+    table = open_table(path, columns, schema.format, tolerant=schema.binned)
     if tested and table.num_rows == 0:
         raise DataError(f"{path} has no record; a test table needs at least one")
     if table.num_rows == 0:  # columns without a value may have any type, or none
         table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
-    reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
+    reader = TableReader(path, table, schema.missing_values, schema.format.decimal, binned=schema.binned)
     features = [reader.encode(column, feature) for column, feature in schema.features.items()]
     if tested:
         silo, user = [""] * table.num_rows, [""] * table.num_rows
     else:
         user = reader.identities(schema.user)
         silo = reader.identities(schema.silo) if schema.silo is not None else [path.stem] * table.num_rows
+    targets = reader.targets(schema)
+    rows = np.flatnonzero(~reader.invalid(*schema.target_columns))
     return _Part(
-        features=np.concatenate(features, axis=1), targets=reader.targets(schema), silo=silo, user=user
+        features=np.concatenate(features, axis=1)[rows],
+        targets=targets[rows],
+        silo=[silo[row] for row in rows],
+        user=[user[row] for row in rows],
+        rows=rows,
+        records=table.num_rows,
     )
 
 

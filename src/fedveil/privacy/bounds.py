@@ -323,6 +323,8 @@ class Unbounded:
 
     bounded: ClassVar[bool] = False
     norm: ClassVar[float] = math.inf
+    effective_norm: ClassVar[float] = math.inf
+    order: ClassVar[int] = 2
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
 
     def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:

@@ -147,7 +147,7 @@ class Statement:
     as_published: tuple[AsPublished, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    released: Literal["models", "statistics"] = "models"
+    released: Literal["models", "statistics", "models and statistics"] = "models"
     event: AnEvent
 
     def __post_init__(self) -> None:
@@ -158,8 +158,8 @@ class Statement:
             raise PrivacyError(
                 f"statement epsilon = {self.epsilon}: must be finite and not negative, or None"
             )
-        if self.released not in ("models", "statistics"):
-            raise PrivacyError(f"statement of {self.released!r}: models or statistics are released")
+        if self.released not in ("models", "statistics", "models and statistics"):
+            raise PrivacyError(f"statement of {self.released!r}: models or statistics are released, or both")
         if not 0 < self.delta < 1:
             raise PrivacyError(f"statement delta = {self.delta}: must be above 0 and below 1")
         if (self.epsilon is None) != bool(self.reasons):

@@ -85,5 +85,5 @@ class Transcript:
                 file.write(json.dumps(line.to_json()) + "\n")
 
 
-def _name(party: int) -> str:
-    return "server" if party == SERVER else f"silo {party}"
+def _name(number: int) -> str:
+    return "server" if number == SERVER else f"silo {number}"

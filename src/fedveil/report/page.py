@@ -23,6 +23,7 @@ from fedveil.report.document import (
     write_document,
 )
 from fedveil.report.drawing import Plot, show, show_epsilon, words
+from fedveil.report.evaluation import evaluation_section
 from fedveil.report.run_data import RunData, load_run
 
 
@@ -221,6 +222,7 @@ SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
     statement_section,
     audit_section,
     result_section,
+    evaluation_section,
     curves_section,
     spectrum_section,
     population_section,

@@ -27,6 +27,7 @@ from fedveil.engine.documents import (
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, parse_toml, read_text
 from fedveil.privacy.statement import Statement
+from fedveil.statistics.evaluated import Evaluated, read_evaluated
 
 _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 _KindT = TypeVar("_KindT", bound=Document)
@@ -49,6 +50,7 @@ class RunData:
     environment: JsonObject | None
     spectrum: Spectrum | None
     audit: AuditRecord | None
+    evaluated: Evaluated | None
     interrupted_line: bool
 
     @property
@@ -97,6 +99,7 @@ def load_run(folder: Path) -> RunData:
         environment=read_object(environment) if environment.exists() else None,
         spectrum=_if_there(folder / "spectrum.json", Spectrum),
         audit=_if_there(folder / "audit.json", AuditRecord),
+        evaluated=read_evaluated(folder),
         interrupted_line=interrupted,
     )
 

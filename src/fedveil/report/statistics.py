@@ -21,11 +21,12 @@ from fedveil.report.document import (
     write_document,
 )
 from fedveil.report.drawing import Plot, blank, label_text, line, ribbon, show
-from fedveil.statistics.figures import ALL, TOO_FEW, Row, curves, rows
+from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
+from fedveil.statistics.limits import TOO_FEW
 from fedveil.statistics.released import Released, read_released
 
-_HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
+HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
 
 
 def write_statistics(folder: Path) -> Path:
@@ -85,11 +86,11 @@ def _releases(released: Released, found: Sequence[Row]) -> Iterator[Section]:
         yield Section(
             identifier=f"release-{place}",
             title=name,
-            body=body + table(_HEAD, [_cells(row) for row in own], caption=f"All figures of {name}"),
+            body=body + table(HEAD, [row_cells(row) for row in own], caption=f"All figures of {name}"),
         )
 
 
-def _cells(row: Row) -> list[str]:
+def row_cells(row: Row) -> list[str]:
     """Return a row of the table."""
     label = f"{row.figure} {row.cell}".strip()
     interval = row.interval

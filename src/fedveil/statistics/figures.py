@@ -20,6 +20,7 @@ from fedveil.statistics.cells import Bins, Exits
 from fedveil.statistics.compose import CELLS, COMPLETE, EVENTS, EXITS, FIRSTS, MOMENTS, SECONDS
 from fedveil.statistics.decoding import Cells
 from fedveil.statistics.intervals import Interval, normal, ratio
+from fedveil.statistics.limits import TOO_FEW
 from fedveil.statistics.quantiles import quantile
 from fedveil.statistics.released import Released
 from fedveil.statistics.request import (
@@ -30,7 +31,6 @@ from fedveil.statistics.request import (
 )
 from fedveil.statistics.survival import Curve, curve
 
-TOO_FEW: Final = "too few people for this budget"
 ALL: Final = "all"
 
 

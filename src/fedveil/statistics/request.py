@@ -12,12 +12,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from fedveil.statistics.limits import MOST_GROUPINGS, SiloWeights, once
 from fedveil.statistics.strategy import MOST_ORDERED
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
-
-MOST_GROUPINGS: Final = 2
 
 _EXTREME = (
     "is decided by one person alone; no noise of use hides her: ask for a quantile (quantiles = [0.01, 0.99])"
@@ -153,7 +152,7 @@ class Request(_Part):
         description="of a person's records in a silo; first and last need order, any takes 0/1 columns",
     )
     order: str | None = Field(None, description="numeric column that first and last go by")
-    silos: Literal["records", "equal", "uniform"] = Field(
+    silos: SiloWeights = Field(
         "records",
         description="a person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts "
         "person-silo pairs",
@@ -202,11 +201,3 @@ def ascending(values: tuple[float, ...], key: str) -> None:
     """Refuse fewer than two values, and values that do not increase."""
     if len(values) < 2 or any(not low < high for low, high in pairwise(values)):
         raise ValueError(f"{key}: at least two numbers, each above the one before")
-
-
-def once(columns: tuple[str, ...], key: str) -> tuple[str, ...]:
-    """Refuse a column that is named twice: its groups would overlap, and an overlap doubles what a person moves."""
-    for name in columns:
-        if columns.count(name) > 1:
-            raise ValueError(f"{key}: '{name}' is named twice; a record belongs to one group")
-    return columns

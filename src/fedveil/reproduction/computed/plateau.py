@@ -18,7 +18,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from fedveil.engine.experiment import parse
-from fedveil.engine.run import evaluate
+from fedveil.engine.run_evaluation import evaluate
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.study import Selection, study_documents
 from fedveil.reproduction.results import Values
@@ -103,6 +103,8 @@ def _play(prepared: Prepared, kept: Kept, drawn: np.random.Generator) -> Values:
         if kept.schedule:
             plateau.step(losses)
         if number in (10, 20, 40, _ROUNDS):
-            values[f"round {number}"] = evaluate(prepared, model)["accuracy"]
+            test = evaluate(prepared, model)
+            assert test is not None, "nothing here is released instead"
+            values[f"round {number}"] = test["accuracy"]
     fell = float((plateau.rates < _RATE).sum())
     return {"accuracy": values.pop(f"round {_ROUNDS}"), **values, "rates that fell": fell}

@@ -13,7 +13,8 @@ from fedveil.population.columns import categories_of
 from fedveil.population.schema import Number, Schema, Survival
 from fedveil.statistics.inference.design import Design, Levels, Scaled, Term
 from fedveil.statistics.inference.families import Family, Linear, Logistic, PiecewiseExponential, Poisson
-from fedveil.statistics.request import ascending, once
+from fedveil.statistics.limits import once
+from fedveil.statistics.request import ascending
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]

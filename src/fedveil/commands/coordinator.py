@@ -1,0 +1,78 @@
+"""The commands of a coordinator: join a federation, accept its membership, serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.commands.link import end_by_terminate, imported
+from fedveil.commands.options import OUT, Json
+from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
+from fedveil.console import print_json
+from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.joining import accept, join_as_coordinator
+
+if TYPE_CHECKING:  # it needs the extra, which not every command does
+    from fedveil.flower.party import Party
+
+coordinator = typer.Typer(
+    help="Join a federation as its coordinator, accept its membership, serve.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder")]
+
+
+def open_party(folder: CoordinatorFolder) -> Party:
+    """Return the coordinator of a folder; what carries letters is imported when it serves."""
+    party: Party = imported("fedveil.flower.party").Party(folder)
+    return party
+
+
+@coordinator.command("join")
+def join_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here: the coordinator's folder")],
+    charter: Annotated[Path, typer.Option(help="as the founder handed it out")],
+    descriptor: Descriptor = None,
+    unprotected: Unprotected = False,
+    as_json: Json = False,
+) -> None:
+    """Make the coordinator's keys here, and the request to be admitted."""
+    asked = join_as_coordinator(folder, charter, passphrase=Asked(descriptor).chosen(unprotected))
+    if as_json:
+        print_json({"request": folder / "coordinator.request", "fingerprint": asked.fingerprint})
+    else:
+        OUT.print(f"send to the founder: {folder / 'coordinator.request'}")
+        OUT.print(f"read out by telephone: {asked.fingerprint}")
+
+
+@coordinator.command("accept")
+def accept_command(
+    folder: Folder,
+    sealed: Annotated[
+        Path, typer.Argument(metavar="MEMBERSHIP", help="as it was sealed, server.crt beside it")
+    ],
+    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Accept a sealed membership whose fingerprint the founder read to you; take the certificate beside it."""
+    made = accept(folder, sealed, fingerprint, Asked(descriptor))
+    print_json({"serial": made.serial}) if as_json else OUT.print(f"accepted: serial {made.serial}")
+
+
+@coordinator.command("serve")
+def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
+    """Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host."""
+    home = CoordinatorFolder(folder, Asked(descriptor))
+    _ = home.identity  # asks for the passphrase before anything listens
+    end_by_terminate()
+    party = open_party(home)
+    try:
+        OUT.print(f"listening on {home.link.settings.address}; Ctrl-C ends it")
+        raise party.link.wait()
+    finally:
+        party.stop()

@@ -1,0 +1,146 @@
+"""Releases of a run that are no round of training: they spend from the same budget and stand in the same ledger.
+
+    whole run = training of the charged rounds + every side release,    mu^2 = sum of all mu^2
+
+Shares are shares of mu^2 of the one Gaussian release that costs the whole budget; the noise of training is found last,
+so that all of them together cost what was declared. The releases are fixed before the run begins: what they cost
+depends on nothing that is released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedveil.errors import CompositionError
+from fedveil.methods.claims import Guarantee, PublicFacts
+from fedveil.methods.derive import derive
+from fedveil.methods.method import Method
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuarantee
+from fedveil.privacy.ledger import Budget, Ledger
+from fedveil.statistics.local import LocalStatistic
+
+BESIDE: int = 0
+"""The number that the ledger has in place of a round's."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SideRelease:
+    """A release of statistics inside of a run; public before the run begins.
+
+    Attributes:
+        name: within the run, such as "eval/1".
+        purpose: what it is for, in words.
+        step: its local step. Where it depends on an earlier release, one of the same length and norm stands here.
+        method: the composition.
+        guarantee: what it guarantees.
+    """
+
+    name: str
+    purpose: str
+    step: LocalStatistic
+    method: Method
+    guarantee: Guarantee
+
+    @property
+    def grid_loss(self) -> float:
+        """What the grid of its noise may change of a log-likelihood ratio."""
+        return self.guarantee.grid_loss_after(1, self.step.layout.length)
+
+    def against(self, role: Role) -> Event:
+        """Return the event against a party; a party that has no line is promised nothing."""
+        lines = {view.role: view.event for view in self.guarantee.views} | {Role.READER: self.guarantee.event}
+        return lines.get(role, NoGuarantee(reason=f"nothing is said of what it learns of {self.name}"))
+
+    def of_run(self, run: str) -> str:
+        """Return what the ledger calls it."""
+        return f"{run}/{self.name}"
+
+
+def side_release(
+    name: str, purpose: str, step: LocalStatistic, method: Method, facts: PublicFacts
+) -> SideRelease:
+    """Return a release with what it guarantees among these people and silos."""
+    guarantee = derive(
+        method, PublicFacts(n_silos=facts.n_silos, n_users=facts.n_users, dimension=step.layout.length)
+    )
+    return SideRelease(name=name, purpose=purpose, step=step, method=method, guarantee=guarantee)
+
+
+def check_beside(releases: Sequence[SideRelease], rounds: Guarantee) -> None:
+    """Refuse releases that one ledger cannot have beside the rounds: they must protect the same unit in the same sense.
+
+    Raises:
+        CompositionError: they do not.
+    """
+    for one in releases:
+        own = one.guarantee
+        if (own.unit, own.adjacency) != (rounds.unit, rounds.adjacency):
+            raise CompositionError(
+                f"{one.name}: protects one {own.unit} under {own.adjacency.value}, and the method of training one "
+                f"{rounds.unit} under {rounds.adjacency.value}: no epsilon covers both; take a method of users, such "
+                "as uldp-avg"
+            )
+
+
+def whole_multiplier(budget: Budget) -> float:
+    """Return the noise multiplier of the one Gaussian release that spends a budget."""
+    return calibrate_noise(lambda z: GaussianEvent(noise_multiplier=z), budget)
+
+
+def multiplier_of(share: float, whole: float) -> float:
+    """Return the noise multiplier of a release with a share of mu^2 = whole^-2."""
+    return whole / math.sqrt(share)
+
+
+def together(
+    rounds: Event | None, grid_loss: float, beside: Iterable[SideRelease], role: Role
+) -> tuple[Event, float]:
+    """Return what a party learns of rounds and side releases, as one event, and the loss of all grids."""
+    releases = tuple(beside)
+    events = (*(() if rounds is None else (rounds,)), *(one.against(role) for one in releases))
+    loss = grid_loss + math.fsum(one.grid_loss for one in releases)
+    return (events[0] if len(events) == 1 else ComposedEvent(events=events)), loss
+
+
+def epsilon_together(accountant: Accountant, delta: float, spent: tuple[Event, float]) -> float:
+    """Return the epsilon of what :func:`together` returned."""
+    event, loss = spent
+    return epsilon_on_grid(accountant, event, delta, loss)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spent:
+    """What a ledger says that a run has spent.
+
+    Attributes:
+        charges: of rounds of training.
+        beside: the side releases that were charged.
+        event: everything together.
+    """
+
+    charges: int
+    beside: tuple[SideRelease, ...]
+    event: Event
+
+
+def spent_of(ledger: Ledger, run: str, releases: Sequence[SideRelease]) -> Spent:
+    """Return what a run has spent: its ledger has nothing but its rounds and its side releases."""
+    charged = [entry.run for entry in ledger.entries]
+    beside = tuple(one for one in releases if one.of_run(run) in charged)
+    return Spent(charges=charged.count(run), beside=beside, event=ledger.spent())
+
+
+def charge(ledger: Ledger, run: str, releases: Sequence[SideRelease]) -> None:
+    """Charge releases that are not charged yet; only then may they be made.
+
+    What was charged and not written before a crash has left no process: it is made under that charge.
+    """
+    charged = {entry.run for entry in ledger.entries}
+    for one in releases:
+        if one.of_run(run) not in charged:
+            ledger.charge(run=one.of_run(run), round=BESIDE, attempt=0, event=one.guarantee.event)

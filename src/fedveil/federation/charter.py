@@ -1,0 +1,103 @@
+"""The charter of a federation: what its founder hands to everybody who may join, and what all pin from then on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedveil.crypto.keys import PublicIdentity, in_groups
+from fedveil.engine.experiment import read_toml
+from fedveil.errors import ConfigError
+from fedveil.validation import problems
+
+CHARTER: Final = "charter.toml"
+
+_Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$", max_length=60)]
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]*$", max_length=253)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+    founder: _Key
+    authority: Annotated[str, Field(max_length=10_000)]
+    data_schema: Annotated[str, Field(max_length=1 << 20)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charter:
+    """What a federation is founded on; nothing of it changes while it lasts.
+
+    Attributes:
+        name: of the federation.
+        host: of the coordinator, as the silos reach it.
+        port: its one port.
+        founder: whose seal every membership carries.
+        authority: certificate of the one authority that parties trust, PEM.
+        data_schema: the public schema of all silos' tables, as its file has it.
+    """
+
+    name: str
+    host: str
+    port: int
+    founder: PublicIdentity
+    authority: str
+    data_schema: str
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(self.to_toml().encode()).digest()
+
+    @property
+    def fingerprint(self) -> str:
+        """128 bits of the digest, for people to compare."""
+        return in_groups(self.digest)
+
+    @property
+    def schema_digest(self) -> bytes:
+        """SHA-256 of the schema's file."""
+        return hashlib.sha256(self.data_schema.encode()).digest()
+
+    def to_toml(self) -> str:
+        """Return the document; :meth:`read` reads it back."""
+        return tomlkit.dumps(
+            {
+                "schema_version": 1,
+                "name": self.name,
+                "host": self.host,
+                "port": self.port,
+                "founder": self.founder.raw.hex(),
+                "authority": self.authority,
+                "data_schema": self.data_schema,
+            }
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Charter:
+        """Read a charter.
+
+        Raises:
+            ConfigError: missing, no TOML, or no charter; names the file and the key.
+        """
+        try:
+            document = _Document.model_validate(read_toml(path))
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {problems(error, list(_Document.model_fields))}") from None
+        return cls(
+            name=document.name,
+            host=document.host,
+            port=document.port,
+            founder=PublicIdentity(bytes.fromhex(document.founder)),
+            authority=document.authority,
+            data_schema=document.data_schema,
+        )

@@ -1,0 +1,201 @@
+"""A party joins a federation: makes its keys where they are used, asks to be admitted, and accepts who belongs to it.
+
+Claim: the private halves of a party's keys are made in its own folder and leave it in no file; a membership is accepted
+only if the founder whom the charter names sealed it, its fingerprint is the one that the operator typed in, and its
+serial number is not below that of the one before. ``tests/test_ceremony.py`` searches all files of all parties.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedveil.crypto.key_files import is_protected
+from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file
+from fedveil.errors import ConfigError, IntegrityError
+from fedveil.federation.charter import CHARTER, Charter
+from fedveil.federation.membership import Membership
+from fedveil.files import read_content, replace_file
+from fedveil.flower.certificates import new_node_key, new_server_key
+from fedveil.flower.folders import CoordinatorSettings, SiloSettings
+from fedveil.flower.founder import MEMBERSHIP
+from fedveil.flower.link_folder import LinkSettings
+from fedveil.flower.requests import Request
+
+IDENTITY: Final = "identity.key"
+NODE: Final = "node.key"
+_NEXT: Final = ".next"
+
+_POLICY: Final = """\
+# What this silo takes part in, whatever the coordinator proposes. Read it, and make it yours.
+epsilon = {epsilon:g}          # the most that its users may spend over ALL runs, at delta
+delta = {delta:g}
+clip = {clip:g}             # the largest bound of one contribution
+methods = ["uldp-naive", "uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w"]
+models = ["linear"]
+protections = ["secure-aggregation"]
+trust_coordinator = false   # true counts what readers of the models learn, not what the coordinator sees
+disclose_counts = false     # true tells the coordinator how many records each user has, where weights need it
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftedPolicy:
+    """What a silo's first policy allows: the most that its users spend, at which delta, and the largest bound."""
+
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    clip: float = 1.0
+
+
+DRAFT: Final = DraftedPolicy()
+
+
+def join_as_silo(
+    folder: Path, charter: Path, *, name: str, passphrase: bytes | None, policy: DraftedPolicy = DRAFT
+) -> Request:
+    """Make a silo's folder with its keys, and the request to be admitted, ``NAME.request``.
+
+    Args:
+        folder: made here; must not exist.
+        charter: the federation's, as the founder handed it out.
+        name: of the silo.
+        passphrase: of the identity key's file; None: mode 0600 alone protects it.
+        policy: what the drafted policy allows.
+
+    Raises:
+        ConfigError: the folder exists, or the charter is none.
+    """
+    pinned = _settle(folder, charter)
+    SiloSettings(name=name, coordinator=f"{pinned.host}:{pinned.port}").write(folder / "silo.toml")
+    (folder / "policy.toml").write_text(
+        _POLICY.format(epsilon=policy.epsilon, delta=policy.delta, clip=policy.clip), encoding="utf-8"
+    )
+    identity, (node, public) = IdentityKey.generate(), new_node_key(folder / NODE)
+    identity.save(folder / IDENTITY, passphrase)
+    return _ask(folder, pinned, name, (identity, node, public), None)
+
+
+def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
+    """Make new keys for a silo beside the present ones, and the request to replace them.
+
+    They are used once a membership that names them is accepted.
+
+    Args:
+        folder: the silo's.
+        passphrase: of the identity keys, the present one and the next.
+    """
+    name = SiloSettings.read(folder / "silo.toml").name
+    for stem in (IDENTITY, NODE):
+        (folder / (stem + _NEXT)).unlink(missing_ok=True)
+    previous = IdentityKey.load(folder / IDENTITY, passphrase)
+    identity, (node, public) = IdentityKey.generate(), new_node_key(folder / (NODE + _NEXT))
+    protected = is_protected(read_private_file(folder / IDENTITY))
+    identity.save(folder / (IDENTITY + _NEXT), passphrase() if protected and passphrase else None)
+    return _ask(folder, Charter.read(folder / CHARTER), name, (identity, node, public), previous)
+
+
+def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None) -> Request:
+    """Make the coordinator's folder with its keys, and the request to be admitted, ``coordinator.request``.
+
+    Raises:
+        ConfigError: the folder exists, or the charter is none.
+    """
+    pinned = _settle(folder, charter)
+    identity = IdentityKey.generate()
+    identity.save(folder / IDENTITY, passphrase)
+    CoordinatorSettings().write(folder / "coordinator.toml")
+    link = folder / CoordinatorSettings().link
+    link.mkdir(mode=0o700)
+    LinkSettings(host=pinned.host, port=pinned.port).write(link / "link.toml")
+    replace_file(link / "ca.crt", read_content(folder / "ca.crt", ConfigError))
+    csr = new_server_key(link / "server.key")
+    request = Request(
+        role="coordinator",
+        name="coordinator",
+        charter=pinned.digest,
+        identity=identity.public,
+        transport=csr.decode("ascii"),
+    ).signed(identity)
+    request.write(folder / "coordinator.request")
+    return request
+
+
+def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase | None) -> Membership:
+    """Accept a membership that the founder sealed; from then on it is the party's.
+
+    Args:
+        folder: the party's.
+        sealed: ``membership.toml`` as the founder handed it out; for the coordinator ``server.crt`` lies beside it.
+        fingerprint: of the membership, as the founder read it out.
+        passphrase: of the party's identity key.
+
+    Raises:
+        IntegrityError: not sealed by the charter's founder, another fingerprint, a serial number below the present
+            one, or one that does not have this party's key.
+    """
+    charter, offered = Charter.read(folder / CHARTER), Membership.read(sealed)
+    offered.check(charter)
+    if "".join(fingerprint.lower().split()) != "".join(offered.fingerprint.split()):
+        raise IntegrityError(f"{sealed}: its fingerprint is another than the one that was typed in")
+    target = folder / MEMBERSHIP
+    present = Membership.read(target).serial if target.exists() else 0
+    if offered.serial < present:
+        raise IntegrityError(f"{sealed}: serial {offered.serial}, but {present} was accepted here before")
+    if (folder / "coordinator.toml").exists():
+        _check_own(sealed, offered.coordinator == IdentityKey.load(folder / IDENTITY, passphrase).public)
+        link = folder / CoordinatorSettings.read(folder / "coordinator.toml").link
+        replace_file(link / "server.crt", read_content(sealed.parent / "server.crt", ConfigError))
+    else:
+        name = SiloSettings.read(folder / "silo.toml").name
+        expected = offered.roster[offered.number(name)]
+        for ending in (_NEXT, ""):
+            path = folder / (IDENTITY + ending)
+            if path.exists() and IdentityKey.load(path, passphrase).public == expected:
+                for stem in (IDENTITY, NODE) if ending else ():
+                    os.replace(folder / (stem + ending), folder / stem)
+                break
+        else:
+            _check_own(sealed, False)
+    replace_file(target, offered.to_toml().encode())
+    return offered
+
+
+def _check_own(sealed: Path, own: bool) -> None:
+    if not own:
+        raise IntegrityError(f"{sealed}: it does not have this party's identity key")
+
+
+def _settle(folder: Path, charter: Path) -> Charter:
+    """Make a party's folder with what is public."""
+    pinned = Charter.read(charter)
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists already; keys are never overwritten")
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / CHARTER).write_text(pinned.to_toml(), encoding="utf-8")
+    (folder / "ca.crt").write_text(pinned.authority, encoding="ascii")
+    (folder / "schema.toml").write_text(pinned.data_schema, encoding="utf-8")
+    return pinned
+
+
+def _ask(
+    folder: Path,
+    charter: Charter,
+    name: str,
+    keys: tuple[IdentityKey, ec.EllipticCurvePrivateKey, bytes],
+    previous: IdentityKey | None,
+) -> Request:
+    identity, node, public = keys
+    request = Request(
+        role="silo",
+        name=name,
+        charter=charter.digest,
+        identity=identity.public,
+        transport=public.decode("ascii"),
+    ).signed(identity, node, previous)
+    request.write(folder / f"{name}.request")
+    return request

@@ -1,0 +1,112 @@
+"""What several runs over the same people cost together.
+
+**Claim.** A reader of everything that the runs released learns at most what is (epsilon, delta) with the composition of
+all their ledgers' charges: the charges of every run hold whatever was released before (adaptive composition).
+
+Noise on a grid costs a little more than the events say; what that is for a run is not in its ledger. A statement's
+epsilon is eps(event, e^-loss delta) + loss by its accountant, and eps does not grow with delta, so
+
+    loss <= stated epsilon - eps(event, delta),
+
+and the sum of these bounds is taken for all runs. Runs over other people only make the figure larger than it need be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import parse_json, read_text
+from fedveil.privacy.accountant import epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.statement import Statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What runs cost.
+
+    Attributes:
+        runs: of every run its folder, its number of charges, and its own epsilon (None: nothing is guaranteed).
+        epsilon: of all together; None where one of them guarantees nothing.
+        delta: for which epsilon may not hold.
+        accountant: who bounded epsilon.
+        unit: what is protected as a whole.
+    """
+
+    runs: tuple[tuple[Path, int, float | None], ...]
+    epsilon: float | None
+    delta: float
+    accountant: str
+    unit: str
+
+
+def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: str = "pld") -> Spent:
+    """Return what runs cost together.
+
+    Args:
+        folders: run folders; one that is given twice counts once.
+        delta: of the figure; default: that of the runs, if it is the same.
+        accountant: who bounds epsilon.
+
+    Raises:
+        ConfigError: no folder; runs of different deltas, units or adjacencies.
+        RunFolderError: a folder without a whole ledger and the statement of just these charges.
+        PrivacyError: a charge that the accountant has no bound for.
+    """
+    if not folders:
+        raise ConfigError("name the run folders whose cost is summed")
+    paths = list(dict.fromkeys(folder.resolve() for folder in folders))
+    statements = [_statement(path) for path in paths]
+    kinds = {(one.unit, one.adjacency) for one in statements}
+    if len(kinds) > 1:
+        told = ", ".join(sorted(f"{unit} ({adjacency.value})" for unit, adjacency in kinds))
+        raise ConfigError(f"the runs protect different things, so no one epsilon covers them: {told}")
+    deltas = {one.delta for one in statements}
+    if delta is None and len(deltas) > 1:
+        raise ConfigError(
+            f"the runs have deltas {', '.join(f'{one:g}' for one in sorted(deltas))}; give --delta"
+        )
+    at = delta if delta is not None else deltas.pop()
+    charges: Counter[Event] = Counter()
+    found, loss, guaranteed = [], 0.0, True
+    for path, statement in zip(paths, statements, strict=True):
+        entries = read_entries(path / "ledger.jsonl")
+        own: Counter[Event] = Counter()
+        for entry in entries:
+            own.update(atoms(entry.event))
+        if own != atoms(statement.event):
+            raise RunFolderError(
+                f"{path}: its ledger has other charges than its statement; end the run (fedveil resume) first"
+            )
+        charges += own
+        guaranteed &= statement.epsilon is not None
+        loss += _grid_loss(statement)
+        found.append((path, len(entries), statement.epsilon))
+    unit, adjacency = kinds.pop()
+    judge = make_accountant(accountant, adjacency)
+    return Spent(
+        runs=tuple(found),
+        epsilon=epsilon_on_grid(judge, compose(charges), at, loss) if guaranteed else None,
+        delta=at,
+        accountant=judge.name,
+        unit=unit,
+    )
+
+
+def _statement(folder: Path) -> Statement:
+    path = folder / "privacy.json"
+    return Statement.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError))
+
+
+def _grid_loss(statement: Statement) -> float:
+    """Return the most that the grid of a run's noise costs."""
+    if statement.epsilon is None:
+        return 0.0
+    accountant = make_accountant(statement.accountant, statement.adjacency)
+    return max(0.0, statement.epsilon - accountant.epsilon(statement.event, statement.delta))

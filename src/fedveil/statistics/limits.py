@@ -1,0 +1,26 @@
+"""What documents that ask for statistics share: words, limits, and what they refuse. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+SiloWeights: TypeAlias = Literal["records", "equal", "uniform"]
+"""A person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts person-silo pairs."""
+
+TOO_FEW: Final = "too few people for this budget"
+"""What stands in place of a figure that has no interval."""
+
+MOST_GROUPINGS: Final = 2
+"""Columns that groups are made of."""
+
+LEAST_BINS: Final = 8
+MOST_BINS: Final = 32
+"""Bins of scores in an evaluation."""
+
+
+def once(columns: tuple[str, ...], key: str) -> tuple[str, ...]:
+    """Refuse a column that is named twice: its groups would overlap, and an overlap doubles what a person moves."""
+    for name in columns:
+        if columns.count(name) > 1:
+            raise ValueError(f"{key}: '{name}' is named twice; a record belongs to one group")
+    return columns

@@ -1,0 +1,370 @@
+"""Keys are made where they are used: found, join, admit, seal, accept, rotate, revoke; and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
+from typer.testing import CliRunner
+
+from fedveil import cli
+from fedveil.crypto import key_files
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey
+from fedveil.errors import ConfigError, IntegrityError
+from fedveil.federation.charter import Charter
+from fedveil.federation.membership import Membership
+from fedveil.flower.certificates import Authority, days_left
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.founder import admit, found, revoke, seal
+from fedveil.flower.guard import open_silo
+from fedveil.flower.joining import accept, join_as_coordinator, join_as_silo, rotate
+from fedveil.flower.requests import Request
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger_lines import Origin
+
+SECRET = b"five random words of mine"
+SCHEMA = """
+n_users = 5
+user = "who"
+[target]
+kind = "label"
+column = "ill"
+classes = ["0", "1"]
+[features]
+age = { kind = "number", lower = 0, upper = 100 }
+"""
+
+
+def asked() -> bytes:
+    return SECRET
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argon2id with the least memory: what it costs is not what these tests are about."""
+    monkeypatch.setattr(key_files, "_KIBIBYTES", 32)
+
+
+@dataclass(frozen=True)
+class Parties:
+    """Folders of a federation with two silos, north and south."""
+
+    root: Path
+
+    @property
+    def founder(self) -> Path:
+        return self.root / "founder"
+
+    @property
+    def sealed(self) -> Path:
+        return self.founder / "sealed" / "membership.toml"
+
+    def seal(self) -> Membership:
+        """Seal, and have everybody who belongs to it accept."""
+        made = seal(self.founder, asked)
+        for name in ("coordinator", *made.silos):
+            accept(self.root / name, self.sealed, made.fingerprint, asked)
+        return made
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Parties:
+    made = Parties(tmp_path)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    found(
+        made.founder,
+        name="hearts",
+        schema=tmp_path / "schema.toml",
+        host="learn.example.org",
+        port=9443,
+        passphrase=SECRET,
+    )
+    charter = made.founder / "charter.toml"
+    requests = [join_as_coordinator(tmp_path / "coordinator", charter, passphrase=SECRET)]
+    requests += [
+        join_as_silo(tmp_path / name, charter, name=name, passphrase=SECRET) for name in ("north", "south")
+    ]
+    for one in requests:
+        admit(made.founder, tmp_path / one.name / f"{one.name}.request", one.fingerprint)
+    made.seal()
+    return made
+
+
+def halves(path: Path) -> list[bytes]:
+    """The private half of a key's file, in every form in which it could stand in another file."""
+    content = path.read_bytes()
+    if path.name.startswith(("identity", "founder")):
+        raw = IdentityKey.load(path, asked)._private.private_bytes_raw()
+    else:
+        if key_files.is_protected(content):
+            content, _ = key_files.unprotect(content, SECRET, kind=b"authority")
+        load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
+        key = load(content, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        raw = key.private_numbers().private_value.to_bytes(48, "big")
+        der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        assert raw in der
+    return [raw, raw.hex().encode(), *(base64.b64encode(bytes(pad) + raw)[4:-4] for pad in range(3))]
+
+
+def test_no_file_of_any_party_holds_anothers_private_half(parties: Parties) -> None:
+    silo = parties.root / "south"
+    rotate(silo, asked)
+    keys = list(parties.root.rglob("*.key*"))
+    assert sorted(path.relative_to(parties.root).as_posix() for path in keys) == [
+        *("coordinator/identity.key", "coordinator/link/server.key", "founder/ca.key", "founder/founder.key"),
+        *("north/identity.key", "north/node.key"),
+        *("south/identity.key", "south/identity.key.next", "south/node.key", "south/node.key.next"),
+    ]
+    assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
+    files = {path: path.read_bytes() for path in parties.root.rglob("*") if path.is_file()}
+    for key in keys:
+        for half in halves(key):
+            holders = {path for path, content in files.items() if half in content}
+            assert holders <= {key}, key
+    plain = (parties.root / "north" / "node.key").read_bytes()  # what the search would find
+    assert b"PRIVATE" in plain
+
+
+def test_a_membership_has_the_keys_that_were_admitted(parties: Parties) -> None:
+    north, coordinator = (
+        SiloFolder(parties.root / "north", asked),
+        CoordinatorFolder(parties.root / "coordinator", asked),
+    )
+    membership = north.membership
+    assert membership == coordinator.membership
+    assert (membership.serial, membership.silos) == (1, ("north", "south"))
+    assert north.identity.public == membership.roster[0]
+    assert coordinator.identity.public == membership.coordinator
+    assert 396 < days_left(coordinator / "link/server.crt", coordinator / "ca.crt") < 398
+    assert north.schema.n_users == 5
+    assert len(membership.fingerprint.split()) == 8
+
+
+@pytest.mark.parametrize("typed", ["", "0000 " * 8, "one digit"])
+def test_another_fingerprint_is_refused(parties: Parties, typed: str, tmp_path: Path) -> None:
+    request = parties.root / "north" / "north.request"
+    right = Request.read(request).fingerprint
+    wrong = right[:-1] + ("0" if right[-1] != "0" else "1") if typed == "one digit" else typed
+    with pytest.raises(IntegrityError, match="fingerprint is another"):
+        admit(parties.founder, request, wrong)
+    admit(parties.founder, request, right.upper().replace(" ", ""))
+    with pytest.raises(IntegrityError, match="fingerprint is another"):
+        accept(parties.root / "north", parties.sealed, wrong, asked)
+
+
+def altered(request: Request, other: IdentityKey) -> dict[str, Request]:
+    return {
+        "another charter": replace(request, charter=bytes(32)),
+        "another identity": replace(request, identity=other.public),
+        "another name": replace(request, name="west"),
+        "another node": replace(request, transport=request.transport.replace("A", "B", 1)),
+        "signed by another": request.signed(other),
+        "no node's signature": replace(request, transport_signature=b""),
+        "another role": replace(request, role="coordinator"),
+    }
+
+
+def test_foreign_and_changed_requests_are_refused(parties: Parties, tmp_path: Path) -> None:
+    request = Request.read(parties.root / "north" / "north.request")
+    for what, one in altered(request, IdentityKey.generate()).items():
+        path = tmp_path / "changed.request"
+        one.write(path)
+        with pytest.raises(IntegrityError):
+            admit(parties.founder, path, one.fingerprint)
+        assert Request.read(path) == one, what
+
+
+def test_a_key_is_replaced_by_its_owner_alone(parties: Parties) -> None:
+    root = parties.root
+    stranger = join_as_silo(
+        root / "stranger", parties.founder / "charter.toml", name="north", passphrase=None
+    )
+    with pytest.raises(IntegrityError, match="replace a key that has not signed"):
+        admit(parties.founder, root / "stranger" / "north.request", stranger.fingerprint)
+    before = SiloFolder(root / "north", asked).identity.public
+    request = rotate(root / "north", asked)
+    admit(parties.founder, root / "north" / "north.request", request.fingerprint)
+    assert SiloFolder(root / "north", asked).identity.public == before
+    made = parties.seal()
+    assert made.serial == 2
+    assert SiloFolder(root / "north", asked).identity.public == request.identity == made.roster[0] != before
+    assert not list((root / "north").glob("*.next"))
+
+
+def test_a_revoked_key_does_not_come_back(parties: Parties) -> None:
+    root = parties.root
+    one = revoke(parties.founder, "south", "the disk was stolen")
+    made = parties.seal()
+    assert (made.serial, made.silos, made.revoked) == (2, ("north",), (one,))
+    with pytest.raises(ConfigError, match="no silo 'south'"):
+        accept(root / "south", parties.sealed, made.fingerprint, asked)
+    request = Request.read(root / "south" / "south.request")
+    with pytest.raises(IntegrityError, match="was revoked"):
+        admit(parties.founder, root / "south" / "south.request", request.fingerprint)
+    with pytest.raises(ConfigError, match="key that was revoked"):
+        replace(made, silos=("north", "south"), roster=(*made.roster, one.identity), nodes=())
+    with pytest.raises(ConfigError, match="no silo 'west'"):
+        revoke(parties.founder, "west", "never heard of")
+
+
+def test_an_older_or_unsealed_membership_is_refused(parties: Parties, tmp_path: Path) -> None:
+    first = parties.sealed.read_text()
+    parties.seal()
+    old, charter = tmp_path / "membership.toml", Charter.read(parties.founder / "charter.toml")
+    old.write_text(first)
+    with pytest.raises(IntegrityError, match="serial 1, but 2 was accepted"):
+        accept(parties.root / "north", old, Membership.read(old).fingerprint, asked)
+    made = Membership.read(parties.sealed)
+    changes: dict[str, Membership] = {
+        "serial": replace(made, serial=3),
+        "a silo less": replace(made, silos=made.silos[:1], roster=made.roster[:1], nodes=made.nodes[:1]),
+        "valid for longer": replace(made, valid_until="9999-01-01"),
+        "sealed by another": made.sealed(IdentityKey.generate()),
+        "not sealed": replace(made, seal=b""),
+        "another charter": replace(made, charter=bytes(32)),
+    }
+    for what, one in changes.items():
+        with pytest.raises(IntegrityError):
+            one.check(charter)
+        old.write_text(one.to_toml())
+        with pytest.raises(IntegrityError):
+            accept(parties.root / "north", old, one.fingerprint, asked)
+        assert Membership.read(old) == one, what
+    target = parties.root / "north" / "membership.toml"
+    target.write_text(changes["serial"].to_toml())  # whoever can write into the folder
+    with pytest.raises(IntegrityError, match="not sealed by the founder"):
+        _ = SiloFolder(parties.root / "north").membership
+
+
+def test_a_membership_ends(parties: Parties) -> None:
+    charter, founder = (
+        Charter.read(parties.founder / "charter.toml"),
+        IdentityKey.load(parties.founder / "founder.key", asked),
+    )
+    made = Membership.read(parties.sealed)
+    with pytest.raises(ConfigError, match="was valid until 2020-01-01"):
+        replace(made, valid_until="2020-01-01").sealed(founder).check(charter)
+
+
+def test_a_membership_older_than_a_charge_is_refused_at_the_start(parties: Parties) -> None:
+    """Replaced in the folder by an earlier one that the founder sealed: the ledger remembers the later one."""
+    north = parties.root / "north"
+    first = (north / "membership.toml").read_text()
+    (north / "table.csv").write_text("who,age,ill\n0,40,1\n1,50,0\n")
+    parties.seal()
+    with open_silo(SiloFolder(north, asked)) as party:
+        party._ledger.charge(
+            run="run",
+            round=1,
+            attempt=0,
+            event=GaussianEvent(noise_multiplier=5.0),
+            budget=None,
+            origin=Origin(terms="a" * 64, coordinator="b" * 64, membership=2, policy="c" * 64),
+        )
+    (north / "membership.toml").write_text(first)
+    with pytest.raises(IntegrityError, match="serial 1, but the ledger was charged under 2"):
+        open_silo(SiloFolder(north, asked))
+
+
+# --- files of keys -------------------------------------------------------------------------------------------
+
+
+def test_a_key_file_costs_what_the_page_says() -> None:
+    """A fixture lowers the memory for these tests alone."""
+    source = Path(key_files.__file__).read_text()
+    assert "_KIBIBYTES: Final = 256 * 1024\n_PASSES: Final = 3\n_LANES: Final = 4\n" in source
+
+
+def test_a_protected_key_opens_with_its_passphrase_alone(tmp_path: Path) -> None:
+    key, path = IdentityKey.generate(), tmp_path / "identity.key"
+    key.save(path, SECRET)
+    content = path.read_bytes()
+    assert IdentityKey.load(path, asked).public == key.public
+    assert key._private.private_bytes_raw() not in content
+    refusals: tuple[tuple[Callable[[], bytes] | None, str], ...] = (
+        (None, "takes a passphrase"),
+        (lambda: b"five random words of min", "another passphrase"),
+        (lambda: b"", "no passphrase"),
+    )
+    for given, said in refusals:
+        with pytest.raises(CryptoError, match=said):
+            IdentityKey.load(path, given)
+    for place in range(0, len(content), 3):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        path.unlink()
+        path.write_bytes(changed)
+        path.chmod(0o600)
+        with pytest.raises(CryptoError):
+            IdentityKey.load(path, asked)
+    path.write_bytes(content)
+    path.chmod(0o640)
+    with pytest.raises(CryptoError, match="0640"):
+        IdentityKey.load(path, asked)
+    with pytest.raises(CryptoError, match="protects nothing"):
+        key.save(tmp_path / "empty", b"")
+
+
+def test_the_authoritys_key_takes_a_passphrase_too(parties: Parties) -> None:
+    assert (
+        Authority.load(parties.founder, asked).certificate.subject.rfc4514_string()
+        == "CN=fedveil federation hearts"
+    )
+    with pytest.raises(CryptoError, match="takes a passphrase"):
+        Authority.load(parties.founder, None)
+    with pytest.raises(CryptoError, match="another passphrase"):
+        Authority.load(parties.founder, lambda: b"wrong")
+
+
+# --- as commands ---------------------------------------------------------------------------------------------
+
+
+def said(*words: str) -> str:
+    """Run a command with the passphrase on a descriptor; return what it prints last on its last line."""
+
+    read, write = os.pipe()
+    os.write(write, SECRET + b"\n")
+    os.close(write)
+    options = [] if words[1] in ("admit", "revoke") else ["--passphrase-fd", str(read)]
+    result = CliRunner().invoke(cli.app, [*words, *options], catch_exceptions=False)
+    os.close(read)
+    assert result.exit_code == 0, result.output
+    return result.output.strip().rpartition(": ")[2]
+
+
+def test_the_ceremony_by_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema.toml").write_text(SCHEMA)
+    said("federation", "found", "founder", "--host", "learn.example.org")
+    charter = ("--charter", "founder/charter.toml")
+    prints = {
+        "c/coordinator": said("coordinator", "join", "c", *charter),
+        "n/north": said("silo", "join", "n", "--name", "north", *charter),
+        "s/south": said("silo", "join", "s", "--name", "south", *charter),
+    }
+    for name, fingerprint in prints.items():
+        said("federation", "admit", "founder", f"{name}.request", "--fingerprint", fingerprint)
+    fingerprint = said("federation", "seal", "founder")
+    for group, folder in (("coordinator", "c"), ("silo", "n"), ("silo", "s")):
+        said(group, "accept", folder, "founder/sealed/membership.toml", "--fingerprint", fingerprint)
+    again = said("silo", "rotate", "n")
+    said("federation", "admit", "founder", "n/north.request", "--fingerprint", again)
+    said("federation", "revoke", "founder", "south", "--reason", "it left")
+    fingerprint = said("federation", "seal", "founder")
+    said("silo", "accept", "n", "founder/sealed/membership.toml", "--fingerprint", fingerprint)
+    membership = SiloFolder(Path("n"), asked).membership
+    assert (membership.serial, membership.silos) == (2, ("north",))

@@ -1,0 +1,495 @@
+"""Private evaluation: figures of noisy counts against exact ones, and test metrics inside of a run's budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+
+from fedveil.engine.evaluation import make_evaluation, scored, scores_of
+from fedveil.engine.experiment import merge, parse
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import FedveilError, RunFolderError
+from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import read_entries
+from fedveil.randomness import PrivacyRandomness
+from fedveil.report.page import write_report
+from fedveil.statistics.binary import Counts, accuracy, auc, balanced_accuracy, quotient
+from fedveil.statistics.evaluated import FILE, Evaluated, read_evaluated
+from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.scores import FINE, LabelledBins, enough_bins, equal_mass_edges, probabilities
+from fedveil.statistics.strategy import Strategy
+from tests.doc_examples import BLOCKS
+from tests.test_run import Silent
+
+Z = 4.9
+CODE = Strategy("prefix", len(FINE) + 1, 2)
+TRUE_AUC = float(norm.cdf(1.2 / math.sqrt(2)))
+
+
+def people(rng: np.random.Generator, n: int, prevalence: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels and calibrated log-odds of a binormal score whose area under the curve is TRUE_AUC."""
+    labels = (rng.random(n) < prevalence).astype(np.int64)
+    scores = 1.2 * (rng.normal(size=n) + 1.2 * labels) - 0.72 + math.log(prevalence / (1 - prevalence))
+    return labels, scores
+
+
+def released(
+    rng: np.random.Generator, labels: np.ndarray, scores: np.ndarray, sd: float, bins: int
+) -> Counts:
+    """Return what both releases make of one record a person; sd is the noise of the whole evaluation's budget."""
+    fine = np.zeros(CODE.width)
+    np.add.at(fine, np.searchsorted(FINE, scores, side="right"), 1)
+    noisy = CODE.matrix @ fine + sd / math.sqrt(0.15) * rng.normal(size=CODE.sent)
+    edges = equal_mass_edges(CODE.decoder @ noisy, bins)
+    cells = np.zeros((2, len(edges) + 1))
+    np.add.at(cells, (labels, np.searchsorted(edges, scores, side="left")), 1)
+    second = sd / math.sqrt(0.85)
+    return Counts(
+        cells=cells + second * rng.normal(size=cells.shape),
+        variance=second**2,
+        edges=edges,
+        people_per_unit=1.0,
+    )
+
+
+def simulated(reps: int, n: int, sd: float, stated: float = 1.0) -> tuple[np.ndarray, float, float]:
+    """Return errors of the area under the curve, and how often its intervals hold the sample's and the population's.
+
+    Args:
+        reps: simulations.
+        n: people in each.
+        sd: of the noise.
+        stated: what the noise is said to be, in parts of what it is.
+    """
+    rng = np.random.default_rng(0)
+    bins = next(b for b in range(8, 33) if enough_bins(b, sd / math.sqrt(0.85), n) or b == 32)
+    errors, here, there = [], 0, 0
+    for _ in range(reps):
+        labels, scores = people(rng, n)
+        counts = released(rng, labels, scores, sd, bins)
+        found = auc(replace(counts, variance=counts.variance * stated**2))
+        assert found is not None
+        exact, interval = float(roc_auc_score(labels, scores)), found.interval
+        errors.append(found.value - exact)
+        here += (interval.low_here or 0) <= exact <= (interval.high_here or 1)
+        there += (interval.low or 0) <= TRUE_AUC <= (interval.high or 1)
+    return np.array(errors), here / reps, there / reps
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_without_noise_figures_are_those_of_the_records() -> None:
+    """The area to what 30 bins lose; accuracy and balanced accuracy exactly, because the threshold is an edge."""
+    labels, scores = people(np.random.default_rng(1), 4000, 0.3)
+    counts = replace(released(np.random.default_rng(1), labels, scores, 1e-6, 30), variance=1e-12)
+    found = auc(counts)
+    assert found is not None
+    assert found.value == pytest.approx(roc_auc_score(labels, scores), abs=5e-4)
+    predicted = scores > 0
+    shares = [float((predicted[labels == c] == c).mean()) for c in (0, 1)]
+    for figure, exact in (
+        (accuracy, float((predicted == labels).mean())),
+        (balanced_accuracy, np.mean(shares)),
+    ):
+        value = figure(counts)
+        assert value is not None
+        assert value.value == pytest.approx(exact, abs=1e-6)
+
+
+def test_correcting_ties_removes_most_of_what_binning_loses() -> None:
+    labels, scores = people(np.random.default_rng(2), 200_000)
+    counts = replace(released(np.random.default_rng(2), labels, scores, 1e-6, 8), variance=1e-12)
+    (h0, h1), exact = counts.cells, roc_auc_score(labels, scores)
+    plain = float(h1 @ (np.cumsum(h0) - h0 / 2)) / (h0.sum() * h1.sum())
+    found = auc(counts)
+    assert found is not None
+    assert exact - plain > 0.002
+    assert abs(found.value - exact) < 0.25 * (exact - plain)
+
+
+def test_the_area_and_its_intervals_at_the_goal() -> None:
+    """2,000 people, epsilon .5: 60 simulations here, 300 in the slow twin, which holds the figures themselves."""
+    errors, here, there = simulated(60, 2000, 7.03)
+    assert np.abs(errors).mean() < 0.0100 + Z * np.abs(errors).std() / math.sqrt(60)
+    assert abs(errors.mean()) < Z * errors.std() / math.sqrt(60)
+    for share in (here, there):
+        assert share > 0.95 - Z * math.sqrt(0.95 * 0.05 / 60)
+    assert simulated(60, 2000, 7.03, stated=0.4)[1] < 0.8
+
+
+@pytest.mark.slow
+def test_the_area_and_its_intervals_over_300_simulations() -> None:
+    errors, here, there = simulated(300, 2000, 7.03)
+    assert np.abs(errors).mean() <= 0.0100
+    for share in (here, there):
+        assert 0.93 - 0.013 <= share <= 0.97 + 0.013
+
+
+def test_a_class_of_too_few_people_has_no_figures() -> None:
+    counts = released(np.random.default_rng(3), *people(np.random.default_rng(3), 2000, 0.02), 7.0, 10)
+    assert not counts.enough
+    assert auc(counts) is None
+
+
+def test_scores_that_bins_do_not_tell_apart_have_no_area() -> None:
+    """All within a thousandth of each other, far from the threshold: ties would pull any area to one half."""
+    labels, scores = people(np.random.default_rng(6), 3000)
+    close = released(np.random.default_rng(6), labels, 5.3 + 1e-4 * scores, 1.0, 10)
+    assert auc(close) is None
+    assert accuracy(close) is not None
+    near = auc(released(np.random.default_rng(6), labels, 0.01 * scores, 1.0, 10))
+    assert near is not None
+    assert near.value == pytest.approx(roc_auc_score(labels, scores), abs=0.02)
+
+
+def test_gradients_are_those_of_differences() -> None:
+    """What one person in a cell changes, by moving every cell a little; the correction of ties aside."""
+    counts = released(np.random.default_rng(4), *people(np.random.default_rng(4), 3000), 1.0, 9)
+    for figure in (accuracy, balanced_accuracy):
+        base, step, squares = figure(counts), 1e-3, 0.0
+        assert base is not None
+        for place in np.ndindex(counts.cells.shape):
+            moved = counts.cells.copy()
+            moved[place] += step
+            other = figure(replace(counts, cells=moved))
+            assert other is not None
+            squares += ((other.value - base.value) / step) ** 2
+        assert base.noise == pytest.approx(counts.variance * squares, rel=1e-4)
+
+
+def test_a_quotient_is_that_of_the_cells_and_divides_by_no_noise() -> None:
+    cells = np.array([[40.0, 10.0], [20.0, 30.0]])
+    counts = Counts(cells=cells, variance=1e-12, edges=(0.0,), people_per_unit=1.0)
+    ones, positive = np.ones((2, 2)), np.array([[0.0, 0.0], [1.0, 1.0]])
+    found = quotient(counts, positive, ones)
+    assert found is not None
+    assert found.estimate == pytest.approx(0.5)
+    assert found.high is not None
+    assert (found.high - found.estimate) / 1.96 == pytest.approx(math.sqrt(0.25 / 100), rel=0.02)
+    assert quotient(replace(counts, variance=1e4), positive, ones) is None
+
+
+def test_scores_on_the_threshold_predict_class_0_and_nothing_is_lost() -> None:
+    cells = LabelledBins((-1.0, 0.0, 0.0, 2.0))
+    assert cells.size == 11
+    assert len(set(cells.labels)) == 11
+    counts = Counts(cells=np.zeros((2, 5)), variance=1.0, edges=cells.edges, people_per_unit=1.0)
+    assert counts.predicted.tolist() == [0, 0, 0, 1, 1]
+    assert np.searchsorted(cells.edges, [-9, 0.0, 1e-9], side="left").tolist() == [0, 1, 3]
+
+
+def test_probabilities_of_bins_are_those_of_their_scores() -> None:
+    _, scores = people(np.random.default_rng(5), 50_000)
+    fine = np.zeros(CODE.width)
+    np.add.at(fine, np.searchsorted(FINE, scores, side="right"), 1)
+    edges = equal_mass_edges(fine, 10)
+    mean, square = probabilities(fine, edges)
+    place, p = np.searchsorted(edges, scores, side="left"), 1 / (1 + np.exp(-scores))
+    for bin_ in range(len(edges) + 1):
+        if (place == bin_).any():
+            assert mean[bin_] == pytest.approx(p[place == bin_].mean(), abs=0.01)
+            assert square[bin_] == pytest.approx((p[place == bin_] ** 2).mean(), abs=0.01)
+
+
+# --- a run --------------------------------------------------------------------------------------------------------
+
+SCHEMA = """
+n_users = {users}
+user = "who"
+silos = ["north", "south", "west"]
+[target]
+kind = "label"
+column = "sick"
+classes = ["0", "1"]
+[features]
+age = {{ kind = "number", lower = 0, upper = 100 }}
+ward = {{ kind = "category", categories = ["x", "y"] }}
+"""
+PEOPLE = 900
+
+
+def tables(
+    folder: Path, *, people: int = PEOPLE, without: int | None = None, changed: int | None = None
+) -> None:
+    """Write three hospitals' tables; every fourth person is in two of them."""
+    rng = np.random.default_rng(0)
+    (folder / "schema.toml").write_text(SCHEMA.format(users=people))
+    lines: dict[str, list[str]] = {name: ["who,age,ward,sick"] for name in ("north", "south", "west")}
+    for who in range(people):
+        age = rng.uniform(0, 100)
+        ward, sick = "xy"[rng.integers(2)], int(rng.random() < 1 / (1 + math.exp(-0.08 * (age - 50))))
+        if who == changed:
+            age, sick = 100 - age, 1 - sick
+        for place, name in enumerate(lines):
+            if who != without and (who % 3 == place or (who % 4 == 0 and (who + 1) % 3 == place)):
+                lines[name] += [f"p{who},{age:.2f},{ward},{sick}"] * (1 + who % 2)
+    for name, content in lines.items():
+        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+
+
+def prepared_in(folder: Path, **changes: Any) -> Prepared:
+    """Prepare a run over the tables of a folder."""
+    base = {
+        "name": "hospitals",
+        "rounds": 3,
+        "data": {
+            "table": {
+                "schema_file": str(folder / "schema.toml"),
+                "files": [str(folder / f"{name}.csv") for name in ("north", "south", "west")],
+                "test_share": 0.5,
+            }
+        },
+        "local": {"learning_rate": 0.5},
+        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated", "learning_rate": 60.0},
+        "privacy": {"epsilon": 8.0},
+        "protection": {"name": "secure-aggregation"},
+        "evaluation": {"by": ["silo"]},
+        "budget": {"evaluation": 0.3},
+    }
+    return prepare(parse(merge(base, changes), "test"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, Outcome]:
+    """Return a run with an evaluation."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    tables(folder)
+    prepared = prepared_in(folder)
+    return prepared, run(prepared, folder / "runs", Silent())
+
+
+def test_training_and_evaluation_spend_what_was_declared(world: tuple[Prepared, Outcome]) -> None:
+    """One ledger: its events compose to the declared epsilon; shares are shares of mu^2."""
+    prepared, outcome = world
+    entries = read_entries(outcome.folder / "ledger.jsonl")
+    assert [entry.run for entry in entries] == ["hospitals"] * 3 + ["hospitals/eval/1", "hospitals/eval/2"]
+    assert outcome.statement.epsilon == pytest.approx(8.0, abs=1e-3)
+    assert outcome.statement.epsilon <= 8.0
+    strengths = []
+    for entry in entries:
+        assert isinstance(entry.event, GaussianEvent)
+        strengths.append(entry.event.noise_multiplier**-2)
+    total = math.fsum(strengths)
+    assert gaussian_epsilon(math.sqrt(total), 1e-5) == pytest.approx(8.0, abs=1e-3)
+    assert sum(strengths[3:]) / total == pytest.approx(0.3, abs=1e-3)
+    assert strengths[3] / strengths[4] == pytest.approx(0.15 / 0.85)
+    for view in outcome.statement.trust:
+        assert view.epsilon is not None
+        assert view.epsilon > prepared.epsilon_of(prepared.guarantee.against(view.role), 3) + 0.5
+        assert view.epsilon == pytest.approx(prepared.epsilon_with(view.role, 3, prepared.beside))
+
+
+def test_metrics_are_noisy_and_nothing_exact_is_kept(world: tuple[Prepared, Outcome]) -> None:
+    prepared, outcome = world
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["test"] for row in rows] == [None] * 4
+    assert not any("metrics on the test records" in line for line in outcome.statement.uncovered)
+    assert any("hospitals/eval/2" in line for line in outcome.statement.mechanisms)
+    assert outcome.statement.released == "models and statistics"
+    assert outcome.evaluated is not None
+    found = {row.figure: row.interval for row in outcome.evaluated.rows if row.group == "all"}
+    checkpoint = RunFolder(outcome.folder).read_checkpoint()
+    assert checkpoint is not None
+    scores = scores_of(prepared.task, prepared.population, checkpoint.model)
+    exact = float(roc_auc_score(prepared.population.test_targets, scores))
+    area = found["auc"]
+    assert area is not None
+    assert area.low_here is not None
+    assert 0 < abs(area.estimate - exact) < Z * (area.estimate - area.low_here) / 1.96 + 0.03
+    groups = {row.group for row in outcome.evaluated.rows}
+    assert groups == {"all", "silo = north", "silo = south", "silo = west"}
+    page = write_report(outcome.folder).read_text()
+    assert 'id="evaluation"' in page
+
+
+def test_an_evaluation_is_read_again_and_damage_is_noticed(
+    world: tuple[Prepared, Outcome], tmp_path: Path
+) -> None:
+    _, outcome = world
+    found = read_evaluated(outcome.folder)
+    assert found is not None
+    assert outcome.evaluated is not None
+    assert found.to_json() == outcome.evaluated.to_json()
+    document = found.to_json()
+    for broken in (
+        {"schema_version": 9},
+        {"releases": document["releases"][:1]},
+        {"releases": [document["releases"][0], {"noise_std": 1.0, "vector": [1.0]}]},
+        {"releases": [document["releases"][0], document["releases"][1] | {"noise_std": -1.0}]},
+        {"asked": document["asked"] | {"by": ["age"]}},
+        {"asked": document["asked"] | {"silos": "some"}},
+    ):
+        with pytest.raises(RunFolderError, match=r"evaluation\.json"):
+            Evaluated.from_json(document | broken, tmp_path / FILE)
+
+
+def test_a_run_is_evaluated_once_under_one_charge(world: tuple[Prepared, Outcome]) -> None:
+    """Killed after the charge, it is made again under it; complete, it stays as it is."""
+    _, outcome = world
+    before = (outcome.folder / FILE).read_bytes()
+    again = resume(outcome.folder, Silent())
+    assert (outcome.folder / FILE).read_bytes() == before
+    (outcome.folder / FILE).unlink()
+    again = resume(outcome.folder, Silent())
+    assert again.evaluated is not None
+    assert len(read_entries(outcome.folder / "ledger.jsonl")) == 5
+    assert again.statement.epsilon == outcome.statement.epsilon
+    (outcome.folder / FILE).write_bytes(before)
+
+
+def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:
+    from fedveil.engine.run import StopTraining
+
+    class Once(Silent):
+        def completed(self, row: dict[str, Any]) -> None:
+            if row["round"] == 1:
+                raise StopTraining("enough")
+
+    tables(tmp_path)
+    outcome = run(prepared_in(tmp_path), tmp_path / "runs", Once())
+    assert outcome.evaluated is not None
+    assert outcome.evaluated.round == 1
+    on = resume(outcome.folder, Silent())
+    assert on.rounds == 1
+    assert on.stopped is not None
+    assert "was evaluated" in on.stopped
+
+
+def test_one_record_is_one_noisy_count(world: tuple[Prepared, Outcome], tmp_path: Path) -> None:
+    """The same noise over the records of a person turned around: figures move by what she adds, never by a metric."""
+    folder = tmp_path
+    for who in range(4, 40):
+        tables(folder, changed=who)
+        prepared = prepared_in(folder)
+        tested = prepared.population.test_rows
+        assert tested is not None
+        if len(tested):
+            break
+    prepared, _ = world
+    asked, evaluation = prepared.evaluation.asked, prepared.evaluation  # type: ignore[union-attr]
+    assert evaluation is not None
+    sums = {}
+    for name, one in (("all", prepared), ("changed", prepared_in(folder))):
+        model = prepared.task.initial() + 0.3
+        table = scored(asked, one.experiment, one.population, scores_of(one.task, one.population, model))
+        step, method = evaluation.second.step, evaluation.second.method
+        sums[name] = silo_sums(step, table, method.weights.of(table.pairs(), 3, PEOPLE), method.bound).sum(0)  # type: ignore[arg-type]
+    moved = float(np.linalg.norm(sums["all"] - sums["changed"]))
+    assert moved <= 2 + 1e-9  # taken away, and put back otherwise
+
+
+def test_neighbours_are_planned_alike_and_a_person_moves_each_release_by_one_at_most(tmp_path: Path) -> None:
+    found, vectors = [], []
+    for without in (None, 0):
+        tables(tmp_path, without=without)
+        prepared = prepared_in(tmp_path, protection={"name": "none"})
+        evaluation = prepared.evaluation
+        assert evaluation is not None
+        found.append((evaluation.asked, evaluation.error, [one.guarantee for one in evaluation.releases]))
+        scores = scores_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
+        table = scored(evaluation.asked, prepared.experiment, prepared.population, scores)
+        steps = [LocalStatistic(layout=one.step.layout) for one in evaluation.releases]
+        vectors.append(
+            [
+                silo_sums(step, table, one.method.weights.of(table.pairs(), 3, PEOPLE), one.method.bound).sum(
+                    0
+                )  # type: ignore[arg-type]
+                for step, one in zip(steps, evaluation.releases, strict=True)
+            ]
+        )
+    assert found[0] == found[1]
+    for one, other in zip(*vectors, strict=True):
+        assert np.linalg.norm(one - other) <= 1.0
+
+
+def test_nobodys_score_is_rounded_by_others(tmp_path: Path) -> None:
+    tables(tmp_path)
+    prepared = prepared_in(tmp_path)
+    model = prepared.task.initial() + 0.25
+    whole = scores_of(prepared.task, prepared.population, model)
+    test = prepared.population
+    for rows in ([3], [3, 5, 8], list(range(0, len(whole), 7))):
+        part = replace(
+            test, test_features=test.test_features[rows], test_targets=test.test_targets[rows], test_rows=None
+        )
+        assert np.array_equal(scores_of(prepared.task, part, model), whole[rows])
+
+
+def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
+    """With weights over silos a person in two of them counts 1, and the masked sum is that of the clear one."""
+    tables(tmp_path, people=40)
+    prepared = prepared_in(
+        tmp_path,
+        privacy={"epsilon": 200.0},
+        method={"name": "uldp-avg-w"},
+        protection={"name": "private-weighting", "cipher": "rlwe", "n_max": 12},
+        evaluation={"by": [], "bins": 8},
+    )
+    evaluation = prepared.evaluation
+    assert evaluation is not None
+    assert evaluation.asked.unit == 1.0
+    scores = scores_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
+    table = scored(evaluation.asked, prepared.experiment, prepared.population, scores)
+    found = make_evaluation(evaluation, prepared.experiment, 2, table, PrivacyRandomness.insecure(1))
+    counted, present = found.rows[0], len(np.unique(table.user))
+    assert counted.figure == "people"
+    assert counted.interval is not None
+    assert counted.interval.low_here is not None
+    assert (
+        abs(counted.interval.estimate - present)
+        < Z * (counted.interval.estimate - counted.interval.low_here) / 1.96
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy": {"epsilon": 0.2}}, "larger privacy.epsilon"),
+        (
+            {"method": {"noise_multiplier": 5.0}, "privacy": {"epsilon": None}},
+            "noise_multiplier = 'calibrated'",
+        ),
+        ({"evaluation": {"by": ["age"]}}, "'age' is a number"),
+        ({"evaluation": {"by": ["silo", "silo"]}}, "named twice"),
+        ({"evaluation": {"by": ["silo", "ward", "sick"]}}, "at most 2"),
+        ({"evaluation": {"bins": 4}}, "8"),
+        ({"evaluation": {"silos": "records"}}, "counts people"),
+        ({"evaluation": {"metrics": ["auc"]}}, "no such key"),
+        ({"evaluation": None}, "give [evaluation] too"),
+        ({"budget": {"evaluation": 1.0}}, "must be < 1"),
+        ({"data": {"table": {"test_file": "north.csv"}}}, "need no noise"),
+        ({"method": {"name": "dp-fed"}, "protection": {"name": "none"}}, "no epsilon covers both"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    tables(tmp_path)
+    with pytest.raises(FedveilError) as caught:
+        prepared_in(tmp_path, **changes)
+    assert words in str(caught.value)
+
+
+def test_the_example_of_the_page_is_prepared(tmp_path: Path) -> None:
+    tables(tmp_path)
+    prepared = prepared_in(tmp_path, **tomllib.loads(BLOCKS["docs/how-to/evaluate-privately.md:0"].text))
+    assert prepared.evaluation is not None
+    assert prepared.epsilon_with(Role.READER, 3, prepared.beside) == pytest.approx(3.0, abs=1e-3)
+
+
+def test_a_party_without_a_line_is_promised_nothing(world: tuple[Prepared, Outcome]) -> None:
+    prepared, _ = world
+    with_all = Role.READER | Role.SERVER
+    assert prepared.beside[0].against(with_all).type == "no_guarantee"

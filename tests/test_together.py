@@ -1,0 +1,109 @@
+"""What several runs cost together: composition of their ledgers, the grids of their noise, and refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil import cli
+from fedveil.errors import FedveilError
+from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, PoissonSampledEvent
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.statement import Statement
+from fedveil.privacy.together import spent_by
+
+PLAIN = Statement(
+    unit="user",
+    adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+    epsilon=1.0,
+    delta=1e-5,
+    accountant="pld",
+    epsilons=(),
+    event=GaussianEvent(noise_multiplier=1.0),
+    units=100,
+    mechanisms=(),
+    trust=(),
+    randomness="drawn",
+    secure_randomness=True,
+    uncovered=(),
+)
+
+
+def run(folder: Path, *events: Event, loss: float = 0.0, charged: int | None = None, **other: object) -> Path:
+    """Write a run's ledger and its statement, whose grid costs ``loss``."""
+    folder.mkdir()
+    with Ledger(folder / "ledger.jsonl", unit="user") as ledger:
+        for number, event in enumerate(events[:charged], start=1):
+            ledger.charge(run=folder.name, round=number, attempt=0, event=event)
+    multiplier = (
+        sum(event.noise_multiplier**-2 for event in events if isinstance(event, GaussianEvent)) ** -0.5
+    )
+    statement = replace(
+        PLAIN,
+        event=ComposedEvent(events=events),
+        epsilon=gaussian_epsilon(1 / multiplier, 1e-5) + loss,
+    )
+    (folder / "privacy.json").write_text(json.dumps(replace(statement, **other).to_json()))
+    return folder
+
+
+def test_charges_of_all_ledgers_compose(tmp_path: Path) -> None:
+    """Gaussian releases add up by their squares: less than the sum of the epsilons, and to the last digit."""
+    one = run(tmp_path / "one", GaussianEvent(noise_multiplier=4.0), GaussianEvent(noise_multiplier=3.0))
+    two = run(tmp_path / "two", GaussianEvent(noise_multiplier=5.0))
+    found = spent_by([one, two, one])
+    assert [charges for _, charges, _ in found.runs] == [2, 1]
+    assert found.epsilon is not None
+    exact = gaussian_epsilon((1 / 16 + 1 / 9 + 1 / 25) ** 0.5, 1e-5)
+    assert found.epsilon == pytest.approx(exact, rel=1e-6)
+    assert found.epsilon >= exact
+    assert found.epsilon < sum(epsilon or 0 for *_, epsilon in found.runs)
+
+
+def test_the_grids_of_all_runs_are_paid(tmp_path: Path) -> None:
+    folders = [run(tmp_path / name, GaussianEvent(noise_multiplier=4.0), loss=0.01) for name in "ab"]
+    found = spent_by(folders)
+    assert found.epsilon is not None
+    assert found.epsilon >= gaussian_epsilon((2 / 16) ** 0.5, 1e-5 * 2.718281828**-0.02) + 0.02 - 1e-9
+
+
+def test_one_run_without_a_guarantee_takes_it_from_all(tmp_path: Path) -> None:
+    one = run(tmp_path / "one", GaussianEvent(noise_multiplier=4.0))
+    two = run(tmp_path / "two", GaussianEvent(noise_multiplier=4.0), epsilon=None, reasons=("seeded",))
+    assert spent_by([one, two]).epsilon is None
+    printed = CliRunner().invoke(cli.app, ["spent", str(one), str(two)])
+    assert printed.exit_code == 0
+    assert "guarantee nothing" in printed.output
+
+
+def test_what_has_no_common_epsilon_is_refused(tmp_path: Path) -> None:
+    release = GaussianEvent(noise_multiplier=4.0)
+    one = run(tmp_path / "one", release)
+    with pytest.raises(FedveilError, match="protect different things"):
+        spent_by([one, run(tmp_path / "clients", release, unit="client")])
+    other = run(tmp_path / "delta", release, delta=1e-6)
+    with pytest.raises(FedveilError, match="give --delta"):
+        spent_by([one, other])
+    assert spent_by([one, other], delta=1e-5).epsilon is not None
+    with pytest.raises(FedveilError, match="other charges than its statement"):
+        spent_by([run(tmp_path / "torn", release, GaussianEvent(noise_multiplier=3.0), charged=1)])
+    with pytest.raises(FedveilError, match="name the run folders"):
+        spent_by([])
+    with pytest.raises(FedveilError):
+        spent_by([tmp_path / "nowhere"])
+
+
+def test_sampled_rounds_compose_with_whole_releases(tmp_path: Path) -> None:
+    """More than either alone, less than if nobody were sampled."""
+    release = GaussianEvent(noise_multiplier=4.0)
+    sampled = PoissonSampledEvent(rate=0.1, event=GaussianEvent(noise_multiplier=1.0))
+    one = run(tmp_path / "one", release)
+    two = run(tmp_path / "two", release, sampled)
+    found = spent_by([one, two]).epsilon
+    assert found is not None
+    assert gaussian_epsilon((2 / 16) ** 0.5, 1e-5) < found < gaussian_epsilon((2 / 16 + 1) ** 0.5, 1e-5) + 0.1
