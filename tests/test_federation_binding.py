@@ -169,11 +169,12 @@ def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
     assert not [kind for kind in left.kinds if kind in OPENING]
     stopped = outcome.stopped or ""
     if LIES[lie][0] is Terms:  # the setup does not come about
-        assert Code.PROTOCOL.template in stopped or "of another run" in stopped
+        assert Code.PROTOCOL.template in stopped or "belongs to another run" in stopped
         assert not any(charges(world, silo) for silo in range(3))
     elif "NaN" not in lie or "silo silo1" not in stopped:
         assert "was asked something else in this round than this silo" in stopped
-        assert all(charges(world, silo) == [1] for silo in range(3))
+        given = [] if name == "recovering" else [1]  # there it is seen before anything is given
+        assert all(charges(world, silo) == given for silo in range(3))
     world.close()
 
 
@@ -201,7 +202,7 @@ def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
 def test_without_signatures_masks_do_not_cancel(
     silos: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second lock: were no signature compared, the vectors of silos that were told different things stay uniform."""
+    """The second lock: were no signature compared, vectors of silos that were told different things stay uniform."""
     monkeypatch.setattr(coordinator, "misled", lambda *_: ())
     monkeypatch.setattr(binding, "misled", lambda *_: ())
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS["masked"]), population(), ALL)
@@ -275,8 +276,8 @@ def test_a_context_is_of_all_that_was_told() -> None:
         Task(round=1),
     ]
     context = round_context(session, bytes(32), parts)
-    assert session.hex() == "GOLDEN_S"
-    assert context.hex() == "GOLDEN_X"
+    assert session.hex() == "c30cff6e30a0d1e6113d5f5ffac633c95abcdf59094b1ed701473fffbfa1518e"
+    assert context.hex() == "bd5109043b72c3c7b032925fbc27c8921fb7cc7cce853db5610b70b264901b99"
     seen = {context}
     for other in (
         round_context(session_context(b"1" * 16, bytes(32)), bytes(32), parts),
@@ -284,14 +285,19 @@ def test_a_context_is_of_all_that_was_told() -> None:
         round_context(session, with_totals(bytes(32), [Totals(counts=np.array([1, 2]))]), parts),
         round_context(session, with_totals(bytes(32), [Totals(counts=np.array([1, 3]))]), parts),
         round_context(session, bytes(32), [*parts[:2], Task(round=2)]),
-        round_context(session, bytes(32), [parts[0], Model(values=-np.arange(3, dtype=np.float32)), parts[2]]),
+        round_context(
+            session, bytes(32), [parts[0], Model(values=-np.arange(3, dtype=np.float32)), parts[2]]
+        ),
         round_context(session, bytes(32), [Drawn(commitment=b"1" * 32), *parts[1:]]),
         round_context(session, bytes(32), parts[1:]),
         round_context(session, bytes(32), [*parts, DrawnUsers(users=np.ones(2, dtype=np.bool_))]),
     ):
         assert other not in seen
         seen.add(other)
-    assert round_context(session, bytes(32), [*parts, Relay(message=b"own"), Asked(signature=bytes(64))]) == context
+    assert (
+        round_context(session, bytes(32), [*parts, Relay(message=b"own"), Asked(signature=bytes(64))])
+        == context
+    )
     here, there = (RoundId(run=bytes(16), round=1, attempt=0, context=one) for one in (session, context))
     assert here == there  # no message carries it
     assert here.encode() != there.encode()

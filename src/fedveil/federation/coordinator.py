@@ -207,7 +207,6 @@ class CoordinatorParty:
             assert isinstance(part, Here)
             if not part.busy:  # else the question stands, and is asked again
                 self._exchange.answers[silo] = letter.parts
-                self._exchange.heads[self._membership.silos[silo]] = letter.head
                 self._proceed()
         elif self._leave((silo,)):
             self._absent.hear(silo, letter)
