@@ -24,14 +24,14 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.shape_checks import install
 
     install([f"fedveil.{room}" for room in ROOMS], "beartype.beartype")
-    from tests.remembered import remember_signatures
+    from tests.remembered import remember
     from tests.trials import remember_trials
 
     settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("fedveil")
     torch.set_num_threads(1)
     remember_trials()
-    remember_signatures()
+    remember()
 
 
 @pytest.hookimpl(optionalhook=True)

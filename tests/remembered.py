@@ -1,10 +1,33 @@
-"""Answers that follow from what is asked alone, remembered for a session: parties in one process ask them again."""
+"""Answers that follow from what is asked alone, remembered for a session: parties in one process ask them again.
+
+What was refused is asked anew each time.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
 from hashlib import blake2b
+from typing import Any, Final
 
+from gmpy2 import mpz
+
+from fedveil.crypto import paillier
 from fedveil.crypto.keys import PublicIdentity
+from fedveil.engine import setup
+from fedveil.privacy.events import Event
+from fedveil.privacy.loss_distributions import PldAccountant
+
+_PRIMES: Final = 8
+"""Primes of each size that keys are made of; two keys in a row share none."""
+
+
+def remember() -> None:
+    """Let everything that is remembered be remembered from now on."""
+    remember_signatures()
+    remember_primes()
+    remember_guarantees()
+    remember_compositions()
 
 
 def remember_signatures() -> None:
@@ -18,3 +41,48 @@ def remember_signatures() -> None:
             valid.add(asked)
 
     PublicIdentity.verify = verified  # type: ignore[method-assign]
+
+
+def remember_primes() -> None:
+    """Find a few primes of each size, and make the next keys of the same in turn."""
+    find, found, given = paillier._prime, defaultdict[int, list[mpz]](list), Counter[int]()
+
+    def prime(bits: int) -> mpz:
+        turn = given[bits] % _PRIMES
+        given[bits] += 1
+        if turn == len(found[bits]):
+            found[bits].append(find(bits))
+        return found[bits][turn]
+
+    paillier._prime = prime
+
+
+def remember_guarantees() -> None:
+    """Derive the guarantee of a method and public facts once: each party of a run derives it by itself."""
+    setup.derive = _remembering(setup.derive)
+
+
+def remember_compositions() -> None:
+    """Compose privacy loss distributions once: a run asks for the same epsilon at each of its rounds and at its end."""
+    compose, known = PldAccountant._compose, dict[Hashable, Any]()
+
+    def composed(accountant: PldAccountant, mu: float, others: Counter[Event]) -> Any:
+        asked = compose, accountant, mu, tuple(others.items())
+        if asked not in known:
+            known[asked] = compose(accountant, mu, others)
+        return known[asked]
+
+    PldAccountant._compose = composed  # type: ignore[method-assign]
+
+
+def _remembering(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of frozen values, which may be equal where they are printed in two ways."""
+    known: dict[Hashable, Any] = {}
+
+    def remembered(*asked: Any) -> Any:
+        case = *asked, *map(repr, asked)
+        if case not in known:
+            known[case] = answer(*asked)
+        return known[case]
+
+    return remembered

@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 from benchmarks.curves import Place, Point, fit, write_page
 from benchmarks.harness import Row, report
+from benchmarks.price import read, settings_of
+from benchmarks.price_cases import cells
+from benchmarks.price_page import page, plot
+
+from fedveil.engine.experiment import parse
 
 
 def test_a_line_is_fitted_to_relative_errors() -> None:
@@ -36,3 +41,20 @@ def test_a_benchmark_without_curves_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="plain measured no curve"):
         write_page(result, tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_page_of_the_price_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every figure of docs/price.md is one of results/price.json, whose digest is checked when it is read."""
+    root = Path(__file__).parents[1]
+    monkeypatch.chdir(root)
+    assert (root / "docs" / "price.md").read_text(encoding="utf-8") == page(read())
+    assert (root / "docs" / "images" / "price.svg").read_text(encoding="utf-8") == plot(read())
+
+
+def test_every_cell_of_the_price_is_an_experiment_of_its_own() -> None:
+    asked = list(cells(quick=False))
+    assert len({settings_of(cell) for cell in asked}) == len(asked)
+    for cell in asked:
+        found = parse(cell.document(20), cell.name)
+        assert found.seed == 20
+        assert found.data.seed == 0

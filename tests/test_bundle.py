@@ -141,7 +141,7 @@ def test_the_card_says_what_the_model_is_for_and_what_is_not_covered(made: Path,
     assert "<script" not in card
     assert len(card) < 100_000
     for sentence in (trained.statement.sentences()[0], *trained.statement.uncovered):
-        assert sentence.rstrip(".").replace("'", "&#x27;").replace('"', "&quot;")[:60] in card
+        assert sentence.rstrip(".").replace("'", "&#39;").replace('"', "&#34;")[:60] in card
 
 
 def test_a_model_that_was_handed_over_is_asked_for_again(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def errors(one: ClientMessages, rows: np.ndarray, grid: float) -> np.ndarray:
 )
 def test_gaussian_messages_have_their_law_and_so_has_their_sum(form: Form) -> None:
     """The error of each client is N(0, (z C)^2), that of the sum N(0, K (z C)^2); 4% more or less is rejected."""
-    d, grid = 300_000, Clip(norm=CLIP).grid
-    one, rows = channel("gaussian", form), updates(300_000, grid)
+    d, grid = 150_000, Clip(norm=CLIP).grid
+    one, rows = channel("gaussian", form), updates(d, grid)
     noise, total_std = errors(one, rows, grid), one.noise_std(CLIENTS, CLIENTS)
     std = Z * CLIP
     assert total_std == pytest.approx(std * math.sqrt(CLIENTS))
@@ -103,7 +103,7 @@ def test_gaussian_messages_have_their_law_and_so_has_their_sum(form: Form) -> No
 
 @pytest.mark.parametrize("form", [Layered(), Numbers()], ids=str)
 def test_laplace_messages_have_their_law(form: Form) -> None:
-    d, grid = 300_000, ClipL1(norm=CLIP).grid
+    d, grid = 100_000, ClipL1(norm=CLIP).grid
     one, rows = channel("laplace", form), updates(d, grid)
     noise = errors(one, rows, grid)
     for error in noise:
@@ -140,7 +140,7 @@ def test_clients_messages_through_the_channel_carry_the_noise_of_a_trusted_serve
     sampler = UniformClients(population=9, sample=CLIENTS)
     one = through_messages(central, sampler, 9, Layered())
     grid = Clip(norm=CLIP).grid
-    noise = errors(one, updates(300_000, grid), grid).sum(0)
+    noise = errors(one, updates(150_000, grid), grid).sum(0)
     assert one.noise_std(CLIENTS, CLIENTS) == pytest.approx(central.std)
     assert stats.kstest(noise, "norm", args=(0, central.std)).pvalue > 1e-6
     for wrong in (0.96, 1.04):

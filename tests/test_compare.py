@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fedveil.errors import RunFolderError
-from fedveil.report.compare import Comparison, Spread, compare
+from fedveil.report.compare import Comparison, compare
+from fedveil.report.variant import Spread
 from tests.report_folders import write_run
 
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.experiment import merge, parse, parse_assignment
+from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.run import over_budget
 from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
@@ -29,6 +30,7 @@ from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.keys import Filled, keys_of
 from fedveil.methods import Method, keys
+from fedveil.methods.weights import Weights
 from fedveil.population.schema import Schema
 from fedveil.registry import find, names
 from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
@@ -64,8 +66,10 @@ def table_rows(printed: str) -> list[list[str]]:
 
 
 def like(line: str) -> str:
-    """Return a pattern for a round's line with any accuracy and seconds: those differ from run to run."""
-    return r"\S+".join(re.escape(part) for part in re.split(r"(?<=accuracy )\S+|\S+(?=s$)", line))
+    """Return a pattern for a round's line with any metric and seconds: those differ from run to run."""
+    return r"\S+".join(
+        re.escape(part) for part in re.split(r"(?<=accuracy )\S+|(?<=auc )\S+|\S+(?=s$)", line)
+    )
 
 
 def words(text: str) -> str:
@@ -194,15 +198,25 @@ def test_messages_are_those_of_the_program(
 
 
 def test_fragments_of_documents_are_valid() -> None:
-    for name in ("docs/how-to/choose-noise-and-rounds.md:3", "docs/how-to/resume-and-budget.md:1"):
+    for name in ("docs/how-to/choose-noise-and-rounds.md:4", "docs/how-to/resume-and-budget.md:1"):
         assert parse(merge(BASE, tomllib.loads(BLOCKS[name].text)), name).privacy.delta
     optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
+    for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
+        laid = merge(merge(BASE, {"method": {"learning_rate": None}}), tomllib.loads(BLOCKS[name].text))
+        assert parse(laid, name).server.average is not None
     policy = tomllib.loads(BLOCKS["docs/how-to/hide-record-counts.md:1"].text)
     assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
     table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
     assert Schema.model_validate(table).n_users == 500
-    for place in (1, 2):
+    effects = tomllib.loads(BLOCKS["docs/how-to/estimate-effects.md:0"].text)
+    assert InferenceDocument.model_validate(effects).inference.family == "logistic"
+    fragment = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:1"].text)
+    both = table | fragment | {"features": table["features"] | fragment["features"]}
+    assert Schema.model_validate(both).format.encoding == "cp1252"
+    listed = table | tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:2"].text)
+    assert list(Schema.model_validate(listed).features) == ["age", "lab_001", "lab_002", "lab_003"]
+    for place in (3, 4):
         target = tomllib.loads(BLOCKS[f"docs/how-to/your-own-tables.md:{place}"].text)
         assert Schema.model_validate(table | target).target.kind == target["target"]["kind"]
 
@@ -219,7 +233,7 @@ def test_tables_are_read_as_the_page_says(here: Path) -> None:
             )
     pyarrow.parquet.write_table(pyarrow.csv.read_csv("south.csv"), "south.parquet")
     found: dict[str, Any] = {}
-    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:3"].text, "example", "exec"), found)
+    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:5"].text, "example", "exec"), found)
     population = found["population"]
     assert (population.n_users, population.n_silos, len(population.train)) == (500, 2, 12)
 
@@ -271,11 +285,12 @@ def test_plans_are_made(here: Path) -> None:
     page = "docs/how-to/choose-noise-and-rounds.md"
     for place in range(3):
         assert "uldp-sgd, uldp-avg, uldp-avg-w" in fedveil(only(page, place))
+    assert "rho" in fedveil(only(page, 3))
 
 
 def columns(table: str) -> dict[str, list[str]]:
     """Return epsilon, epsilon to the server, delta and unit of every run of a table."""
-    return {row[0]: row[2:6] for row in table_rows(table)}
+    return {row[0]: row[2:6] for row in table_rows(table) if any(row[2:6])}
 
 
 @pytest.mark.slow
@@ -311,11 +326,13 @@ def test_the_table_of_stages_has_every_field_and_every_value() -> None:
     assert set(rows) == set(hints)
     for name, kind in hints.items():
         values = tuple(None if value is NoneType else value for value in get_args(kind) if value is not ...)
-        if name == "weights":
-            values = tuple(kind)
+        if kind is Weights:
+            values = tuple(place for place in vars(Weights) if place.isupper())
         for value in values:
             plain = "`None`" if value is None else f'"{value}"'
-            shown = value.__name__ if isinstance(value, type) else getattr(value, "name", plain)
+            shown = value.__name__ if isinstance(value, type) else plain
+            if kind is Weights:
+                shown = f"Weights.{value}"
             assert shown in rows[name], f"{name}: {shown}"
 
 

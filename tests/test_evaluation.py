@@ -296,6 +296,7 @@ def test_training_and_evaluation_spend_what_was_declared(world: tuple[Prepared, 
 def test_metrics_are_noisy_and_nothing_exact_is_kept(world: tuple[Prepared, Outcome]) -> None:
     prepared, outcome = world
     rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    assert json.loads((outcome.folder / "diagnostics.json").read_text())["baseline"] == {}
     assert [row["test"] for row in rows] == [None] * 4
     assert not any("metrics on the test records" in line for line in outcome.statement.uncovered)
     assert any("hospitals/eval/2" in line for line in outcome.statement.mechanisms)

@@ -204,7 +204,7 @@ LONG_LISTS: dict[
 ] = {  # keywords of public functions, and options of commands: each is documented by name
     "api/training.py train": 14,
     "commands/federation.py found_command": 8,
-    "commands/planning.py plan_command": 16,
+    "commands/planning.py plan_command": 18,
     "methods/statistic.py statistic": 8,
     "population/arrays.py population": 12,
 }

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedveil.errors import ConfigError, DataError, ModelError
+from fedveil.local.class_weights import ClassWeighted
 from fedveil.local.losses import LOSSES, Loss, RecordLoss, load_loss
 
-OUTPUTS = {"cross_entropy": 4, "binary_cross_entropy": 1, "squared_error": 3, "cox": 1}
+OUTPUTS = {"cross_entropy": 4, "binary_cross_entropy": 1, "focal": 3, "squared_error": 3, "cox": 1}
 
 
 def make_batch(name: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -21,6 +22,8 @@ def make_batch(name: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
     outputs = 3 * torch.randn(count, OUTPUTS[name], generator=random)
     if name == "cross_entropy":
         return outputs, torch.randint(0, 4, (count,), generator=random)
+    if name == "focal":
+        return outputs, torch.randint(0, 3, (count,), generator=random)
     if name == "binary_cross_entropy":
         return outputs, torch.randint(0, 2, (count,), generator=random)
     if name == "squared_error":
@@ -42,6 +45,9 @@ def defined(name: str, outputs: Tensor, targets: Tensor) -> float:
     for row, target in zip(rows, targets, strict=True):
         if name == "cross_entropy":
             total += math.log(sum(math.exp(z) for z in row)) - row[int(target)]
+        elif name == "focal":
+            own = math.exp(row[int(target)]) / sum(math.exp(z) for z in row)
+            total -= (1 - own) ** 2 * math.log(own)
         elif name == "binary_cross_entropy":
             total += math.log1p(math.exp(row[0])) - float(target) * row[0]
         else:
@@ -96,6 +102,37 @@ def test_no_record_has_loss_and_gradient_zero(name: str) -> None:
     outputs, targets = make_batch(name, 3, 0)
     assert float(load_loss(name)(outputs, targets, torch.zeros(3))) == 0
     assert not grad(load_loss(name))(outputs, targets, torch.zeros(3)).any()
+
+
+def test_one_output_is_two_for_the_focal_loss() -> None:
+    outputs, targets = make_batch("binary_cross_entropy", 9, 3)
+    both = torch.cat([torch.zeros_like(outputs), outputs], 1)
+    ones = torch.ones(9)
+    torch.testing.assert_close(
+        load_loss("focal")(outputs, targets, ones), load_loss("focal")(both, targets, ones)
+    )
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "binary_cross_entropy", "focal"])
+def test_weights_of_classes_multiply_every_term_and_slope(name: str) -> None:
+    outputs, targets = make_batch(name, 8, 5)
+    k = max(2, OUTPUTS[name])
+    weights = [1.0, 7.0, 0.5, 2.0][:k]
+    base, weighted = load_loss(name), ClassWeighted(load_loss(name), weights, k)
+    factor, ones = torch.tensor(weights)[targets], torch.ones(8)
+    torch.testing.assert_close(
+        weighted.records(outputs, targets, ones), factor * base.records(outputs, targets, ones)
+    )
+    slopes = weighted.slopes(outputs.mT[None].contiguous(), targets[None], ones.bool()[None])
+    gradient = grad(lambda z: weighted.records(z, targets, ones).sum())(outputs)
+    torch.testing.assert_close(slopes[0].mT, gradient, rtol=1e-4, atol=1e-6)
+    assert weighted.name == name
+
+
+def test_weights_that_are_no_classes_are_refused() -> None:
+    for base, weights, classes in (("cox", [1.0, 2.0], None), ("focal", [1.0], 2), ("focal", [1.0, 0.0], 2)):
+        with pytest.raises(ConfigError, match=r"model\.class_weights: "):
+            ClassWeighted(load_loss(base), weights, classes)
 
 
 def test_one_record_teaches_cox_nothing() -> None:

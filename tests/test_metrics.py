@@ -8,12 +8,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+)
 from torch import Tensor
 
 from fedveil.errors import ConfigError, ModelError
 from fedveil.local.losses import load_loss
-from fedveil.local.metrics import METRICS, MeanLoss, accuracy, auc, balanced_accuracy, c_index, load_metric
+from fedveil.local.metrics import (
+    METRICS,
+    MeanLoss,
+    accuracy,
+    auc,
+    balanced_accuracy,
+    c_index,
+    load_metric,
+    mae,
+    r2,
+)
 
 
 def draw(seed: int, count: int, outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -105,6 +121,18 @@ def test_the_loss_metric_is_the_weighted_mean(seed: int, count: int) -> None:
     loss = load_loss("cross_entropy")
     wanted = loss(outputs[copies], targets[copies], torch.ones(len(copies)))
     assert MeanLoss(loss)(outputs, targets, weight) == pytest.approx(float(wanted), rel=1e-5)
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(2, 40))
+def test_metrics_of_numbers_are_scikit_learns(seed: int, count: int) -> None:
+    random = np.random.default_rng(seed)
+    wanted, found, weight = (random.normal(size=count).astype(np.float32) for _ in range(3))
+    weight = np.abs(weight)
+    outputs, targets, weights = tensors(found[:, None], wanted, weight)
+    for metric, theirs in ((mae, mean_absolute_error), (r2, r2_score)):
+        ours = metric(outputs, targets, weights)
+        assert ours == pytest.approx(theirs(wanted, found, sample_weight=weight), rel=1e-5, abs=1e-6)
+    assert math.isnan(r2(outputs, torch.full((count,), 3.0), None))
 
 
 @pytest.mark.parametrize("name", ["balanced_accuracy", "auc"])

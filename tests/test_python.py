@@ -99,7 +99,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_a_chooser_takes_what_its_method_and_local_training_take() -> None:
     listed = [name for name in fv.__all__ if name.replace("_", "-") in names("methods")]
-    assert len(listed) == 11
+    assert len(listed) == 12
     for name in listed:
         shown = set(fv.__getattr__(name).__signature__.parameters)
         own = {key.name for key in own_keys(find("methods", name.replace("_", "-")).load())}
@@ -270,6 +270,29 @@ def share_of_ones(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.T
 
 def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs[:, 0] - targets).abs()
+
+
+def test_a_constant_answer_is_what_a_model_must_beat(tmp_path: Path) -> None:
+    """With one positive among twenty the most frequent class is right 19 times: accuracy 0.95, and AUC one half."""
+    rare = (X[:20], np.eye(20, dtype=np.int64)[7])
+    result = train(
+        tmp_path, held=people(test=rare), metrics=["accuracy", "balanced_accuracy", "auc", "loss"], rounds=1
+    )
+    log = np.log(0.95)
+    entropy = -(0.95 * log + 0.05 * np.log(0.05))
+    assert result.baseline == pytest.approx(
+        {"accuracy": 0.95, "balanced_accuracy": 0.5, "auc": 0.5, "loss": entropy}
+    )
+    page = result.report().read_text()
+    shown = [page.index(f">Test {name}<") for name in ("auc", "accuracy", "balanced accuracy")]
+    assert shown == sorted(shown)
+    one_logit = train(tmp_path, nn.Linear(3, 1), people(test=rare), rounds=1)
+    assert list(one_logit.metrics) == ["auc", "accuracy", "loss"]
+    assert one_logit.baseline == pytest.approx({"accuracy": 0.95, "auc": 0.5, "loss": entropy}, rel=1e-5)
+    held = people(targets=X[:, 1], task="regression", classes=None, test=(X[:9], X[:9, 1]))
+    number = train(tmp_path, nn.Linear(3, 1), held, rounds=1)
+    assert number.baseline["r2"] == pytest.approx(0, abs=1e-6)
+    assert number.baseline["mae"] == pytest.approx(np.abs(X[:9, 1] - X[:9, 1].mean()).mean(), rel=1e-5)
 
 
 def test_regression_survival_and_clients_run(tmp_path: Path) -> None:
@@ -564,7 +587,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "stopping by no metric": (
         bad_train(callbacks=[fv.EarlyStop("f1")]),
-        "no metric 'f1'; there are: accuracy",
+        "no metric 'f1'; there are: auc",
     ),
     "a server that is none": (bad_train(server="adam"), "server: a server optimiser is needed"),
     "settings of no table": (bad_train(settings={"chanel": {}}), "no table or key 'chanel'.*channel"),

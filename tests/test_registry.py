@@ -100,7 +100,7 @@ def test_a_document_that_was_written_has_every_default() -> None:
         ),
         (
             {"server": {"denoiser": {"name": "median"}}},
-            r"server\.denoiser\.name: no denoiser 'median'; there are: none, laplacian.* \(of fedveil\)$",
+            r"server\.denoiser\.name: no denoiser 'median'; there are: none, by-rule, laplacian.* \(of fedveil\)$",
         ),
         (
             {"protection": {"name": "partial-encryption", "clip": "parts"}},

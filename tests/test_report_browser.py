@@ -1,15 +1,21 @@
 """The pages in a real browser: every plot is drawn, nothing is complained about, no script but ours runs."""
 
+import html
 import json
 import re
 import shutil
 import subprocess
+import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedveil.population.data_findings import ColumnFacts, Finding
+from fedveil.population.data_report import DataReport, SiloFacts
 from fedveil.report.compare import compare
+from fedveil.report.data import write_data_page
 from fedveil.report.page import write_report
 from fedveil.report.plan import write_plan
 from fedveil.report.run_data import load_run
@@ -44,6 +50,102 @@ def opened(page: Path, profile: Path) -> tuple[str, list[str]]:
         check=True,
     )
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The accessibility checker axe, as npm has it."""
+    folder = tmp_path_factory.mktemp("axe")
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("no npm on the path, which would bring axe")
+    try:
+        subprocess.run(
+            [npm, "pack", "axe-core@4.14.1"], cwd=folder, check=True, capture_output=True, timeout=60
+        )
+    except (subprocess.SubprocessError, OSError):
+        pytest.skip("npm could not bring axe-core")
+    with tarfile.open(next(folder.glob("*.tgz"))) as packed:
+        found = packed.extractfile("package/axe.min.js")
+        assert found is not None
+        return found.read().decode()
+
+
+def complaints(page: Path, axe: str, folder: Path, *, width: int, dark: bool) -> dict[str, Any]:
+    """What axe finds on a page of this width (in a frame: a window of Chromium is never as narrow as a telephone)."""
+    assert CHROMIUM is not None
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
+    tell = """setTimeout(async () => {
+        const found = await axe.run({resultTypes: ["violations"]});
+        const bad = found.violations.filter((one) => ["serious", "critical"].includes(one.impact));
+        parent.told(JSON.stringify({
+          bad: bad.map((one) => [one.id, one.nodes[0].html.slice(0, 150)]),
+          drawn: document.querySelectorAll(".plot .main-svg").length,
+          wide: document.documentElement.scrollWidth, width: innerWidth,
+          dark: matchMedia("(prefers-color-scheme: dark)").matches}));
+      }, 3000);"""
+    inner = text.replace("</body>", f"<script>{axe}</script><script>{tell}</script></body>")
+    outer = folder / f"{width}{dark}.html"
+    shown = json.dumps(inner).replace("</", "<\\/")
+    outer.write_text(
+        f"""<!doctype html><iframe id="frame" width="{width}" height="800" style="border:0"></iframe><script>
+        function told(text) {{ document.title = text; }}
+        document.getElementById("frame").srcdoc = {shown};</script>"""
+    )
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    flags = [*FLAGS, scheme, "--window-size=1400,900", f"--user-data-dir={folder / 'profile'}"]
+    done = subprocess.run(
+        [CHROMIUM, *flags, "--dump-dom", outer.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
+    assert title is not None, "axe did not answer"
+    answer: dict[str, Any] = json.loads(html.unescape(title[1]))
+    return answer
+
+
+def pages(folder: Path) -> dict[str, Path]:
+    """A page of every kind that has plots or wide tables."""
+    run = write_run(folder / "run")
+    rows = [
+        {"method": "uldp-avg", "noise_multiplier": 5.0, "rounds": t, "epsilon": t**0.5} for t in (10, 100)
+    ]
+    columns = [ColumnFacts(name="age", kind="number", missing=0.1, invalid=0.0, outside=0.0, distinct=40)]
+    found = [Finding(bears_on="model", where="age", found="10 % missing", effect="declare it")]
+    looked = DataReport(
+        records=40,
+        people=20,
+        n_users=30,
+        in_several_silos=3,
+        silos=(SiloFacts(name="north", records=40, people=20),),
+        columns=tuple(columns),
+        classes={"no": 30, "yes": 10},
+        findings=tuple(found),
+    )
+    return {
+        "report": write_report(run),
+        "comparison": compare([run, write_run(folder / "other", name="other")]).write(
+            folder / "compare.html"
+        ),
+        "plan": write_plan(rows, folder / "plan.html"),
+        "data": write_data_page(looked, folder / "data.html"),
+    }
+
+
+@pytest.mark.slow
+def test_nobody_is_kept_out(tmp_path: Path, axe: str) -> None:
+    """Axe finds nothing serious on a telephone and on a desk, in light and in dark, and no page is too wide."""
+    for name, page in pages(tmp_path).items():
+        for width in (390, 1280):
+            for dark in (False, True):
+                answer = complaints(page, axe, tmp_path, width=width, dark=dark)
+                assert answer["bad"] == [], (name, width, dark)
+                assert (answer["width"], answer["dark"]) == (width, dark)
+                assert answer["wide"] <= width, name
+                assert (answer["drawn"] > 0) == (name != "data")
 
 
 def drawn(dom: str) -> tuple[int, int]:
@@ -97,13 +199,15 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     tags = Tags()
     tags.feed(dom)
     assert [*tags.loads, *tags.handlers] == []
-    assert len(tags.scripts) == 2 + 7
+    assert (
+        len(tags.scripts) == 3 + 7
+    )  # packed, the program, what the program unpacked; and the data of the plots
 
 
 def test_the_policy_stops_a_foreign_script(tmp_path: Path) -> None:
     """Were a name let through unescaped, the page's own policy would refuse to run it, and we would see."""
     report = write_report(write_run(tmp_path / "run", rounds=3))
-    page = report.read_text().replace("<main>", "<main><script>document.title = 'taken'</script>", 1)
+    page = report.read_text().replace("</main>", "<script>document.title = 'taken'</script></main>", 1)
     report.write_text(page)
     dom, console = opened(report, tmp_path / "profile")
     assert "<title>digits-avg-w · fedveil</title>" in dom

@@ -139,9 +139,9 @@ def test_an_update_that_is_not_finite_is_counted_and_never_reaches_the_sum(train
     torch.testing.assert_close(sums.total, clean.total, rtol=0, atol=1e-5)
 
 
-@given(seed=st.integers(0, 1000), left_out=st.integers(0, 4), scale=st.sampled_from([1.0, 30.0, 1e4]))
+@given(seed=st.integers(0, 1000), left_out=st.integers(0, 2), scale=st.sampled_from([1.0, 30.0, 1e4]))
 def test_one_user_moves_the_loop_trainers_sum_by_at_most_her_bound(seed, left_out, scale):
-    task, cohort = task_of("mlp"), cohort_of([3, 1, 4, 2, 5], seed=seed)
+    task, cohort = task_of("mlp"), cohort_of([3, 1, 2], seed=seed)
     cohort = dataclasses.replace(cohort, scale=Affine(factor=scale))
     run = LoopTrainer(task=task, local=LocalSgd(learning_rate=0.5, epochs=2, batch_size=2))
     members, weights = everyone(cohort)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.trainer import TrainJob
 from fedveil.methods.channels import GaussianShares
 from fedveil.methods.sending import Sender
+from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Tells
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
@@ -32,6 +35,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting_plan import WeightingPlan
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.federation_world import small_keys
 from tests.made_up import serve_hospitals
 from tests.test_run import Silent, files, same_model
 
@@ -39,9 +43,17 @@ QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}
 SAMPLED = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "user_sampling_rate": 0.5}
 
 
+OWN_KEYS = ("[heart-disease]", "[digits]", "[unpacked]")
+"""Tests with the keys that are asked for; the others have shorter ones, in which the same numbers fit."""
+
+
 @pytest.fixture(autouse=True)
-def _made_up_hospitals(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _made_up_hospitals(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     serve_hospitals(tmp_path_factory.mktemp("made_up"), monkeypatch)
+    if not request.node.name.endswith(OWN_KEYS):
+        small_keys(monkeypatch, 1024)
 
 
 def asked(**changes: Any) -> Experiment:
@@ -99,10 +111,14 @@ def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndar
     weights = groups.size / np.bincount(groups.user, weights=groups.size)[groups.user]
     if drawn is not None:
         weights = weights * drawn[groups.user]
-    clipped = updates * np.minimum(1, method.bound.norm / np.linalg.norm(updates, axis=1))[:, None]
+    bound, lengths = method.bound, np.linalg.norm(updates, axis=1)
+    clipped = updates * np.minimum(1, bound.longest / lengths)[:, None] / bound.unit
+    if isinstance(bound, AdaptiveClip):
+        marks = bound.share * np.where(lengths <= bound.unit, 1 - bound.quantile, -bound.quantile)
+        clipped = np.column_stack([clipped, marks])
     noise = [
         method.channel.send(
-            np.zeros(prepared.task.dimension),
+            np.zeros(prepared.length),
             Sender(
                 number=silo,
                 senders=n_silos,
@@ -116,6 +132,12 @@ def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndar
     return weights @ clipped + np.sum(noise, axis=0)
 
 
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """The folder of the run as it is asked for, which is played once."""
+    return cache(lambda: run(prepare(asked()), tmp_path_factory.mktemp("seeded"), Silent()).folder)
+
+
 def tolerance(prepared: Prepared) -> float:
     """(|U| + |S|) P, P being the step of the contributions."""
     return (prepared.population.n_users + prepared.population.n_silos) * prepared.method.bound.grid
@@ -125,16 +147,18 @@ def tolerance(prepared: Prepared) -> float:
     "changes",
     [
         {},
+        {"method": {"name": "uldp-avg-w", "clip": {"start": 0.2}, "noise_multiplier": 5.0}},
         {"trainer": {"name": "vmap"}},
         {
-            "data": {"name": "digits", "n_users": 12, "n_silos": 2},
+            "data": {"name": "digits", "n_users": 4, "n_silos": 2},
             "model": {"name": "linear"},
+            "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 64},
             "protection": {**QUICK, "n_max": 1200},
         },
         {"protection": {**QUICK, "n_max": 2000, "key_bits": 3072}},
         {"method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0}},
     ],
-    ids=["heart-disease", "vmap", "digits", "unpacked", "no-noise"],
+    ids=["heart-disease", "adaptive", "vmap", "digits", "unpacked", "no-noise"],
 )
 def test_the_server_learns_the_plain_weighted_sum(changes: dict[str, Any]) -> None:
     prepared = prepare(asked(**changes))
@@ -227,13 +251,12 @@ def test_one_silos_contributions_are_sent_before_the_nexts_are_trained() -> None
 # --- whole runs -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_ends_where_the_plain_run_ends(tmp_path: Path) -> None:
-    weighted = run(prepare(asked()), tmp_path, Silent())
+def test_a_run_ends_where_the_plain_run_ends(seeded: Callable[[], Path], tmp_path: Path) -> None:
     plain = run(prepare(asked(protection={"name": "none"})), tmp_path, Silent())
     prepared = prepare(asked())
     users, silos = prepared.population.n_users, prepared.population.n_silos
     step = 10.0 / (users * silos) * 2 * users * silos * prepared.method.bound.grid
-    after, before = files(weighted.folder)[1], files(plain.folder)[1]
+    after, before = files(seeded())[1], files(plain.folder)[1]
     for name, values in after.items():
         np.testing.assert_allclose(values, before[name], rtol=0, atol=3 * step)
 
@@ -255,9 +278,9 @@ def test_an_interrupted_run_goes_on_under_new_keys(tmp_path: Path) -> None:
     assert outcome.row["bytes_up"] == up
 
 
-def test_a_seeded_run_repeats_itself_bit_for_bit(tmp_path: Path) -> None:
-    one, two = (files(run(prepare(asked()), tmp_path, Silent()).folder)[1] for _ in range(2))
-    assert same_model(one, two)
+def test_a_seeded_run_repeats_itself_bit_for_bit(seeded: Callable[[], Path], tmp_path: Path) -> None:
+    again = run(prepare(asked()), tmp_path, Silent())
+    assert same_model(files(seeded())[1], files(again.folder)[1])
 
 
 def test_secure_runs_differ_from_each_other(tmp_path: Path) -> None:

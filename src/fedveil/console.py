@@ -182,7 +182,9 @@ def epsilon_text(epsilon: float | None) -> str:
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
-    """Return the table a run ends with: metric, epsilon, delta, unit, seconds."""
+    """Return the table a run ends with: metric, epsilon, delta, unit, seconds; last, what a constant answer reaches."""
+    from fedveil.engine.diagnostics import baseline_of  # with torch, seconds to import
+
     metric = next((name for one in outcomes for name in _metrics(one)), "metric")
     table = _Uncut(title=None)
     table.add_column("run", no_wrap=True)
@@ -200,6 +202,9 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
             str(one.rounds),
             f"{one.seconds:.1f}",
         )
+    constants = [baseline_of(one.folder).get(metric) for one in outcomes]
+    for constant in dict.fromkeys(one for one in constants if one is not None and not math.isnan(one)):
+        table.add_row("always the same answer", number(constant), *[""] * 6)
     return table
 
 

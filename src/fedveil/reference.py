@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
@@ -142,6 +142,8 @@ def _alternatives(hint: Any) -> Iterator[str]:
             yield from _alternatives(one)
     elif get_origin(hint) is Literal:
         yield from (f'`"{one}"`' if isinstance(one, str) else f"`{one}`" for one in get_args(hint))
+    elif is_dataclass(hint):
+        yield "table"
     elif hint is not NoneType:
         yield _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 

@@ -72,6 +72,7 @@ HOUSE: Final[dict[str, dict[str, str]]] = {
     },
     "denoisers": {
         "none": "fedveil.server.denoise:NoDenoiser",
+        "by-rule": "fedveil.server.denoise:ByRule",
         "laplacian": "fedveil.server.denoise:Laplacian",
         "james-stein": "fedveil.server.denoise:JamesStein",
         "soft-threshold": "fedveil.server.denoise:SoftThreshold",

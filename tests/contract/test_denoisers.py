@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedveil.errors import ConfigError, ModelError
 from fedveil.registry import find, names
 from fedveil.server.denoise import (
+    ByRule,
     Denoiser,
     JamesStein,
     Laplacian,
@@ -178,8 +179,10 @@ def test_a_smoothing_that_is_none_is_refused(smoothing: float) -> None:
 
 def test_denoisers_by_name() -> None:
     made = [find("denoisers", name).load()() for name in names("denoisers")]
+    assert made[1] == ByRule()  # which is resolved to one of the others: tests/test_travel.py
     assert [one.description.split()[0] for one in made] == [
         "none",
+        "by",
         "Laplacian",
         "James-Stein",
         "soft",

@@ -17,6 +17,7 @@ from torch import nn
 
 from fedveil.api.predictor import Predictor
 from fedveil.bundle.writing import Source, write_bundle
+from fedveil.engine.diagnostics import baseline_of
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Outcome
 from fedveil.population.records import Population
@@ -56,6 +57,11 @@ class Result:
             _initial=initial,
             _people=people,
         )
+
+    @cached_property
+    def baseline(self) -> Mapping[str, float | None]:
+        """The same metrics of the best constant answer to the test records: what a model must beat."""
+        return baseline_of(self.folder)
 
     @cached_property
     def model(self) -> nn.Module:

@@ -8,6 +8,7 @@ from typing import Final
 from fedveil.bundle.manifest import Manifest
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import (
+    EMPTY,
     Section,
     bullets,
     document,
@@ -49,7 +50,7 @@ def _privacy(statement: Statement) -> Section:
     sentences = statement.sentences()
     rows = [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust]
     parties = (
-        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else ""
+        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else EMPTY
     )
     return Section(
         identifier="privacy",
@@ -94,7 +95,7 @@ def _results(said: Manifest) -> Section:
         [f"Test {name}", "not defined" if value is None else f"{value:.4g}"]
         for name, value in said.metrics.items()
     ]
-    body = table(["", f"round {said.rounds}"], rows, caption="After the last round") if rows else ""
+    body = table(["", f"round {said.rounds}"], rows, caption="After the last round") if rows else EMPTY
     return Section(identifier="results", title="What it reached", body=body + notice(_TEST, kind="note"))
 
 

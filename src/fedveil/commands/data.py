@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedveil.commands.options import OUT, Json
-from fedveil.console import print_json, rows_table
+from fedveil.console import print_json
 from fedveil.population.data_report import DataReport, data_report
 from fedveil.population.schema import read_schema
 from fedveil.report.data import FOR_WHOM, write_data_page
@@ -36,8 +36,9 @@ def check_data_command(
 def print_report(report: DataReport) -> None:
     """Print who holds what, and what was found."""
     OUT.print(FOR_WHOM)
-    held = [{"silo": one.name, "records": one.records, "people": one.people} for one in report.silos]
-    OUT.print(rows_table([*held, {"silo": "all", "records": report.records, "people": report.people}]))
+    for silo in report.silos:
+        OUT.print(f"{silo.name}: {silo.records} records of {silo.people} people")
+    OUT.print(f"all silos: {report.records} records of {report.people} people, {report.n_users} declared")
     for one in report.findings:
         OUT.print(f"{one.bears_on}: {one.where}: {one.found}. {one.effect[0].upper()}{one.effect[1:]}.")
     if not report.findings:

@@ -9,7 +9,7 @@ import typer
 
 from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
-from fedveil.engine.planning import Plan, plan_rows, unsupported
+from fedveil.engine.planning import Plan, plan_rows, read_rounds, travel_rows, unsupported
 from fedveil.report.plan import write_plan
 
 
@@ -43,6 +43,13 @@ def plan_command(
         typer.Option("--client-rate", help="dp-fed: share of the clients; may be repeated"),
     ] = None,
     accountant: Annotated[str, typer.Option(help="pld or rdp")] = "pld",
+    over: Annotated[
+        str | None,
+        typer.Option(
+            "--over", help="rounds=T,T,...: noise beside travel for each, at --epsilon (pairs' methods)"
+        ),
+    ] = None,
+    parameters: Annotated[int, typer.Option(min=1, help="d, of the model (--over)")] = 1000,
     page: Annotated[Path, typer.Option(help="where the table and plot are written")] = Path("plan.html"),
     as_json: Json = False,
 ) -> None:
@@ -64,6 +71,11 @@ def plan_command(
         accountant=accountant,
         client_sampling_rates=tuple(client_rate or ()),
     )
+    if over is not None:
+        found = travel_rows(planned, parameters, read_rounds(over))
+        title = f"{users} users, {silos} silos, {parameters} parameters, epsilon {epsilon}, delta {delta:g}"
+        print_json({"rows": found}) if as_json else OUT.print(rows_table(found, title=title))
+        return
     rows = plan_rows(planned)
     if as_json:
         print_json({"rows": rows, "left_out": unsupported(planned)})

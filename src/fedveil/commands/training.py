@@ -17,7 +17,7 @@ from fedveil.engine.experiment import parse_assignment
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study
-from fedveil.engine.sweep import Axis, points, sweep
+from fedveil.engine.sweep import Axis, points, spent_together, sweep
 from fedveil.errors import BudgetError, ConfigError
 from fedveil.federation.coordinator import STATE
 from fedveil.population.data_report import data_report
@@ -144,8 +144,13 @@ def sweep_command(
             if row["stopped"]:
                 OUT.print(f"{row['run']}: stopped: {row['stopped']}")
     folders = [runs / point.experiment.name for point in grid]
-    pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html") for axis in axes]
-    print_json({"rows": rows, "pages": pages}) if as_json else OUT.print(*pages, sep="\n")
+    spent = spent_together(grid, runs, rows)
+    told = spent["told"]
+    pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html", spent=told) for axis in axes]
+    if as_json:
+        print_json({"rows": rows, "pages": pages, "together": spent})
+        return
+    OUT.print(told, *pages, sep="\n")
 
 
 def _prepared(study: Study) -> Iterator[Prepared]:

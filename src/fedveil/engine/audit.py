@@ -189,13 +189,14 @@ def canary_scores(
             privacy=privacy,
             measured=False,
         )
+        bound = setting.method.at_round(number, state).bound
         after, state, _ = play_round(turn, parties)
         local = as_trained(setting.method.local, number)
         trainer = choose_trainer(prepared.task, local, cohort=watcher)
         path = ("audit", number)
-        job = TrainJob(model, watcher, everyone, ones, setting.method.bound, experiment, path)
+        job = TrainJob(model, watcher, everyone, ones, bound, experiment, path)
         updates = trainer.sums(job).total
-        scores += _attribution(updates, released.mean.to(updates.device), ridge)
+        scores += _attribution(updates, released.mean.to(updates.device) / bound.unit, ridge)
         model = after
         watch(number, prepared.experiment.rounds)
     return coins, scores

@@ -20,6 +20,7 @@ from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.travel import noise_to_travel, rate_by_rule
 from fedveil.population.records import Population, Records
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
@@ -75,7 +76,16 @@ class Composition:
         looked = f"the group size is the {rule} of the users' record counts, which are private"
         return (*((looked,) if isinstance(rule, str) else ()), *method.public_counts)
 
-    def at_noise(self, method: Method, public: PublicFacts) -> Method:
+    def found(self, method: Method, public: PublicFacts) -> Method:
+        """Return the method with what words ask for: its noise, and then what follows from it."""
+        noisy, rounds = self._at_noise(method, public), self.experiment.rounds
+        if isinstance(self.experiment.method.get("learning_rate"), str):
+            noisy = replace(noisy, server=noisy.server.at_rate(rate_by_rule(noisy, public, rounds)))
+        shape = tuple(self.population.feature_shape)
+        denoiser = noisy.denoiser.resolved(lambda: noise_to_travel(noisy, public, rounds), shape)
+        return replace(noisy, denoiser=denoiser)
+
+    def _at_noise(self, method: Method, public: PublicFacts) -> Method:
         """Return the method with the noise that a word asks for; itself where a number is given."""
         experiment = self.experiment
         word, epsilon = experiment.method.get("noise_multiplier"), experiment.privacy.epsilon
@@ -148,6 +158,8 @@ class Composition:
         asked, numbers = self.experiment.method, dict[str, Any]()
         if isinstance(asked.get("noise_multiplier"), str):
             numbers["noise_multiplier"] = noise_multiplier or 1.0
+        if isinstance(asked.get("learning_rate"), str):
+            numbers["learning_rate"] = 1.0
         rule = asked.get("group_size")
         if isinstance(rule, str):
             per_user = self.population.records_per_user()

@@ -27,7 +27,7 @@ def coordinate(
 
     Args:
         turn: what the round began with; its randomness is the server's own, for the noise of a trusted server.
-        aggregate: (d,) the sum of all silos' messages.
+        aggregate: (d,) the sum of all silos' messages, with what the bound adds beside the updates.
         n_silos: |S|.
         summed: how many silos the sum is over; the mean is over those.
         drawn: how many users or clients were drawn; only a method with the "actual" denominator reads it.
@@ -45,9 +45,12 @@ def coordinate(
     if method.denominator == "actual":
         assert drawn is not None
         divisor = float(max(1, drawn))
-    noise_std = (method.noise_std(n_silos, summed) or 0.0) / divisor
-    mean = method.denoiser.estimate(torch.from_numpy(aggregate / divisor), noise_std, setting.shapes)
-    after, state = method.step(turn.model, mean, turn.state)
+    bound, dimension = method.bound, len(turn.model)
+    noise_std = (method.noise_std(n_silos, summed) or 0.0) / divisor * bound.unit
+    noisy = torch.from_numpy(aggregate[:dimension] / divisor) * bound.unit
+    mean = method.denoiser.estimate(noisy, noise_std, setting.shapes)
+    marks = torch.from_numpy(aggregate[dimension:])
+    after, state = method.step(turn.model, mean, turn.state, marks, method.sampler.rate * setting.n_users)
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "

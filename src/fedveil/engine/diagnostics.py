@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from fedveil.engine.baseline import baseline
+from fedveil.engine.documents import Diagnostics, read_document
 from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.setup import Prepared
 from fedveil.errors import RunFolderError
@@ -23,6 +27,7 @@ def population_diagnostics(prepared: Prepared) -> Row:
         },
         "records_per_silo": prepared.population.records_per_silo().tolist(),
         "silo_names": list(prepared.population.silo_names),
+        "baseline": baseline(prepared),
         "records_sha256": prepared.population.train.sha256,
     }
 
@@ -49,3 +54,16 @@ def require_same_records(folder: RunFolder, prepared: Prepared) -> None:
             f"{folder.path}: the training records are not those that this run began with, so its members are unknown: "
             "restore the data that experiment.toml names"
         )
+
+
+def baseline_of(folder: Path) -> dict[str, float | None]:
+    """Return what the best constant answer reached in a run, by metric; empty where its folder does not say.
+
+    Raises:
+        RunFolderError: ``diagnostics.json`` is damaged.
+    """
+    path = folder / _FILE
+    if not path.exists():
+        return {}
+    constant: dict[str, float | None] = {**read_document(path, Diagnostics).baseline}
+    return constant

@@ -132,6 +132,8 @@ class Diagnostics(Document):
     records_per_silo: tuple[_Count, ...]
     silo_names: tuple[_Text, ...]
     records_sha256: _Text | None = None
+    baseline: dict[_Text, _Measured] = {}
+    """Every metric of the best constant answer to the test records."""
 
     @model_validator(mode="after")
     def _one_name_a_silo(self) -> Diagnostics:

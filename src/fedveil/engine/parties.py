@@ -65,6 +65,6 @@ class Parties:
         Clients without messages of their own send one, the sum of all: exact sums on a grid make it the same bits.
         """
         clients = setting.n_users if setting.method.channel.by_clients else setting.cohort.n_silos
-        length = sum(math.prod(shape) for shape in setting.shapes)
+        length = sum(math.prod(shape) for shape in setting.shapes) + setting.method.bound.extra
         agreed = OpenRange(method=setting.method, clients=clients, length=length)
         return cls.of(agreed, torch.zeros(length), PrivacyRandomness.system())

@@ -8,8 +8,8 @@ domain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
+from fedveil.methods.travel import noise_to_travel, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.accounting import make_accountant
@@ -102,6 +103,68 @@ def plan_rows(plan: Plan) -> list[Row]:
                 rows.append({**row, "epsilon": epsilon, "accountant": plan.accountant})
                 rows.extend({**row, **closed} for closed in _closed_forms(plan, method, sigma, rounds))
     return rows
+
+
+def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]:
+    """Return one row per sampling rate and number of rounds: how much noise a run of pairs has beside its way.
+
+    At a target epsilon: the noise multiplier z that T rounds need, the noise-to-travel ratio rho, the step that the
+    rule proposes for it (min(3, 0.25 / rho) mean updates), the way eta T and the noise eta T rho of the last model,
+    both in units of the clip, and what all silos send in float64.
+
+    Args:
+        plan: its ``epsilon`` is the target; its own rounds and noise multipliers are not read.
+        parameters: d.
+        rounds: every T.
+
+    Raises:
+        ConfigError: no target epsilon, or a number of rounds or parameters below 1.
+    """
+    if plan.epsilon is None:
+        raise ConfigError("--over rounds=...: rounds are compared at one epsilon; give --epsilon")
+    if parameters < 1 or not rounds or min(rounds) < 1:
+        raise ConfigError("--over rounds=...: rounds and --parameters are whole numbers of at least 1")
+    public = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, dimension=parameters)
+    rows = []
+    for _, rate, compose in list(_methods(plan))[: len(plan.sampling_rates)]:
+        for number in rounds:
+            at = replace(plan, rounds=number, noise_multipliers=())
+            (sigma,) = _noise_multipliers(at, compose)
+            ratio = noise_to_travel(compose(sigma), public, number)
+            step = step_by_rule(ratio)
+            rows.append(
+                {
+                    "rounds": number,
+                    "sampling_rate": rate,
+                    "noise_multiplier": sigma,
+                    "rho": ratio,
+                    "step": step,
+                    "way": step * number,
+                    "noise": step * number * ratio,
+                    "mebibytes_up": 8 * parameters * plan.n_silos * number / 2**20,
+                }
+            )
+    return rows
+
+
+def read_rounds(text: str) -> tuple[int, ...]:
+    """Return the numbers of rounds of ``rounds=T,T,...``.
+
+    >>> read_rounds("rounds=10,50")
+    (10, 50)
+
+    Raises:
+        ConfigError: another key, or no whole numbers.
+    """
+    key, _, values = text.partition("=")
+    try:
+        if key.strip() != "rounds":
+            raise ValueError
+        return tuple(int(value) for value in values.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--over {text}: expected rounds=T,T,..., for instance --over rounds=20,50,200"
+        ) from None
 
 
 def unsupported(plan: Plan) -> list[str]:

@@ -52,7 +52,7 @@ def play_round(
     """
     setting, number = turn.setting, turn.round_number
     parties = Parties.in_the_open(setting) if parties is None else parties
-    turn = replace(turn, setting=replace(setting, method=setting.method.at_round(number)))
+    turn = replace(turn, setting=replace(setting, method=setting.method.at_round(number, turn.state)))
     work = parties.workload(turn)
 
     def play(

@@ -29,6 +29,7 @@ from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
+from fedveil.methods.method import Method
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
@@ -239,6 +240,7 @@ def _round(
     test = evaluate(prepared, prepared.method.model_of(model, kept)) if turn.measured else None
     spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
     row = row_of(prepared, number, test, diagnostics, charges=spent.charges)
+    row["clip"] = _clip(prepared.method.at_round(number, last.state))
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
     return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
 
@@ -295,9 +297,14 @@ def row_of(
         "round": number,
         "test": test,
         "epsilon": finite(prepared.epsilon_after(spent)) if prepared.secure else None,
-        "clip": prepared.method.bound.norm if prepared.method.bound.bounded else None,
+        "clip": _clip(prepared.method),
         **shown,
     }
+
+
+def _clip(method: Method) -> float | None:
+    """Return the bound of an update, in its own unit; a function of what was released before."""
+    return method.bound.longest if method.bound.bounded else None
 
 
 def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> str | None:

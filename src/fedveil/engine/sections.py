@@ -104,9 +104,16 @@ class ModelSection(Section):
 
     name: str | None = Field(None, description="a shipped model, or package.module:factory")
     loss: str | None = Field(None, description="a shipped loss, or package.module:function")
+    class_weights: Annotated[tuple[Positive, ...], Field(min_length=2)] | None = Field(
+        None, description="DECLARED weights of the classes in the loss; default: all 1"
+    )
     metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="of a model that was handed over in Python: its layers and all their values"
+    )
+    start: Literal["seed", "zeros"] = Field(
+        "seed",
+        description="initial parameters: drawn from the experiment's seed, or zero (models of one linear layer)",
     )
     initial: Path | None = Field(None, description="public model to start from, a safetensors file")
     initial_layers: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
@@ -117,6 +124,8 @@ class ModelSection(Section):
     def _from_a_file(self) -> ModelSection:
         if self.initial_layers is not None and self.initial is None:
             raise ValueError("initial_layers: give initial, the file that they are taken from")
+        if self.initial is not None and self.start != "seed":
+            raise ValueError("start: the parameters are those of initial; remove one of the two")
         return self
 
 

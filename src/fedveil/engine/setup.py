@@ -73,8 +73,13 @@ class Prepared:
         if rounds == 0:
             return 0.0
         released = self.guarantee.after(event, rounds)
-        loss = self.guarantee.grid_loss_after(rounds, self.task.dimension)
+        loss = self.guarantee.grid_loss_after(rounds, self.length)
         return epsilon_on_grid(self.accountant, released, self.experiment.privacy.delta, loss)
+
+    @property
+    def length(self) -> int:
+        """How many numbers a message has: an update's, and what the bound adds beside it."""
+        return self.task.dimension + self.method.bound.extra
 
     @property
     def beside(self) -> tuple[SideRelease, ...]:
@@ -85,7 +90,7 @@ class Prepared:
         """Return the epsilon of so many rounds and of releases beside them, against a party."""
         guarantee = self.guarantee
         learned = guarantee.after(guarantee.against(role), rounds) if rounds else None
-        loss = guarantee.grid_loss_after(rounds, self.task.dimension)
+        loss = guarantee.grid_loss_after(rounds, self.length)
         spent, loss = together(learned, loss, beside, role)
         return epsilon_on_grid(self.accountant, spent, self.experiment.privacy.delta, loss)
 
@@ -129,8 +134,8 @@ def prepare(
     composition = Composition(experiment=experiment, population=population, beside=beside)
     method = composition.method()
     records = _kept(method, population.train)
-    public = composition.public_facts(method, records, task.dimension)
-    method = composition.at_noise(method, public)
+    public = composition.public_facts(method, records, task.dimension + method.bound.extra)
+    method = composition.found(method, public)
     guarantee = derive(method, public)
     accountant = composition.accountant(guarantee)
     groups, n_silos = _groups(method, population, records)

@@ -5,6 +5,8 @@ The same functions serve a simulation, which plays all silos, and a silo of a fe
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from fedveil.engine.setting import Setting
 from fedveil.engine.turn import Turn
+from fedveil.local.trainer import Progress, Sums, Trainer, TrainJob
 from fedveil.protection.weighting_silo import SEED_BYTES
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
@@ -23,6 +26,20 @@ def members_of(setting: Setting, drawn: Bool[np.ndarray, " users"] | None) -> In
     if drawn is not None:
         takes_part &= drawn[setting.cohort.groups.user]
     return torch.from_numpy(np.flatnonzero(takes_part))
+
+
+def bounded_sums(trainer: Trainer, job: TrainJob, progress: Progress | None = None) -> Sums:
+    """Train what is asked; return the bounded sums of the updates, with what the bound adds beside them.
+
+    What is beside is added in whole numbers of the grid, so the sums stay exact.
+    """
+    sums = trainer.sums(job, progress)
+    if not job.bound.extra:
+        return sums
+    marks = job.bound.marks(sums.norms.cpu(), job.weights.cpu())
+    beside = torch.zeros(len(sums.total), job.bound.extra, dtype=torch.float64)
+    beside.index_add_(0, job.cohort.silos(job.members).cpu(), marks)
+    return replace(sums, total=torch.cat([sums.total, beside.to(sums.total.device)], dim=1))
 
 
 class WeightedTraining:
@@ -42,7 +59,7 @@ class WeightedTraining:
 
     def share(self, silo: int) -> Float64[np.ndarray, " d"]:
         """Return a silo's share of the noise."""
-        nothing = np.zeros(len(self._turn.model))
+        nothing = np.zeros(self._turn.length)
         return self._turn.setting.method.channel.send(nothing, self._turn.sender(silo, self._attempt)).numbers
 
     def dither(self, silo: int) -> bytes:
@@ -54,11 +71,11 @@ class WeightedTraining:
         """Return the clipped updates of a silo's users, ascending, multiples of the bound's grid."""
         turn, cohort = self._turn, self._turn.setting.cohort
         members = torch.from_numpy(np.flatnonzero(cohort.groups.silo == silo))
-        rows = np.empty((len(members), len(turn.model)))
-        size = max(1, _CHUNK_ELEMENTS // len(turn.model))
+        rows = np.empty((len(members), turn.length))
+        size = max(1, _CHUNK_ELEMENTS // turn.length)
         for first in range(0, len(members), size):
             chunk = members[first : first + size]
-            sums = self._trainer.sums(turn.job(chunk, turn.setting.method.bound).apart())
+            sums = bounded_sums(self._trainer, turn.job(chunk, turn.setting.method.bound).apart())
             rows[first : first + size] = sums.total.cpu().numpy()
             self.norms[chunk] = sums.norms.cpu()
             if turn.progress is not None:

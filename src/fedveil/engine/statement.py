@@ -25,9 +25,7 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
     reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
     if not prepared.secure:
         reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
-    _, loss = together(
-        None, guarantee.grid_loss_after(charges, prepared.task.dimension), ledger.beside, Role.READER
-    )
+    _, loss = together(None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER)
     epsilon = None if reasons else prepared.epsilon_with(Role.READER, charges, ledger.beside)
     return Statement(
         unit=guarantee.unit,

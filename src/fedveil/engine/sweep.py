@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -20,11 +21,16 @@ import torch
 
 from fedveil.engine.documents import RoundRow, read_lines
 from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
-from fedveil.engine.folder import Row
-from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.folder import Row, RunFolder, finite
+from fedveil.engine.run import Outcome, go_on, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.privacy.accountant import epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.statement import show_epsilon
 
 ROWS: Final = "sweep.jsonl"
 _SCHEMA_VERSION: Final = 1
@@ -147,10 +153,46 @@ def _play(point: Point, folder: Path) -> Row:
     """Run a point in a worker process, go on with it, or read its row if it is complete."""
     path = folder / point.experiment.name
     if (path / "experiment.toml").is_file():
-        outcome = resume(path, _Nobody())
+        there, experiment = RunFolder.open(path)
+        prepared = prepare(experiment)
+        outcome = go_on(there, prepared, _Nobody())
     else:
-        outcome = run(prepare(point.experiment), folder, _Nobody())
-    return _row(point, outcome)
+        prepared = prepare(point.experiment)
+        outcome = run(prepared, folder, _Nobody())
+    charges = len(read_entries(outcome.folder / "ledger.jsonl"))
+    loss = prepared.guarantee.grid_loss_after(charges, prepared.length)
+    return {**_row(point, outcome), "grid_loss": loss}
+
+
+def spent_together(found: Sequence[Point], folder: Path, rows: Sequence[Row]) -> Row:
+    """Return what all points together have spent: whoever chooses among them, has looked at all of them.
+
+    The ledgers of all runs are composed as one, by one accountant at one delta; the losses of all grids add up.
+
+    Args:
+        found: what was swept.
+        folder: where the run folders are.
+        rows: what :func:`sweep` yielded.
+
+    Returns:
+        The number of runs, epsilon (None where nothing is guaranteed) and delta, and a sentence that says so.
+    """
+    privacy = [point.experiment.privacy for point in found]
+    delta, name = min(one.delta for one in privacy), privacy[0].accountant
+    entries = [entry for row in rows for entry in read_entries(folder / str(row["run"]) / "ledger.jsonl")]
+    adjacencies = {entry.adjacency for entry in entries}
+    spent = compose(sum((atoms(entry.event) for entry in entries), Counter[Event]()))
+    epsilon: float | None = None
+    if len(adjacencies) == 1 and all(row["epsilon"] is not None for row in rows):
+        accountant = make_accountant(name, adjacencies.pop())
+        loss = sum(float(row["grid_loss"]) for row in rows)
+        epsilon = finite(epsilon_on_grid(accountant, spent, delta, loss))
+    shown = "no guarantee" if epsilon is None else f"epsilon {show_epsilon(epsilon)} at delta {delta:g}"
+    told = (
+        f"together, {len(rows)} runs on the same people: {shown}; whoever chooses among them by what they show has "
+        "spent all of it"
+    )
+    return {"runs": len(rows), "epsilon": epsilon, "delta": delta, "told": told}
 
 
 class _Nobody:

@@ -9,9 +9,10 @@ import torch
 
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.sections import refuse_session
+from fedveil.local.class_weights import ClassWeighted
 from fedveil.local.losses import load_loss
 from fedveil.local.metrics import load_metric
-from fedveil.local.models import build_model
+from fedveil.local.models import build_model, start_at_zero
 from fedveil.local.pretrained import take_parameters
 from fedveil.local.task import Task
 from fedveil.population.catalogue import data_set
@@ -29,8 +30,8 @@ class Defaults(NamedTuple):
 
 BY_TASK: Final[Mapping[str, Defaults]] = {
     "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
-    "two classes": Defaults("linear", "binary_cross_entropy", ("accuracy", "auc", "loss")),
-    "regression": Defaults("linear", "squared_error", ("loss",)),
+    "two classes": Defaults("linear", "binary_cross_entropy", ("auc", "accuracy", "loss")),
+    "regression": Defaults("linear", "squared_error", ("r2", "mae", "loss")),
     "survival": Defaults("linear", "cox", ("c_index", "loss")),
 }
 """Model, loss and metrics where neither the experiment nor the data set names them."""
@@ -79,8 +80,12 @@ def task_of(experiment: Experiment, population: Population) -> Task:
         n_outputs=outputs,
         randomness=ExperimentRandomness(experiment.seed),
     )
+    if asked.start == "zeros":
+        start_at_zero(model)
     if asked.initial is not None:
         take_parameters(model, asked.initial, asked.initial_layers)
+    if asked.class_weights is not None:
+        loss = ClassWeighted(loss, asked.class_weights, population.n_classes)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
     found = {name: load_metric(name, loss) for name in asked.metrics or default.metrics}

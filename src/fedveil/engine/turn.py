@@ -43,6 +43,11 @@ class Turn:
     measured: bool = True
 
     @property
+    def length(self) -> int:
+        """How many numbers a message has: those of an update, and what the bound adds beside it."""
+        return len(self.model) + self.setting.method.bound.extra
+
+    @property
     def trainer(self) -> Trainer:
         """The trainer with this round's learning rate."""
         return self.setting.trainer.at_round(self.round_number)

@@ -27,6 +27,11 @@ def check_deployable(prepared: Prepared) -> None:
         raise CompositionError(
             f"{method.name}: weights {method.weights.description}: between institutions {NOT_WHOLE}"
         )
+    if method.bound.extra:
+        raise CompositionError(
+            f"{method.name}: an adaptive clip moves with every round, and between institutions no message tells silos "
+            "where it stands: give method.clip a number"
+        )
     if method.channel.missing and not method.protection.recovers:
         raise CompositionError(
             f'{method.name}: protection.on_missing = "retry" with missing_silos = {method.channel.missing}: between '

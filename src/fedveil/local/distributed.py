@@ -56,7 +56,12 @@ class DistributedTrainer:
         A cohort with rows of its own must be ``cohort.apart(members)``.
         """
         device, apart = job.cohort.device, job.cohort.rows is not None
-        sizes = {"members": len(job.members), "dimension": len(job.start), "apart": apart}
+        sizes = {
+            "members": len(job.members),
+            "dimension": len(job.start),
+            "apart": apart,
+            "unit": job.bound.unit,
+        }
         _broadcast_json({"path": list(job.path), "round": self.round, **sizes}, device)
         for tensor in (job.start, job.members, job.weights):
             distributed.broadcast(tensor.to(device), src=0)
@@ -77,7 +82,8 @@ def serve(trainer: SplitTrainer, cohort: Cohort, bound: Bound, randomness: Exper
         for tensor in (start, members, weights):
             distributed.broadcast(tensor, src=0)
         path = tuple(header["path"])
-        job = TrainJob(start, cohort, members.cpu(), weights.cpu(), bound, randomness, path)
+        now = bound.measured_in(header["unit"])
+        job = TrainJob(start, cohort, members.cpu(), weights.cpu(), now, randomness, path)
         _share(trainer.at_round(header["round"]), job.apart() if header["apart"] else job)
 
 

@@ -40,7 +40,8 @@ from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob
 from fedveil.local.vectorized import BatchedGradients, rows_in_memory
-from fedveil.privacy.bounds import Bound, contribution_norms
+from fedveil.privacy.bounds import Bound
+from fedveil.privacy.rows import contribution_norms
 from fedveil.randomness import BitSource, PrivacyRandomness
 
 NoiseSampler: TypeAlias = Callable[[int, float, float, BitSource], Float64[np.ndarray, " d"]]

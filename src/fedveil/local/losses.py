@@ -169,6 +169,34 @@ class BinaryCrossEntropy(Loss):
         _refuse_rows((targets != 0) & (targets != 1), "the label is neither 0 nor 1")
 
 
+class Focal(Loss):
+    """Focal loss with gamma = 2, for rare classes: loss_i = -(1 - p_iy)^2 log p_iy, p_i = softmax(z_i).
+
+    A record that is predicted well counts little, so that the many of a frequent class do not drown the few of a rare
+    one. A single output z stands for the two outputs (0, z).
+
+    Reference: T.-Y. Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017.
+    """
+
+    name = "focal"
+    tasks: frozenset[TaskKind] = frozenset({"classification"})
+
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, "b"]:
+        """Return -(1 - p)^2 log p of each record's own class."""
+        both = functional.pad(outputs, (1, 0)) if outputs.shape[-1] == 1 else outputs
+        own = -functional.cross_entropy(both, targets.long(), reduction="none")
+        return -(1 - own.exp()).square() * own
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept int64 labels 0..k-1, or 0 and 1 for a single output."""
+        if targets.dtype != torch.int64 or targets.ndim != 1:
+            raise DataError(f"focal needs one int64 label per record, not {_described(targets)}")
+        last = max(n_outputs, 2) - 1
+        _refuse_rows((targets < 0) | (targets > last), f"the label is not in 0..{last}")
+
+
 class SquaredError(Loss):
     """Squared error, mean over the k outputs: loss_i = (1/k) sum_c (z_ic - y_ic)^2."""
 
@@ -296,7 +324,7 @@ class RecordLoss(Loss):
 
 
 LOSSES: Mapping[str, Loss] = MappingProxyType(
-    {loss.name: loss for loss in (CrossEntropy(), BinaryCrossEntropy(), SquaredError(), Cox())}
+    {loss.name: loss for loss in (CrossEntropy(), BinaryCrossEntropy(), Focal(), SquaredError(), Cox())}
 )
 
 

@@ -7,6 +7,8 @@ accuracy            share of records whose class is predicted                   
 balanced_accuracy   mean over the classes present of the share predicted        fewer than two classes
 auc                 P(score of a positive > score of a negative), ties 1/2      fewer than two classes
 c_index             share of comparable pairs that the scores order, ties 1/2   no comparable pair
+mae                 mean |output - target|                                      no record
+r2                  1 - sum (output - target)^2 / sum (target - mean)^2         all targets equal
 loss                mean of the loss's terms                                    no record
 ==================  ==========================================================  ============================
 
@@ -118,6 +120,26 @@ def c_index(
     return _ratio(below + (equal - tied) / 2, comparable)
 
 
+def mae(
+    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the weighted mean of |output - target|, in the unit of the targets."""
+    weight, wrong = _weights(targets, weights), _array(outputs[:, 0]).astype(np.float64) - _array(targets)
+    return _ratio(float(weight @ np.abs(wrong)), float(weight.sum()))
+
+
+def r2(
+    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the share of the targets' variance that is explained; 0 for their mean, below 0 for worse than that."""
+    weight, wanted = _weights(targets, weights), _array(targets).astype(np.float64)
+    if not weight.sum():
+        return math.nan
+    wrong = _array(outputs[:, 0]).astype(np.float64) - wanted
+    spread = wanted - weight @ wanted / weight.sum()
+    return 1 - _ratio(float(weight @ wrong**2), float(weight @ spread**2))
+
+
 def _tied_pairs(weight: Float64[np.ndarray, "n"], *keys: Shaped[np.ndarray, "n"]) -> float:
     """Return sum_{i < j, all keys equal} weight_i weight_j."""
     _, group = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
@@ -171,7 +193,14 @@ class MeanLoss:
 
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
-    {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy, "auc": auc, "c_index": c_index}
+    {
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced_accuracy,
+        "auc": auc,
+        "c_index": c_index,
+        "mae": mae,
+        "r2": r2,
+    }
 )
 
 

@@ -249,6 +249,22 @@ MODELS: dict[str, ModelFactory] = {
 """The shipped models by name."""
 
 
+def start_at_zero(model: nn.Module) -> None:
+    """Set all parameters of a model to zero, in place: a start that depends on no seed.
+
+    Raises:
+        ModelError: a model of several layers, whose hidden units would all stay alike.
+    """
+    weighing = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
+    if len(weighing) != 1 or type(weighing[0]) is not nn.Linear:
+        raise ModelError(
+            "model.start = 'zeros': hidden units that start at zero stay alike; only a model of one linear layer may, "
+            "take 'seed'"
+        )
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+
+
 def build_model(
     name: str, *, input_shape: Shape, n_outputs: int, randomness: ExperimentRandomness
 ) -> nn.Module:

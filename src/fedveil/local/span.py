@@ -32,7 +32,7 @@ from fedveil.local.counters import contribution_seeds
 from fedveil.local.shapes import undivided
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.span_packing import Held, Layout, single_blocks
-from fedveil.local.span_plan import Plan, linear_layer, split_linear
+from fedveil.local.span_plan import Grams, Plan, linear_layer, split_linear
 from fedveil.local.span_primal import train_primal
 from fedveil.local.span_steps import Stack, Trained, spannable, tiled_product, train_batches, train_full_batch
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
@@ -161,9 +161,7 @@ class _Training:
         for layout in plan.blocks:
             spoilt = self._train_blocks(layout, plan.grams(layout))
             for alone in self._alone(spoilt):
-                self._train_blocks(
-                    alone, plan.rows.grams(torch.from_numpy(alone.records), plan.owner, alone.tile)
-                )
+                self._train_blocks(alone, plan.made(alone))
             yield layout.members
         for layout in plan.stacks:
             self._train_stack(layout, plan.grams(layout))
@@ -183,19 +181,19 @@ class _Training:
         held = Held(sizes=plan.sizes, starts=np.cumsum(counted) - counted, padding=len(plan.rows.index))
         yield from single_blocks(members, held, _REDONE_ENTRIES)
 
-    def _train_blocks(self, layout: Layout, grams: Float64[Tensor, "rows n n"]) -> Int64[np.ndarray, "g"]:
+    def _train_blocks(self, layout: Layout, grams: Grams) -> Int64[np.ndarray, "g"]:
         """Train contributions that share blocks; return those of blocks that are not finite."""
         records = torch.from_numpy(layout.records)
         logits = self._logits[records].mT.float().contiguous()
         trained = train_full_batch(
-            self._loss, self._sgd, grams.float(), logits, self._targets[records], self._rates[records]
+            self._loss, self._sgd, grams.rounded, logits, self._targets[records], self._rates[records]
         )
-        self._store(layout, trained, grams)
+        self._store(layout, trained, grams.exact)
         finite = trained.coefficients.isfinite().flatten(1).all(1).cpu().numpy()
         spoilt: Int64[np.ndarray, g] = layout.members[~finite[layout.setting]]
         return spoilt
 
-    def _train_stack(self, layout: Layout, grams: Float64[Tensor, "rows n n"]) -> None:
+    def _train_stack(self, layout: Layout, grams: Grams) -> None:
         """Train contributions that have a row each."""
         records = torch.from_numpy(layout.records)
         logits = self._logits[records].mT.float().contiguous()
@@ -205,7 +203,7 @@ class _Training:
         trained = train_batches(
             self._loss,
             self._sgd,
-            grams.float(),
+            grams.rounded,
             logits,
             self._targets[records],
             Stack(
@@ -216,7 +214,7 @@ class _Training:
                 start_norm=float(self._start.double().norm()),
             ),
         )
-        self._store(layout, trained, grams)
+        self._store(layout, trained, grams.exact)
 
     def _store(self, layout: Layout, trained: Trained, grams: Float64[Tensor, "g n n"]) -> None:
         """Keep the coefficients of each record and its part in the length of the update."""

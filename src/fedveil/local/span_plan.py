@@ -38,6 +38,19 @@ def split_linear(
     return named["weight"], named.get("bias")
 
 
+@dataclass(frozen=True, eq=False)
+class Grams:
+    """The Gram matrices of a layout: exact ones for norms, rounded ones for the steps."""
+
+    exact: Float64[Tensor, "rows width width"]
+    rounded: Float32[Tensor, "rows width width"]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return self.exact.nbytes + self.rounded.nbytes
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """The contributions that take part, numbered 0 .. m-1 by their row of the sums, then in the order of the cohort.
@@ -63,7 +76,7 @@ class Plan:
     stacks: list[Layout]
     primal: Int64[np.ndarray, "q"]
     memory: int
-    _kept: dict[int, Float64[Tensor, "rows width width"]] = field(default_factory=dict)
+    _kept: dict[int, Grams] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -125,14 +138,19 @@ class Plan:
             and np.array_equal(self.members, members)
         )
 
-    def grams(self, layout: Layout) -> Float64[Tensor, "rows width width"]:
+    def grams(self, layout: Layout) -> Grams:
         """Return the Gram matrices of a layout, kept from the last round where the memory allows."""
         if id(layout) in self._kept:
             return self._kept[id(layout)]
-        grams = self.rows.grams(torch.from_numpy(layout.records), self.owner, layout.tile)
+        grams = self.made(layout)
         if sum(kept.nbytes for kept in self._kept.values()) + grams.nbytes <= self.memory:
             self._kept[id(layout)] = grams
         return grams
+
+    def made(self, layout: Layout) -> Grams:
+        """Compute the Gram matrices of a layout, of this plan or another."""
+        exact = self.rows.grams(torch.from_numpy(layout.records), self.owner, layout.tile)
+        return Grams(exact, exact.float())
 
     def silo_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Yield (row of the sums, first record, last record) for each silo with records.

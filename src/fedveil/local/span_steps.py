@@ -20,7 +20,8 @@ whose two products follow a step that moves b records at the cost of their b x b
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from itertools import cycle
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
@@ -31,6 +32,7 @@ from fedveil.local.losses import Loss
 from fedveil.local.shapes import whole
 from fedveil.local.steps import LocalSgd
 
+_BATCH_ELEMENTS: Final = 2**16  # logits put in order in one call: what stays in a core's cache
 _ORDER_ELEMENTS: Final = 2**18  # batch orders drawn in one call: 2 MB of int64
 
 
@@ -141,10 +143,6 @@ class Stack:
     tile: int
     start_norm: float
 
-    def rows(self, first: int) -> int:
-        """Return how many rows a product takes whose contributions have a record at position ``first``."""
-        return whole(int((self.sizes > first).sum()), self.step)
-
 
 def train_batches(
     loss: Loss,
@@ -157,8 +155,8 @@ def train_batches(
     """Train contributions side by side, padded to the largest, in the batches every trainer takes.
 
     A step reads only the rows of K that belong to its batches. With sizes descending, contributions that
-    still have a batch left are a prefix, and so are those with records in a tile. A product is added up over tiles, so
-    that its shapes, and the order in which it adds, do not depend on the largest.
+    still have a batch left are a prefix. A product is added up over tiles, so that its shapes, and the order in which
+    it adds, do not depend on the largest.
 
     Args:
         loss: any loss.
@@ -168,8 +166,8 @@ def train_batches(
         targets: any valid target for padding.
         stack: the contributions.
     """
-    count, outputs, longest = logits.shape
-    device, sizes, tile = logits.device, stack.sizes, stack.tile
+    count, _, longest = logits.shape
+    device, sizes = logits.device, stack.sizes
     present = torch.arange(longest, device=device) < sizes.to(device).unsqueeze(-1)
     steps = [
         _Step.of(int((sizes > first).sum()), slice(first, first + stack.step), present)
@@ -180,31 +178,22 @@ def train_batches(
     scale = torch.ones(count, 1, 1, dtype=torch.float64, device=device)
     drift = torch.zeros_like(scale)
     ball = None if sgd.projection is None else Ball(sgd, count, stack.start_norm, device)
-    tiles = [
-        (first, stack.rows(first), grams[: stack.rows(first), :, first : first + tile].flatten(0, 1))
-        for first in range(0, int(sizes[0]), tile)
-    ]
-    row_of_first = torch.arange(count, device=device).unsqueeze(-1) * longest
-    for order in _orders(sgd, stack.seeds, sizes, longest, device):
-        rows = row_of_first + order
-        places = order.unsqueeze(1).expand(-1, outputs, -1)
-        epoch_logits = logits.gather(-1, places)
-        epoch_targets = targets.flatten(0, 1)[rows]
-        for step in steps:
-            active, taken, batch = step.active, len(step.present), step.batch
-            batch_logits = epoch_logits[:taken, :, batch]
-            if sgd.weight_decay:
-                batch_logits = batch_logits * scale[:taken].float()
-            batch_rows = rows[:taken, batch]
-            learned = _learned(coefficients, tiles, batch_rows)
+    tiles = _Tiles(grams, stack.tile)
+    read = (logits, targets, stack.step, len(steps))
+    for orders in _orders(sgd, stack, logits):
+        for step, batch in zip(cycle(steps), _batches(orders, *read), strict=False):
+            active, taken = step.active, len(step.present)
+            started = batch.logits[:taken]
+            batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
+            learned = tiles.learned(coefficients, batch.rows[:taken])
             batch_logits = batch_logits + learned
-            slopes = loss.slopes(batch_logits, epoch_targets[:taken, batch], step.present)
+            slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
             slopes = slopes.mul_(step.rates)
             if ball is not None:
-                among = grams.flatten().take(batch_rows.unsqueeze(-1) * longest + order[:taken, None, batch])
-                ball.step(slopes, learned, among, epoch_logits[:taken, :, batch], active)
+                among = (batch.rows[:taken].unsqueeze(-1) * longest) + batch.places[:taken, :1]
+                ball.step(slopes, learned, grams.take(among), started, active)
             moving = None if velocity is None else velocity[:active]
-            _descend(sgd, coefficients[:active], moving, slopes[:active], places[:active, :, batch])
+            _descend(sgd, coefficients[:active], moving, slopes[:active], batch.places[:active])
             if sgd.weight_decay:
                 drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
                 scale[:active] -= sgd.learning_rate * drift[:active]
@@ -213,47 +202,78 @@ def train_batches(
     return Trained(coefficients=coefficients, shrink=scale[:, 0, 0] - 1)
 
 
-def _learned(
-    coefficients: Float32[Tensor, "g k n"],
-    tiles: list[tuple[int, int, Float32[Tensor, "_ tile"]]],
-    batch: Int64[Tensor, "rows b"],
-) -> Float32[Tensor, "rows k b"]:
-    """Return A K at the records of a batch, added up over tiles: (first record, rows that reach it, rows of K)."""
-    (_, _, grams), *further = tiles
-    learned = torch.bmm(_read(coefficients, 0, len(batch), grams), _among(grams, batch).mT)
-    for first, reaching, grams in further:
-        if reaching < len(batch):
-            batch = batch[:reaching]
-        part = torch.bmm(_read(coefficients, first, len(batch), grams), _among(grams, batch).mT)
-        learned[: len(batch)].add_(part)
-    return learned
+class _Tiles:
+    """Gram matrices cut into tiles of columns, so that A K is added up over products of one shape, first to last.
+
+    The products of all tiles are one batch of products. Past a contribution's last record its tiles hold zeros, and
+    add exact zeros.
+    """
+
+    def __init__(self, grams: Float32[Tensor, "g n n"], tile: int) -> None:
+        count, longest = grams.shape[:2]
+        self._tile, self._number = tile, longest // tile
+        cut = grams if self._number == 1 else grams.view(count, longest, -1, tile).permute(2, 0, 1, 3)
+        self._rows: Float32[Tensor, "all tile"] = cut.reshape(-1, tile)
+        self._firsts = torch.arange(self._number, device=grams.device)[:, None, None] * (count * longest)
+
+    def learned(
+        self, coefficients: Float32[Tensor, "g k n"], batch: Int64[Tensor, "rows b"]
+    ) -> Float32[Tensor, "rows k b"]:
+        """Return A K of the first rows at the records of their batch, numbered in the table of all rows of K."""
+        rows, reads = batch.shape
+        own = coefficients[:rows]
+        if self._number == 1:
+            return torch.bmm(own, self._rows.index_select(0, batch.flatten()).view(rows, reads, -1).mT)
+        read = own.view(rows, -1, self._number, self._tile).permute(2, 0, 1, 3).flatten(0, 1)
+        among = self._rows.index_select(0, (self._firsts + batch).flatten()).view(-1, reads, self._tile)
+        parts = torch.bmm(read, among.mT).view(self._number, rows, -1, reads)
+        total = parts[0]
+        for number in range(1, self._number):
+            total.add_(parts[number])
+        return total
 
 
-def _read(
-    coefficients: Float32[Tensor, "g k n"], first: int, rows: int, grams: Float32[Tensor, "_ tile"]
-) -> Float32[Tensor, "rows k tile"]:
-    """Return the coefficients of a tile, laid out alike whatever the width of the stack."""
-    return coefficients[:rows, :, first : first + grams.shape[1]].contiguous()
+class _Batch(NamedTuple):
+    """The records of one step: their rows in the table of all records, logits Z0, targets, and places in their row."""
+
+    rows: Int64[Tensor, "g b"]
+    logits: Float32[Tensor, "g k b"]
+    targets: Tensor
+    places: Int64[Tensor, "g k b"]
 
 
-def _among(
-    grams: Float32[Tensor, "_ tile"], batch: Int64[Tensor, "rows b"]
-) -> Float32[Tensor, "rows b tile"]:
-    """Return the rows of a tile of K that a batch reads."""
-    return grams.index_select(0, batch.flatten()).view(*batch.shape, grams.shape[1])
+def _batches(
+    orders: Int64[Tensor, "epochs g n"],
+    logits: Float32[Tensor, "g k n"],
+    targets: Shaped[Tensor, "g n *target"],
+    step: int,
+    steps: int,
+) -> Iterator[_Batch]:
+    """Yield the batches of some epochs, whose records are put in order at once."""
+    epochs, (count, outputs, longest) = len(orders), logits.shape
+    cut = orders[:, :, : steps * step].reshape(epochs, count, steps, step).transpose(1, 2)
+    read = cut.reshape(epochs * steps, count, step)
+    rows = torch.arange(count, device=logits.device).unsqueeze(-1) * longest + read
+    places = read.unsqueeze(2).expand(-1, -1, outputs, -1)
+    started = logits.expand(len(read), -1, -1, -1).gather(-1, places)
+    chosen = targets.flatten(0, 1)[rows]
+    yield from map(_Batch, rows.unbind(), started.unbind(), chosen.unbind(), places.unbind())
 
 
 def _orders(
-    sgd: LocalSgd, seeds: Int64[Tensor, "g"], sizes: Int64[Tensor, "g"], longest: int, device: torch.device
-) -> Iterator[Int64[Tensor, "g n"]]:
-    """Yield the batch order of every epoch; many epochs are sorted in one call, as far as memory allows."""
-    together = max(1, _ORDER_ELEMENTS // (len(seeds) * longest))
-    for first in range(0, sgd.epochs, together):
-        epochs = torch.arange(first, min(first + together, sgd.epochs)).repeat_interleave(len(seeds))
-        times = len(epochs) // len(seeds)
-        orders = batch_order(seeds.repeat(times), sizes.repeat(times), epochs, sgd.batch_size)
+    sgd: LocalSgd, stack: Stack, logits: Float32[Tensor, "g k n"]
+) -> Iterator[Int64[Tensor, "epochs g n"]]:
+    """Yield the batch orders of all epochs, some epochs at a time, as far as memory and caches allow."""
+    count, _, longest = logits.shape
+    sorted_together = max(1, _ORDER_ELEMENTS // (count * longest))
+    read_together = max(1, _BATCH_ELEMENTS // logits.numel())
+    for first in range(0, sgd.epochs, sorted_together):
+        epochs = torch.arange(first, min(first + sorted_together, sgd.epochs)).repeat_interleave(count)
+        times = len(epochs) // count
+        orders = batch_order(stack.seeds.repeat(times), stack.sizes.repeat(times), epochs, sgd.batch_size)
         padding = torch.arange(orders.shape[1], longest).expand(len(orders), -1)
-        yield from torch.cat([orders, padding], 1).to(device).view(times, len(seeds), longest)
+        whole_rows = torch.cat([orders, padding], 1).to(logits.device).view(times, count, longest)
+        yield from torch.split(whole_rows, read_together)
 
 
 def spannable(sgd: LocalSgd) -> bool:

@@ -72,10 +72,10 @@ def coefficients(
     finite = ~lengths.norms.isnan()
     if not bound.bounded:
         return torch.where(finite, weights, 0)
-    margin = (math.sqrt(dimension) + 1) * bound.grid
+    margin = (math.sqrt(dimension) + 1) * bound.grid * bound.unit
     allowed = (weights * bound.effective_norm - margin).clamp(min=0)
     scaled = torch.minimum(weights, allowed / lengths.upper)
-    scaled = torch.minimum(scaled, _CANCELLATION * bound.norm * weights / lengths.mass)
+    scaled = torch.minimum(scaled, _CANCELLATION * bound.longest * weights / lengths.mass)
     scaled = torch.where(weights > 0, scaled, 0)
     return torch.where(finite, torch.where(lengths.upper > 0, scaled, 0), 0)
 
@@ -83,7 +83,7 @@ def coefficients(
 def round_to_grid(
     bound: Bound, total: Float64[Tensor, "d"], weight: float, records: int
 ) -> Float64[Tensor, "d"]:
-    """Round one silo's total to the nearest multiple of the grid; nothing without a clip.
+    """Round one silo's total to the nearest multiple of the grid, in the unit of a message; nothing without a clip.
 
     Args:
         bound: the bound of the contributions.
@@ -101,4 +101,4 @@ def round_to_grid(
             f"a silo of {records} records and total weight {weight:.3g} is beyond what the span trainer can "
             'bound; use trainer = "vmap"'
         )
-    return (total / bound.grid).round_() * bound.grid
+    return (total / (bound.grid * bound.unit)).round_() * bound.grid

@@ -58,6 +58,9 @@ class LocalSgd(Source):
     """
 
     own_noise: ClassVar[bool] = False  # whether steps carry noise, for which they claim themselves
+    one_gradient: ClassVar[bool] = (
+        False  # whether the update is a gradient, whose length nothing but the data bounds
+    )
 
     learning_rate: float
     epochs: int
@@ -115,6 +118,7 @@ class LocalGradient(Source):
     """
 
     own_noise: ClassVar[bool] = False
+    one_gradient: ClassVar[bool] = True
 
     def at_round(self, number: int) -> LocalGradient:
         """Return the step itself: its rate does not fall."""
@@ -154,6 +158,7 @@ class LocalDpSgd(Source):
     """
 
     own_noise: ClassVar[bool] = True
+    one_gradient: ClassVar[bool] = False
 
     learning_rate: float
     epochs: int

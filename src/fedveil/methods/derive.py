@@ -40,6 +40,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
         unit=moves.unit,
         mechanisms=(
             *source.mechanisms(moves),
+            *method.bound.told(),
             *method.sampler.mechanisms(moves.unit),
             *method.protection.mechanisms(moves),
             *method.denoiser.told(),

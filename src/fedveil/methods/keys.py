@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from fedveil.errors import PrivacyError
 from fedveil.keys import filled, found
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.weights import Power
+from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip
 
 
@@ -36,6 +37,16 @@ Colluding = Annotated[int, filled()]
 ServerRate = Annotated[
     float, Field(gt=0, allow_inf_nan=False, description="eta_g, the server's learning rate")
 ]
+PairRate = Annotated[
+    float,
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        description='eta_g, the server\'s learning rate; `"by-rule"` takes |S| min(3, 0.25 / rho), rho the '
+        "[noise-to-travel ratio](../theory/noise-to-travel.md)",
+    ),
+    found("by-rule"),
+]
 ClipNorm = Annotated[
     float,
     Field(
@@ -44,6 +55,22 @@ ClipNorm = Annotated[
         description="C, l2 bound of a contribution; l1 where clients send Laplace noise",
     ),
     AfterValidator(_clippable),
+]
+
+
+def _kind_of_clip(given: object) -> str:
+    return _NUMBER if isinstance(given, int | float | str) else _TABLE
+
+
+_NUMBER, _TABLE = "float", "literal[table]"
+"""Names of the alternatives in a path, which errors leave out."""
+Clipping = Annotated[
+    Annotated[ClipNorm, Tag(_NUMBER)] | Annotated[AdaptiveClip, Tag(_TABLE)],
+    Discriminator(_kind_of_clip),
+    Field(
+        description="C, l2 bound of a contribution; a table of `start`, `quantile`, `share`, `least` and `most` lets "
+        "it follow a quantile of the updates' lengths ([how](../theory/adaptive-clipping.md))"
+    ),
 ]
 _NOISE = (
     'sigma; `"calibrated"` finds the least noise for `privacy.epsilon` by the accountant, `"closed-form"` takes it '

@@ -27,7 +27,7 @@ from fedveil.privacy.sampling import AnySampler
 from fedveil.protection.parts import Asked, AskedOfAll, Here, Joined, Knock, Over, Refused, Terms
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
-from fedveil.server.optimizers import Optimizer, State
+from fedveil.server.optimizers import STATELESS, Optimizer, State
 from fedveil.stage import ClosedForm, answers
 from fedveil.statistics.local import LocalStep
 
@@ -139,11 +139,12 @@ class Method:
         """The bound that is enforced in local training: none where parts are bounded once the partition is known."""
         return self.protection.local_bound(self.bound)
 
-    def at_round(self, number: int) -> Method:
-        """Return the method with the noise of a round."""
+    def at_round(self, number: int, state: State = STATELESS) -> Method:
+        """Return the method with the noise and the bound of a round, given what the server remembers before it."""
+        bound = self.bound.at(_unnamed(_BOUND, state))
         if self.noise_decay == 1:
-            return self
-        return replace(self, channel=self.channel.fallen(self.noise_decay ** (number - 1)))
+            return self if bound is self.bound else replace(self, bound=bound)
+        return replace(self, bound=bound, channel=self.channel.fallen(self.noise_decay ** (number - 1)))
 
     def divisor(self, n_silos: int, n_users: int) -> float:
         """Return what the sum is divided by; public numbers only, so that it reveals nothing.
@@ -155,18 +156,34 @@ class Method:
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return what the server remembers before the first round: the states of its stages, by stage and name."""
-        return {**self.server.init(model), **_named(self.average.init(model))}
+        average, bound = self.average.init(model), self.bound.init()
+        return {**self.server.init(model), **_named(_AVERAGE, average), **_named(_BOUND, bound)}
 
     def step(
-        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
+        self,
+        model: Float32[Tensor, " d"],
+        mean: Float64[Tensor, " d"],
+        state: State,
+        marks: Float64[Tensor, " extra"],
+        users: float,
     ) -> tuple[Float32[Tensor, " d"], State]:
-        """Return the next global model and the next state of the server's stages, from the mean of the round."""
+        """Return the next global model and the next state of the server's stages.
+
+        Args:
+            model: (d,) the global model x_t.
+            mean: (d,) the mean update of the round.
+            state: what :meth:`init` or the step before returned.
+            marks: the released sums of what the bound adds beside the updates.
+            users: how many take part in expectation.
+        """
         after, kept = self.server.step(model, mean, state)
-        return after, {**kept, **_named(self.average.update(after, _unnamed(state)))}
+        average = self.average.update(after, _unnamed(_AVERAGE, state))
+        bound = self.bound.moved(marks, users, _unnamed(_BOUND, state))
+        return after, {**kept, **_named(_AVERAGE, average), **_named(_BOUND, bound)}
 
     def model_of(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
         """Return the run's model after a round: the global model, or the average that is released instead."""
-        return self.average.released(model, _unnamed(state))
+        return self.average.released(model, _unnamed(_AVERAGE, state))
 
     @property
     def noise_known(self) -> bool:
@@ -186,14 +203,15 @@ class Method:
 
 
 _AVERAGE: Final = "average."
+_BOUND: Final = "clip."
 
 
-def _named(state: State) -> State:
-    return {_AVERAGE + name: value for name, value in state.items()}
+def _named(stage: str, state: State) -> State:
+    return {stage + name: value for name, value in state.items()}
 
 
-def _unnamed(state: State) -> State:
-    return {name.removeprefix(_AVERAGE): value for name, value in state.items() if name.startswith(_AVERAGE)}
+def _unnamed(stage: str, state: State) -> State:
+    return {name.removeprefix(stage): value for name, value in state.items() if name.startswith(stage)}
 
 
 _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -217,6 +235,7 @@ _REFUSING: Final = (
     "weights",
     "contribution",
     "local",
+    "bound",
     "server",
     "average",
 )

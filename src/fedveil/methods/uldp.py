@@ -15,10 +15,12 @@ from fedveil.methods.channels import GaussianShares, Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
 from fedveil.methods.keys import (
     ClipNorm,
+    Clipping,
     Colluding,
     GroupSize,
     Local,
     Noise,
+    PairRate,
     ServerRate,
     Silos,
     UserRate,
@@ -26,7 +28,8 @@ from fedveil.methods.keys import (
 )
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
-from fedveil.privacy.bounds import Clip
+from fedveil.privacy.adaptive_clip import AdaptiveClip
+from fedveil.privacy.bounds import Clip, bound_of
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.server.optimizers import ServerSgd
 
@@ -97,12 +100,12 @@ def uldp_group(
 
 def uldp_sgd_w(
     *,
-    clip: ClipNorm,
+    clip: Clipping,
     noise_multiplier: Noise,
     power: WeightPower = 1.0,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
 
@@ -116,11 +119,11 @@ def uldp_sgd_w(
 
 def uldp_sgd(
     *,
-    clip: ClipNorm,
+    clip: Clipping,
     noise_multiplier: Noise,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
     pairs = _pairs(
@@ -132,11 +135,11 @@ def uldp_sgd(
 def uldp_avg(
     *,
     local: Local,
-    clip: ClipNorm,
+    clip: Clipping,
     noise_multiplier: Noise,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3)."""
     return _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
@@ -145,12 +148,12 @@ def uldp_avg(
 def uldp_avg_w(
     *,
     local: Local,
-    clip: ClipNorm,
+    clip: Clipping,
     noise_multiplier: Noise,
     power: WeightPower = 1.0,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
 
@@ -162,7 +165,7 @@ def uldp_avg_w(
 
 def _pairs(
     local: LocalSgd | LocalGradient,
-    clip: float,
+    clip: float | AdaptiveClip,
     noise_multiplier: float,
     user_sampling_rate: float,
     colluding_silos: int,
@@ -174,15 +177,16 @@ def _pairs(
     x <- x + eta_g / (q |U| |S|) * sum (line 6). A user's weights sum to at most 1 over the silos, so adding or
     removing one user moves the sum by at most C (Theorem 3), whatever the number of her records.
     """
+    bound = bound_of(clip)
     return Method(
         name="uldp-avg",
         contribution=SiloUserContribution(),
         sampler=PoissonUsers(rate=user_sampling_rate) if user_sampling_rate < 1 else Everyone(),
         local=local,
-        bound=Clip(norm=clip),
+        bound=bound,
         weights=Weights.UNIFORM,
         channel=GaussianShares(
-            noise_multiplier=noise_multiplier, scale=clip, colluding_silos=colluding_silos
+            noise_multiplier=noise_multiplier, scale=bound.norm, colluding_silos=colluding_silos
         ),
         server=ServerSgd(learning_rate),
     )

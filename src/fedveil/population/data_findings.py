@@ -255,7 +255,7 @@ def of_target(tables: WholeTable) -> Iterator[Finding]:
             where=target.column,
             found=f"the rarest class has {least:.1%} of the records, the most frequent {most:.1%}",
             effect=f"a model that always says the most frequent one has accuracy {most:.3f}: judge by auc or "
-            "balanced_accuracy",
+            "balanced_accuracy, and try declared model.class_weights or the focal loss",
         )
 
 

@@ -23,77 +23,35 @@ share of about C / d, which a coarser grid would swallow. Its rows are added in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import torch
-from jaxtyping import Bool, Float, Float32, Float64
+from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import PrivacyError
+from fedveil.privacy.adaptive_clip import AdaptiveClip
+from fedveil.privacy.rows import (
+    EXACT_FLOAT32_ROWS,
+    SLACK,
+    UNITS_BITS,
+    check_weights,
+    contribution_norms,
+    drop_nonfinite_,
+    l1_norms,
+    quantize_rows_,
+)
+from fedveil.privacy.steady_bound import SteadyBound
 
-EXACT_FLOAT32_ROWS: Final = 64
-"""Contributions of weight at most 1 whose sum is exact in float32, in grid units."""
-
-_UNITS_BITS: Final = 18  # C / g <= 2^18, and 64 · 2^18 = 2^24: up to there float32 holds every whole number
 _L1_UNITS_BITS: Final = 22
-_SLACK: Final = 2.0**-20
 _FIXED_SLACK: Final = 2.0**-30
 _FIXED_DIMENSION: Final = 2**20
-_LARGEST_DIMENSION: Final = 2**28
 _SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
-_BLOCK_ELEMENTS: Final = 2**17  # float64 squares of one block stay in a core's cache
-
-
-def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-    """Return the l2 norm of every row in float64, NaN where a row holds a NaN or an infinity.
-
-    The square of a float32 number is exact in float64 and neither overflows nor underflows there, so the
-    relative error is below d · 2^-53 for every finite row, subnormal and 1e38 alike.
-
-    Args:
-        deltas: (m, d) updates, one contribution per row; m = 0 and d = 0 are allowed.
-
-    Returns:
-        (m,) norms, in the unit of the updates.
-
-    Raises:
-        PrivacyError: a row has more than 2^28 coordinates, the largest dimension of the proof.
-
-    >>> contribution_norms(torch.tensor([[3.0, 4.0], [float("inf"), 0.0]])).tolist()
-    [5.0, nan]
-    """
-    norms = _row_sums(deltas, Tensor.square_).sqrt_()
-    return torch.where(torch.isfinite(norms), norms, torch.nan)
-
-
-def l1_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-    """Return the l1 norm of every row in float64, NaN where a row holds a NaN or an infinity.
-
-    The relative error is below d · 2^-53, as that of :func:`contribution_norms`; arguments and errors are the same.
-
-    >>> l1_norms(torch.tensor([[3.0, -4.0], [float("inf"), 0.0]])).tolist()
-    [7.0, nan]
-    """
-    norms = _row_sums(deltas, Tensor.abs_)
-    return torch.where(torch.isfinite(norms), norms, torch.nan)
-
-
-def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tensor]) -> Float64[Tensor, " m"]:
-    """Return, row by row, the float64 sum of a non-negative function of every coordinate."""
-    rows, dimension = deltas.shape
-    if dimension > _LARGEST_DIMENSION:
-        raise PrivacyError(f"a contribution has {dimension} coordinates; clipping is proved for at most 2^28")
-    sums = torch.empty(rows, dtype=torch.float64, device=deltas.device)
-    step = max(1, _BLOCK_ELEMENTS // max(1, dimension))
-    for first in range(0, rows, step):
-        sums[first : first + step] = of_each_(deltas[first : first + step].double()).sum(1)
-    return sums
 
 
 @dataclass(frozen=True, kw_only=True)
-class _NormClip:
+class _NormClip(SteadyBound):
     """What both clips share; see :class:`Clip` for the guarantee and the edge cases.
 
     Attributes:
@@ -128,9 +86,14 @@ class _NormClip:
         return math.ldexp(1.0, exponent - (1 if mantissa == 0.5 else 0) - self.units_bits)
 
     @property
+    def longest(self) -> float:
+        """C, in the unit of the updates."""
+        return self.norm
+
+    @property
     def effective_norm(self) -> float:
         """What the computed norm is scaled to: C' = C (1 - 2^-20)."""
-        return self.norm * (1.0 - _SLACK)
+        return self.norm * (1.0 - SLACK)
 
     def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
         """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
@@ -157,10 +120,7 @@ class _NormClip:
         Raises:
             PrivacyError: a weight outside [0, 1].
         """
-        _check_weights(weights)
-        _drop_nonfinite_(deltas, norms)
-        scale = _float32_below(weights * self.coefficients(norms) / self.grid)
-        return deltas.mul_(scale[:, None]).trunc_()
+        return quantize_rows_(deltas, norms, weights, weights * self.coefficients(norms) / self.grid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +159,7 @@ class Clip(_NormClip):
 
     order: ClassVar[int] = 2
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
-    units_bits: ClassVar[int] = _UNITS_BITS
+    units_bits: ClassVar[int] = UNITS_BITS
 
     def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         """Return the l2 norm of every row, as :func:`contribution_norms` does."""
@@ -307,14 +267,14 @@ class FixedVector(_NormClip):
         Raises:
             PrivacyError: a weight outside [0, 1].
         """
-        _check_weights(weights)
-        _drop_nonfinite_(deltas, norms)
+        check_weights(weights)
+        drop_nonfinite_(deltas, norms)
         scale = weights * self.coefficients(norms) / self.grid
         return torch.trunc_(deltas.mul_(scale[:, None]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unbounded:
+class Unbounded(SteadyBound):
     """No bound: contributions keep their length, and the release has no guarantee (the baseline FedAVG).
 
     Non-finite rows still become zero contributions. There is no grid (:attr:`grid` is 1, nothing is rounded),
@@ -323,6 +283,7 @@ class Unbounded:
 
     bounded: ClassVar[bool] = False
     norm: ClassVar[float] = math.inf
+    longest: ClassVar[float] = math.inf
     effective_norm: ClassVar[float] = math.inf
     order: ClassVar[int] = 2
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
@@ -348,31 +309,14 @@ class Unbounded:
         self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
     ) -> Float32[Tensor, "m d"]:
         """Multiply every row by its weight in place; a non-finite row becomes zero."""
-        _check_weights(weights)
-        _drop_nonfinite_(deltas, norms)
+        check_weights(weights)
+        drop_nonfinite_(deltas, norms)
         return deltas.mul_(weights.float()[:, None])
 
 
-Bound = Clip | ClipL1 | FixedVector | Unbounded
+Bound = Clip | ClipL1 | FixedVector | AdaptiveClip | Unbounded
 
 
-def _check_weights(weights: Float64[Tensor, " m"]) -> None:
-    outside = ~((weights >= 0.0) & (weights <= 1.0))
-    if bool(outside.any()):
-        row = int(outside.nonzero()[0])
-        raise PrivacyError(
-            f"the weight of contribution {row} is not in [0, 1]; a user's weights must sum to at most 1"
-        )
-
-
-def _drop_nonfinite_(deltas: Float[Tensor, "m d"], norms: Float64[Tensor, " m"]) -> None:
-    """Zero the rows without a finite norm: a coefficient of 0 alone would leave 0 · NaN = NaN."""
-    dropped = ~torch.isfinite(norms)
-    if bool(dropped.any()):
-        deltas[dropped] = 0.0
-
-
-def _float32_below(values: Float64[Tensor, " m"]) -> Float32[Tensor, " m"]:
-    """Return the nearest float32 that is not above each non-negative value (subnormal results round far)."""
-    nearest = values.float()
-    return torch.where(nearest.double() > values, torch.nextafter(nearest, nearest.new_zeros(())), nearest)
+def bound_of(clip: float | AdaptiveClip) -> Clip | AdaptiveClip:
+    """Return the l2 bound that a method's key ``clip`` asks for: a number, or one that moves."""
+    return clip if isinstance(clip, AdaptiveClip) else Clip(norm=clip)

@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from fedveil.report.document import Section, document, notice, table, write_document
 from fedveil.report.drawing import show
 
@@ -41,14 +43,14 @@ def data_page(report: DataReport) -> str:
     )
 
 
-def _findings(report: DataReport) -> str:
+def _findings(report: DataReport) -> Markup:
     if not report.findings:
         return notice("Nothing was found that changes the guarantee, the model or the run.", kind="note")
     rows = [[one.where, one.found, one.effect, f"the {one.bears_on}"] for one in report.findings]
     return table(["where", "found", "what it does", "bears on"], rows, caption="The guarantee comes first")
 
 
-def _silos(report: DataReport) -> str:
+def _silos(report: DataReport) -> Markup:
     rows = [[one.name, show(one.records), show(one.people)] for one in report.silos]
     rows.append(["all", show(report.records), show(report.people)])
     held = table(
@@ -66,7 +68,7 @@ def _silos(report: DataReport) -> str:
     return held + table(["class", "records", "share"], classes, caption="How the classes are balanced")
 
 
-def _columns(report: DataReport) -> str:
+def _columns(report: DataReport) -> Markup:
     def share(value: float) -> str:
         return "" if math.isnan(value) else f"{value:.1%}"
 

@@ -1,26 +1,35 @@
 """A self-contained HTML document: text, tables and plots in one file that never touches the network.
 
-Two walls stand between a hostile name in a run folder and the reader's browser. Every text is escaped where
-it enters the document, and a Content-Security-Policy in the document allows no request at all and no script
-but the two that are shipped here, by their hash.
+Two walls stand between a hostile name in a run folder and the reader's browser. Every text is escaped by the template
+engine where it enters the document, and a Content-Security-Policy in the document allows no request at all and no
+script but the two that are shipped here, by their hash. The library that draws travels packed, and is unpacked by the
+page.
 """
 
 import base64
+import gzip
 import hashlib
-import html
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.resources import files
+from functools import cache
 from pathlib import Path
+from typing import Any, Final
 
-import plotly.offline
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from markupsafe import escape as escaped
 
 from fedveil.engine.documents import JsonValue
 from fedveil.errors import RunFolderError
 from fedveil.foreign import inert
-from fedveil.report.drawing import Plot, show
+from fedveil.privacy.statement import Statement
+from fedveil.report.drawing import Plot, show, show_epsilon
+
+_HERE: Final = Path(__file__).parent
+EMPTY: Final = Markup()
+"""No HTML at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,118 +38,92 @@ class Section:
 
     identifier: str
     title: str
-    body: str
+    body: Markup
     lead: str = ""
 
 
-def escape(text: object) -> str:
+def escape(text: object) -> Markup:
     """Text as HTML shows it as it stands, in elements and in quoted attributes."""
-    return html.escape(inert(str(text)), quote=True)
+    return escaped(inert(str(text)))
 
 
-def paragraphs(texts: Sequence[str]) -> str:
+def joined(parts: Sequence[Markup]) -> Markup:
+    """Parts of a page, one after the other."""
+    return EMPTY.join(parts)
+
+
+def paragraphs(texts: Sequence[str]) -> Markup:
     """One paragraph for each text."""
-    return "".join(f"<p>{escape(text)}</p>" for text in texts)
+    return _part("paragraphs", texts)
 
 
-def bullets(texts: Sequence[str]) -> str:
+def bullets(texts: Sequence[str]) -> Markup:
     """A list with one item for each text; nothing for none."""
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>" if texts else ""
+    return _part("bullets", texts)
 
 
-def notice(text: str, *, kind: str) -> str:
+def notice(text: str, *, kind: str) -> Markup:
     """A highlighted remark; `kind` is "error", "warning" or "note"."""
-    return f'<p class="notice {kind}" role="note">{escape(text)}</p>'
+    return _part("notice", text, kind)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> str:
-    """A table of texts; the first cell of each row is its heading."""
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(_cell(cell) for cell in row[1:]) + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+def statement_claim(statement: Statement) -> Markup:
+    """The claim in one line, and in the statement's own sentences."""
+    guaranteed = statement.epsilon is not None
+    bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show(statement.delta)}"
+    headline = f"Each {statement.unit} is protected with" if guaranteed else "No privacy guarantee"
+    return _part("claim", headline, bound if guaranteed else "", statement.sentences(), guaranteed)
 
 
-def fields(pairs: Sequence[tuple[str, JsonValue]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> Markup:
+    """A table of texts; the first cell of each row is its heading. The keyboard can scroll it where it is wide."""
+    return _part("table", header, rows, caption)
+
+
+def fields(pairs: Sequence[tuple[str, JsonValue]]) -> Markup:
     """Named values of any JSON form, as a description list."""
-    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{value_html(value)}</dd></div>" for name, value in pairs)
-    return f'<dl class="fields">{rows}</dl>'
+    return _part("fields", pairs)
 
 
-def value_html(value: JsonValue) -> str:
+def value_html(value: JsonValue) -> Markup:
     """A JSON value for a reader: lists as lists, objects as nested fields, null as "none"."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return escape(show(value))
-    if isinstance(value, str):
-        return escape(value)
-    if isinstance(value, Mapping):
-        return fields([(key.replace("_", " "), item) for key, item in value.items()]) if value else "none"
-    return "<ul>" + "".join(f"<li>{value_html(item)}</li>" for item in value) + "</ul>" if value else "none"
+    return Markup(_part("shown", value).strip())  # made by the engine
 
 
-def source(text: str) -> str:
+def source(text: str) -> Markup:
     """A text file, as it stands."""
-    return f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
+    return _part("source", text)
 
 
-def folded(summary: str, body: str) -> str:
+def folded(summary: str, body: Markup) -> Markup:
     """A part that opens on demand."""
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+    return _part("folded", summary, body)
 
 
-def figures(plots: Sequence[Plot], *, wide: bool = False) -> str:
+def figures(plots: Sequence[Plot], *, wide: bool = False) -> Markup:
     """Plots, side by side where the page has room for two; `wide` plots have a row each."""
-    return (
-        f'<div class="figures{" wide" if wide else ""}">'
-        + "".join(_figure(plot) for plot in plots)
-        + "</div>"
-    )
+    return _part("figures", [(plot, _data(plot)) for plot in plots], wide)
 
 
 def document(*, title: str, kicker: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole page; plotly's program is in it once, where there is a plot."""
-    resources = files("fedveil.report")
-    style = resources.joinpath("style.css").read_text(encoding="utf-8")
+    """The whole page; what draws is in it once, where there is a plot."""
     drawn = any('<div class="plot"' in section.body for section in sections)
-    programs = [
-        plotly.offline.get_plotlyjs,
-        lambda: resources.joinpath("page.js").read_text(encoding="utf-8"),
-    ]
-    scripts = [program() for program in programs] if drawn else []
-    links = "".join(f'<li><a href="#{s.identifier}">{escape(s.title)}</a></li>' for s in sections)
-    body = "".join(_section(section) for section in sections)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)} · fedveil</title>
-<style>{style}</style>
-</head>
-<body>
-<header>
-<p class="kicker">{escape(kicker)}</p>
-<h1>{escape(title)}</h1>
-<p class="lead">{escape(lead)}</p>
-<nav aria-label="Sections"><ul>{links}</ul></nav>
-</header>
-<main>{body}</main>
-<footer><p>Written by fedveil. This file is complete: it loads nothing from anywhere.</p></footer>
-{"".join(f"<script>{script}</script>" for script in scripts)}
-</body>
-</html>
-"""
+    program = _shipped("page.js")
+    packed, library = _library()
+    return (
+        _engine()
+        .get_template("page.html")
+        .render(
+            title=title,
+            kicker=kicker,
+            lead=lead,
+            sections=sections,
+            style=_shipped("style.css"),
+            policy=_policy([library, program.encode()] if drawn else []),
+            packed=packed if drawn else EMPTY,
+            program=program,
+        )
+    )
 
 
 def write_document(path: Path, text: str) -> Path:
@@ -160,33 +143,49 @@ def write_document(path: Path, text: str) -> Path:
     return path
 
 
-def _policy(scripts: Sequence[str]) -> str:
-    """Nothing is loaded; these scripts run and no other; plotly styles elements and draws images to save."""
-    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
-    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests) or "'none'"
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-def _section(section: Section) -> str:
-    lead = f'<p class="section-lead">{escape(section.lead)}</p>' if section.lead else ""
-    name = section.identifier
-    title = f'<h2 id="{name}-title">{escape(section.title)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-title">{title}{lead}{section.body}</section>'
-
-
-def _figure(plot: Plot) -> str:
-    """A plot's data stand beside it as JSON, with no "<" that could end the element."""
-    data = plot.figure.to_json().replace("<", "\\u003c")
-    pressed = "true" if plot.figure.layout.xaxis.type == "log" else "false"
-    button = f'<button type="button" class="log-x" aria-pressed="{pressed}">logarithmic axis</button>'
-    return (
-        f'<figure><div class="figure-head"><h3>{escape(plot.title)}</h3>{button if plot.log_x else ""}</div>'
-        f'<div class="plot" role="img" aria-label="{escape(plot.alt)}"></div>'
-        f'<script type="application/json">{data}</script>'
-        f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
+@cache
+def _engine() -> Environment:
+    engine = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else inert(str(value)),
     )
+    engine.tests["numeric"] = lambda text: text[:1].isdigit() or text[:1] in ("-", "∞", "±")
+    engine.tests["empty"] = lambda value: isinstance(value, Mapping | list | tuple) and not value
+    engine.filters["figure"] = show
+    engine.filters["named"] = lambda value: [(key.replace("_", " "), item) for key, item in value.items()]
+    return engine
 
 
-def _cell(text: str) -> str:
-    numeric = text[:1].isdigit() or text[:1] in ("-", "∞", "±")
-    return f'<td class="number">{escape(text)}</td>' if numeric else f"<td>{escape(text)}</td>"
+def _part(name: str, *values: Any) -> Markup:
+    """Return what a macro of the parts makes of values."""
+    made: Markup = getattr(_engine().get_template("parts.html").module, name)(*values)
+    return made
+
+
+@cache
+def _shipped(name: str) -> Markup:
+    """Return a file of our own as it goes into the page."""
+    return Markup((_HERE / name).read_text(encoding="utf-8"))  # ours
+
+
+@cache
+def _library() -> tuple[Markup, bytes]:
+    """Return the library that draws, as it travels, and as it runs."""
+    packed = (_HERE / "plotly-basic.min.js.gz").read_bytes()
+    return Markup(base64.b64encode(packed).decode()), gzip.decompress(packed)  # letters and digits
+
+
+def _data(plot: Plot) -> Markup:
+    """A plot's data as JSON, with no "<" that could end the element."""
+    return Markup(plot.figure.to_json().replace("<", "\\u003c"))  # JSON in a script of data
+
+
+def _policy(scripts: Sequence[bytes]) -> str:
+    """Nothing is loaded; these scripts run and no other; plotly styles elements and draws images to save."""
+    digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts]
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"

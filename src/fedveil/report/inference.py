@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedveil.report.document import Section, document, escape, figures, notice, table, write_document
+from fedveil.report.document import EMPTY, Section, document, figures, notice, table, write_document
 from fedveil.report.drawing import PALETTE, Plot, blank, label_text, show
 from fedveil.report.statistics import promise, stated
 from fedveil.statistics.inference.covariance import Effect
@@ -47,12 +47,12 @@ def _found(fitted: Fitted) -> Section:
             f"{TOO_FEW}: the curvature of the equation is too close to its noise for intervals to hold. A larger "
             "epsilon, more people, fewer columns or categories would do."
         )
-        return Section(identifier="coefficients", title=title, body=notice(escape(reason), kind="warning"))
+        return Section(identifier="coefficients", title=title, body=notice(reason, kind="warning"))
     ratio = _RATIOS.get(family)
     head = ["", "coefficient", "95 % interval", *([ratio, "95 % interval"] if ratio else [])]
     body = [_cells(one) for one in fitted.effects]
     drawn = list(_forest(fitted.effects[len(fitted.family.leading) :], ratio))
-    plots = figures(drawn) if drawn else ""
+    plots = figures(drawn) if drawn else EMPTY
     return Section(
         identifier="coefficients",
         title=title,

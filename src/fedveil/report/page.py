@@ -5,20 +5,22 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from fedveil.engine.documents import JsonValue, RoundRow
 from fedveil.privacy.statement import Statement, show_lower_bound
 from fedveil.report import plots
 from fedveil.report.document import (
+    EMPTY,
     Section,
-    bullets,
     document,
-    escape,
     fields,
     figures,
     folded,
+    joined,
     notice,
-    paragraphs,
     source,
+    statement_claim,
     table,
     write_document,
 )
@@ -53,17 +55,12 @@ def report_page(run: RunData) -> str:
 def statement_section(run: RunData) -> Section | None:
     """The privacy statement: in its own words, then field by field."""
     statement = run.statement
-    sentences, kind = statement.sentences(), "none" if statement.epsilon is None else "guaranteed"
-    claim = (
-        f'<div class="claim {kind}">{_headline(statement)}'
-        f"{paragraphs(sentences[:1])}{bullets(sentences[1:])}</div>"
-    )
     return Section(
         identifier="statement",
         title="Privacy statement",
-        body="".join(
+        body=joined(
             (
-                claim,
+                statement_claim(statement),
                 _parties(statement),
                 fields(_statement_fields(statement)),
                 _published(statement),
@@ -79,13 +76,19 @@ def result_section(run: RunData) -> Section | None:
         return None
     first, last = run.rounds[0], run.rounds[-1]
     rows = [
-        [f"Test {words(metric)}", _first(run.rounds, metric, first), _first(run.rounds[::-1], metric, last)]
+        [
+            f"Test {words(metric)}",
+            _first(run.rounds, metric, first),
+            _first(run.rounds[::-1], metric, last),
+            show(run.baseline[metric]) if metric in run.baseline else "",
+        ]
         for metric in run.metrics
     ]
-    rows.append([f"ε for one {run.statement.unit}", show_epsilon(first.epsilon), show_epsilon(last.epsilon)])
-    rows.append(["Seconds, in all", show(first.seconds), show(sum(row.seconds for row in run.rounds))])
-    body = table(
-        ["", f"round {first.round}", f"round {last.round}"],
+    unit = run.statement.unit
+    rows.append([f"ε for one {unit}", show_epsilon(first.epsilon), show_epsilon(last.epsilon), ""])
+    rows.append(["Seconds, in all", show(first.seconds), show(sum(row.seconds for row in run.rounds)), ""])
+    body = _verdict(run) + table(
+        ["", f"round {first.round}", f"round {last.round}", "always the same answer"],
         rows,
         caption="Before training and at the last round",
     )
@@ -96,6 +99,18 @@ def result_section(run: RunData) -> Section | None:
             kind="warning",
         )
     return Section(identifier="result", title="Result", body=body)
+
+
+def _verdict(run: RunData) -> Markup:
+    """Say where the model has learned nothing, in the metric that leads."""
+    metric = next(iter(run.metrics), "")
+    if run.beats_baseline(metric) is not False:
+        return EMPTY
+    return notice(
+        f"The model is no better than always giving the same answer, by test {words(metric)}. More people, fewer "
+        "parameters, more rounds or less noise may help; for a rare class, weights of the classes or the focal loss.",
+        kind="warning",
+    )
 
 
 def curves_section(run: RunData) -> Section | None:
@@ -125,7 +140,7 @@ def audit_section(run: RunData) -> Section | None:
         [f"True positive rate at {false:g} false positives", show(true), f"chance: {false:g}"]
         for false, true in found.true_positive_rates
     )
-    verdict = ""
+    verdict = EMPTY
     if bound is not None:
         guesses = f"{bound.right} of {bound.guesses} guesses right about {bound.canaries} canaries"
         claimed, least = show_epsilon(statement.epsilon), show_lower_bound(bound.epsilon)
@@ -191,7 +206,7 @@ def population_section(run: RunData) -> Section | None:
             kind="warning",
         )
         if nonfinite
-        else ""
+        else EMPTY
     )
     return Section(
         identifier="population", title="Population diagnostics", body=warning + lost + figures(shown)
@@ -232,15 +247,6 @@ SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
 """The report, top to bottom; a section without data is left out."""
 
 
-def _headline(statement: Statement) -> str:
-    """The claim in one line."""
-    if statement.epsilon is None:
-        return '<p class="headline">No privacy guarantee</p>'
-    bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show(statement.delta)}"
-    unit = escape(statement.unit)
-    return f'<p class="headline">Each {unit} is protected with <span>{escape(bound)}</span></p>'
-
-
 def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:
     return [
         ("Unit of privacy", statement.unit),
@@ -259,22 +265,24 @@ def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:
     ]
 
 
-def _parties(statement: Statement) -> str:
+def _parties(statement: Statement) -> Markup:
     """What each party sees, each with its own epsilon."""
     rows = [[party.party, party.sees, show_epsilon(party.epsilon)] for party in statement.trust]
-    return table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else ""
+    return (
+        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else EMPTY
+    )
 
 
-def _published(statement: Statement) -> str:
+def _published(statement: Statement) -> Markup:
     rows = [
         [figure.name, show(math.inf if figure.value is None else figure.value), figure.gap]
         for figure in statement.as_published
     ]
     caption = "Reproduced as published, although the theory has a gap"
-    return table(["figure", "value", "gap"], rows, caption=caption) if rows else ""
+    return table(["figure", "value", "gap"], rows, caption=caption) if rows else EMPTY
 
 
-def _event(statement: Statement) -> str:
+def _event(statement: Statement) -> Markup:
     """What the ledger was charged with; epsilon can be computed again from it."""
     event = json.dumps(statement.event.to_json(), indent=2)
     return folded("The event that epsilon was computed from", source(event))
@@ -286,7 +294,7 @@ def _first(rows: Sequence[RoundRow], metric: str, expected: RoundRow) -> str:
     return show(row.test[metric]) + ("" if row is expected else f" (round {row.round})")
 
 
-def _rounds_table(run: RunData) -> str:
+def _rounds_table(run: RunData) -> Markup:
     def cells(row: RoundRow) -> list[str]:
         metrics = [show(row.test[metric]) if metric in row.test else "" for metric in run.metrics]
         return [str(row.round), *metrics, show_epsilon(row.epsilon), f"{row.seconds:.3g}"]

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from markupsafe import Markup
+
 from fedveil.engine.documents import JsonValue
 from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, table, write_document
@@ -50,7 +52,7 @@ def write_plan(rows: Sequence[PlanRow], path: Path) -> Path:
     return write_document(path, page)
 
 
-def _table(rows: Sequence[PlanRow]) -> str:
+def _table(rows: Sequence[PlanRow]) -> Markup:
     used = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows) or key == "epsilon"]
     cells = [[_epsilon(row) if key == "epsilon" else _text(row.get(key)) for key in used] for row in rows]
     return table([_COLUMNS[key] for key in used], cells, caption="One row a combination")

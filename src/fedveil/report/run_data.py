@@ -6,6 +6,7 @@ What each file holds is told by :mod:`fedveil.engine.documents`.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,12 @@ from fedveil.privacy.statement import Statement
 from fedveil.statistics.evaluated import Evaluated, read_evaluated
 
 _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
+EVEN = 0.7
+"""Accuracy of always giving the same answer beyond which accuracy does not lead."""
+
+_BETTER = {"accuracy": 1, "balanced_accuracy": 1, "auc": 1, "c_index": 1, "r2": 1, "mae": -1, "loss": -1}
+"""Whether more of a metric is better (1) or less (-1)."""
+
 _KindT = TypeVar("_KindT", bound=Document)
 
 
@@ -66,8 +73,28 @@ class RunData:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the test metrics, in the order of the first row that has any."""
-        return next((tuple(row.test) for row in self.rounds if row.test), ())
+        """Names of the test metrics, in the order of the first row that has any; what misleads does not lead.
+
+        Where always giving the same answer is right for most records, a metric that weighs classes alike comes first.
+        """
+        names = next((tuple(row.test) for row in self.rounds if row.test), ())
+        fair = [name for name in ("auc", "balanced_accuracy") if name in names]
+        if self.baseline.get("accuracy", 0.0) <= EVEN or names[:1] != ("accuracy",) or not fair:
+            return names
+        return (fair[0], *(name for name in names if name != fair[0]))
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """What the best constant answer reaches, by metric; empty where the folder does not say."""
+        return {} if self.diagnostics is None else dict(self.diagnostics.baseline)
+
+    def beats_baseline(self, metric: str) -> bool | None:
+        """Return whether the last evaluated model beats the best constant answer; None where nobody can say."""
+        last = next((row.test[metric] for row in reversed(self.rounds) if metric in row.test), math.nan)
+        constant = self.baseline.get(metric, math.nan)
+        if metric not in _BETTER or math.isnan(last) or math.isnan(constant):
+            return None
+        return _BETTER[metric] * (last - constant) > 0
 
 
 def load_run(folder: Path) -> RunData:

@@ -11,12 +11,11 @@ from fedveil.errors import RunFolderError
 from fedveil.files import parse_json, read_text
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import (
+    EMPTY,
     Section,
-    bullets,
     document,
-    escape,
     figures,
-    paragraphs,
+    statement_claim,
     table,
     write_document,
 )
@@ -61,10 +60,6 @@ def statistics_page(released: Released, statement: Statement) -> str:
 
 def promise(statement: Statement) -> Section:
     """Return the section that says what is guaranteed."""
-    sentences = statement.sentences()
-    claim = f"Each {statement.unit} is protected with ε = {show_epsilon(statement.epsilon)}, δ = {statement.delta:g}"
-    headline = "No privacy guarantee" if statement.epsilon is None else claim
-    kind = "none" if statement.epsilon is None else "guaranteed"
     parties = table(
         ["party", "sees", "ε against it"],
         [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust],
@@ -73,8 +68,7 @@ def promise(statement: Statement) -> Section:
     return Section(
         identifier="statement",
         title="Privacy statement",
-        body=f'<div class="claim {kind}"><p class="headline">{escape(headline)}</p>'
-        f"{paragraphs(sentences[:1])}{bullets(sentences[1:])}</div>{parties}",
+        body=statement_claim(statement) + parties,
     )
 
 
@@ -82,7 +76,7 @@ def _releases(released: Released, found: Sequence[Row]) -> Iterator[Section]:
     for place, name in enumerate(released.request.release):
         own = [row for row in found if row.release == name]
         drawn = list(_plots(released, name, own))
-        body = figures(drawn) if drawn else ""
+        body = figures(drawn) if drawn else EMPTY
         yield Section(
             identifier=f"release-{place}",
             title=name,

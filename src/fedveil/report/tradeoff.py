@@ -76,18 +76,18 @@ def front(runs: Sequence[Traded], metric: str, cost: str) -> list[Traded]:
     ]
 
 
-def write_tradeoff(folders: Sequence[Path], key: str, path: Path) -> Path:
-    """Write the page of a swept key.
+def write_tradeoff(folders: Sequence[Path], key: str, path: Path, *, spent: str = "") -> Path:
+    """Write the page of a swept key; ``spent`` says what all runs together have spent.
 
     Raises:
         RunFolderError: what :func:`traded` raises, no folder, or a file that cannot be written.
     """
     if not folders:
         raise RunFolderError("There is nothing to compare: give at least one run folder.")
-    return write_document(path, page([traded(folder, key) for folder in folders], key))
+    return write_document(path, page([traded(folder, key) for folder in folders], key, spent))
 
 
-def page(runs: Sequence[Traded], key: str) -> str:
+def page(runs: Sequence[Traded], key: str, spent: str = "") -> str:
     """Return the page of a swept key as one HTML text."""
     metrics = list(runs[0].metrics)
     costs = ["seconds", *(["mebibytes"] if any(run.mebibytes is not None for run in runs) else [])]
@@ -122,7 +122,7 @@ def page(runs: Sequence[Traded], key: str) -> str:
     return document(
         title=f"What {key} buys and costs",
         kicker="fedveil · sweep",
-        lead=f"{len(runs)} runs, each at its last evaluated round.",
+        lead=f"{len(runs)} runs, each at its last evaluated round. {spent[:1].upper()}{spent[1:]}".strip(),
         sections=[
             Section(identifier="curves", title=f"Against {key}", body=figures(drawn, wide=True)),
             Section(identifier="front", title="Runs that no other beats", body=figures(fronts, wide=True)),

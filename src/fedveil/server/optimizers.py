@@ -23,7 +23,7 @@ who make the same step on different machines end with the same bits. docs/theory
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -31,7 +31,7 @@ from jaxtyping import Float32, Float64
 from pydantic import Field
 from torch import Tensor
 
-from fedveil.errors import ConfigError
+from fedveil.errors import CompositionError, ConfigError
 from fedveil.keys import filled
 from fedveil.server.schedules import Schedule, factor
 from fedveil.stage import Stage, duty
@@ -62,6 +62,14 @@ class Optimizer(Stage):
     def told(self) -> tuple[str, ...]:
         """Return what is done with the released mean, in words; nothing for a plain step."""
         return ()
+
+    def at_rate(self, learning_rate: float) -> Optimizer:
+        """Return the same steps with another learning rate, where there is one.
+
+        Raises:
+            CompositionError: there is none.
+        """
+        raise CompositionError(f"{type(self).__name__} has no learning rate to be found")
 
     @duty
     def init(self, model: Float32[Tensor, " d"]) -> State:
@@ -119,6 +127,10 @@ class _Scheduled(Optimizer):
         if self.schedule == "constant":
             return ()
         return (_free(f"a learning rate on a {self.schedule} schedule over {self.rounds} rounds"),)
+
+    def at_rate(self, learning_rate: float) -> Optimizer:
+        """Return the same steps with another learning rate."""
+        return replace(self, learning_rate=learning_rate)  # type: ignore[call-arg]
 
     def _begun(self) -> dict[str, Tensor]:
         """Return the state of the schedule before the first round: nothing where the rate is constant."""

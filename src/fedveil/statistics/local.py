@@ -35,6 +35,7 @@ class LocalStep(Source):
     """
 
     own_noise: ClassVar[bool] = False
+    one_gradient: ClassVar[bool] = False
 
     combine: Combine = "mean"
     order: str | None = None

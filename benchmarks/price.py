@@ -1,0 +1,147 @@
+"""What user-level privacy across silos costs: one model a data set, from no privacy to the paper's method and beyond.
+
+Every cell is run on 16 seeds (20 to 35) that chose nothing: they draw the noise, the batches and the initial model,
+while the split and the allocation of the records stay. Results are kept in ``results/price.json`` run by run, so that
+an interrupted benchmark goes on; ``python -m benchmarks.price_page`` writes docs/price.md of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.harness import Row
+from benchmarks.price_cases import POOLED, PriceCell, cells
+from fedveil import __version__
+from fedveil.engine.experiment import parse
+from fedveil.engine.parties import Parties
+from fedveil.engine.round import play_round
+from fedveil.engine.run_evaluation import evaluate
+from fedveil.engine.setup import Populations, Prepared, prepare, privacy_randomness
+from fedveil.engine.turn import Turn
+from fedveil.errors import FedveilError
+from fedveil.federation.share import FixedPopulation
+from fedveil.methods.claims import PublicFacts
+from fedveil.methods.derive import derive
+from fedveil.methods.protections import PrivateWeighting
+from fedveil.methods.travel import noise_to_travel
+from fedveil.methods.weights import Weights
+from fedveil.population.records import Population
+from fedveil.privacy.claims import Role
+from fedveil.randomness import ExperimentRandomness
+from fedveil.reproduction.results import ResultFolder, Results, Run, Values, digest, rounded
+
+SEEDS: Final = range(20, 36)
+TABLE: Final = "price"
+FOLDER: Final = Path("results")
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Play what the result file does not have; with ``quick`` two data sets on four seeds, kept nowhere."""
+    asked, seeds = list(cells(quick)), SEEDS[:4] if quick else SEEDS
+    kept = Results(table=TABLE, command="fedveil bench price") if quick else read()
+    populations = Populations()
+    for cell, seed in in_order(asked, seeds):
+        settings = settings_of(cell)
+        if kept.has(cell.name, seed, settings):
+            continue
+        kept = kept.adding([played(cell, seed, settings, populations)])
+        if not quick:
+            ResultFolder(FOLDER).write(kept)
+    for cell in asked:
+        runs = kept.of(cell.name)
+        found = [run.values[cell.case.metric] for run in runs]
+        mean = float(np.mean([value for value in found if value is not None]))
+        yield Row(case=f"{cell.name} ({len(runs)} seeds)", unit=cell.case.metric, ours=mean)
+
+
+def in_order(asked: list[PriceCell], seeds: range) -> Iterator[tuple[PriceCell, int]]:
+    """Yield data set by data set all columns of one seed before those of the next, so that what there is, is paired."""
+    for name in dict.fromkeys(cell.case.name for cell in asked):
+        for seed in seeds:
+            yield from ((cell, seed) for cell in asked if cell.case.name == name)
+
+
+def read() -> Results:
+    """Return the runs that are kept."""
+    found = ResultFolder(FOLDER).read(TABLE)
+    return found.model_copy(update={"command": "fedveil bench price"})
+
+
+def settings_of(cell: PriceCell) -> str:
+    """Return the digest of what a cell runs, the seed left out."""
+    return digest({**cell.document(0), "pooled": cell.column in POOLED})
+
+
+def played(cell: PriceCell, seed: int, settings: str, populations: Populations) -> Run:
+    """Run a cell once, with exact noise of the system's randomness, and return what it gave."""
+    before = time.process_time()
+    experiment = parse(cell.document(seed), cell.name)
+    population = populations.of(experiment.data, experiment.seed)
+    if cell.column in POOLED:
+        population = pooled(population)
+    prepared = prepare(experiment, FixedPopulation(population))
+    values = _values(prepared, trained(prepared))
+    return Run(
+        cell=cell.name,
+        seed=seed,
+        settings=settings,
+        version=__version__,
+        cpu_seconds=rounded(time.process_time() - before),
+        values=values,
+    )
+
+
+def pooled(population: Population) -> Population:
+    """Return the population with all records in one silo."""
+    train = population.train
+    alone = replace(train, silo=np.zeros_like(train.silo))
+    return replace(population, train=alone, silo_names=("all",))
+
+
+def trained(prepared: Prepared) -> dict[str, float | None]:
+    """Play all rounds and return the metrics of the run's model."""
+    experiment, method = prepared.experiment, prepared.method
+    model = prepared.task.initial()
+    state, privacy = method.init(model), privacy_randomness(experiment)
+    parties = Parties.in_the_open(prepared.setting)
+    for number in range(1, experiment.rounds + 1):
+        turn = Turn(
+            setting=prepared.setting,
+            model=model,
+            state=state,
+            round_number=number,
+            experiment=ExperimentRandomness(experiment.seed),
+            privacy=privacy,
+        )
+        model, state, _ = play_round(turn, parties)
+    found = evaluate(prepared, method.model_of(model, state))
+    assert found is not None, "no metric is released here"
+    return found
+
+
+def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:
+    guarantee, rounds, found = prepared.guarantee, prepared.experiment.rounds, dict[str, Any](metrics)
+    facts = PublicFacts(
+        n_silos=prepared.population.n_silos,
+        n_users=prepared.population.n_users,
+        dimension=prepared.length,
+    )
+    try:
+        found["epsilon"] = prepared.epsilon_after(rounds)
+        found["epsilon to the server"] = prepared.epsilon_of(guarantee.against(Role.SERVER), rounds)
+        hidden = replace(prepared.method, weights=Weights.by_power(2.0), protection=PrivateWeighting())
+        server = derive(hidden, facts).against(Role.SERVER)
+        found["epsilon to the server, private weights p = 2"] = prepared.epsilon_of(server, rounds)
+        found["rho"] = noise_to_travel(prepared.method, facts, rounds)
+    except FedveilError:
+        found["epsilon"] = None
+    return {
+        name: None if value is None or not np.isfinite(value) else rounded(value)
+        for name, value in found.items()
+    }

@@ -1,0 +1,163 @@
+"""Writes docs/price.md and its plot of the runs in results/price.json: ``python -m benchmarks.price_page``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.price import read, settings_of
+from benchmarks.price_cases import COLUMNS, DATA, DataCase, PriceCell
+from fedveil.reproduction.results import Results, Run
+
+_PAGE: Final = Path("docs/price.md")
+_PLOT: Final = Path("docs/images/price.svg")
+_HEAD: Final = Path(__file__).with_name("price_head.md")
+
+
+def page(results: Results) -> str:
+    """Return the page of some results."""
+    sections = "".join(f"\n{line}" for case in DATA for line in _section(case, results))
+    return _HEAD.read_text(encoding="utf-8") + sections + "\n"
+
+
+def _section(case: DataCase, results: Results) -> Iterator[str]:
+    rows = [line for cell in _cells(case) if (line := _row(cell, results)) is not None]
+    if not rows:
+        return
+    yield f"## {case.name} ({case.metric.replace('_', ' ')})"
+    yield ""
+    heads = (
+        "column",
+        "hyper-parameters",
+        "metric",
+        "difference",
+        "epsilon",
+        "to the server, private weights",
+    )
+    yield f"| {' | '.join((*heads, 'rho', 'CPU s', 'seeds'))} |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield from rows
+    yield ""
+
+
+def _cells(case: DataCase) -> list[PriceCell]:
+    found = [PriceCell(case=case, column=column) for column in COLUMNS]
+    return [
+        *found,
+        *(PriceCell(case=case, column=column, epsilon=2.0) for column in ("published", "recipe U")),
+    ]
+
+
+def _row(cell: PriceCell, results: Results) -> str | None:
+    runs = _runs(cell, results)
+    if not runs:
+        return None
+    metric, last = cell.case.metric, runs[0].values
+    base = _runs(PriceCell(case=cell.case, column="published", epsilon=cell.epsilon), results)
+    told = [cell.column if cell.epsilon is None else f"{cell.column}, at epsilon {cell.epsilon:g}"]
+    told += [COLUMNS[cell.column], _mean(_values(runs, metric)), _difference(runs, base, metric)]
+    told += [
+        _number(last.get("epsilon")),
+        _number(last.get("epsilon to the server, private weights p = 2")),
+        _number(last.get("rho") or None),
+        f"{np.median([run.cpu_seconds for run in runs if run.cpu_seconds is not None]):.1f}",
+        str(len(runs)),
+    ]
+    return f"| {' | '.join(told)} |"
+
+
+def _runs(cell: PriceCell, results: Results) -> list[Run]:
+    settings = settings_of(cell)
+    return [run for run in results.of(cell.name) if run.settings == settings]
+
+
+def _values(runs: Sequence[Run], metric: str) -> dict[int, float]:
+    return {run.seed or 0: value for run in runs if (value := run.values[metric]) is not None}
+
+
+def _mean(found: dict[int, float]) -> str:
+    values = list(found.values())
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
+
+
+def _difference(runs: Sequence[Run], base: Sequence[Run], metric: str) -> str:
+    """Return the mean difference on the same seeds, with its standard error."""
+    mine, other = _values(runs, metric), _values(base, metric)
+    pairs = [mine[seed] - other[seed] for seed in mine.keys() & other.keys()]
+    if len(pairs) < 2 or all(one == 0 for one in pairs):
+        return ""
+    return f"{np.mean(pairs):+.3f} ± {np.std(pairs, ddof=1) / math.sqrt(len(pairs)):.3f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+# --- the plot -----------------------------------------------------------------------------------------------------
+
+_COLOURS: Final = {
+    "pooled": "#9aa0a6",
+    "fedavg": "#5f6368",
+    "central": "#b06ab3",
+    "published": "#d55e00",
+    "+ weights": "#e69f00",
+    "+ clip": "#56b4e9",
+    "recipe U": "#0072b2",
+    "best declared": "#cccccc",
+}
+
+
+def plot(results: Results) -> str:
+    """Return an SVG: a line a data set, from 0.5 to 1, a dot a column with its standard deviation."""
+    cases = [case for case in DATA if _runs(PriceCell(case=case, column="published"), results)]
+    height = 60 + 46 * len(cases)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="760" height="{height}" fill="white"/>',
+    ]
+    for place, (column, colour) in enumerate(_COLOURS.items()):
+        x = 20 + 92 * place
+        lines.append(
+            f'<circle cx="{x}" cy="16" r="5" fill="{colour}"/><text x="{x + 9}" y="20">{column}</text>'
+        )
+    for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+        x = _x(value)
+        lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="34" y2="{height - 20}" stroke="#eee"/>')
+        lines.append(f'<text x="{x:.1f}" y="{height - 6}" text-anchor="middle">{value:g}</text>')
+    for number, case in enumerate(cases):
+        y = 58 + 46 * number
+        lines.append(f'<text x="8" y="{y + 4}">{escape(case.name)}</text>')
+        for step, (column, colour) in enumerate(_COLOURS.items()):
+            runs = _runs(PriceCell(case=case, column=column), results)
+            if not runs:
+                continue
+            values = list(_values(runs, case.metric).values())
+            mean, spread = float(np.mean(values)), float(np.std(values))
+            at = y - 14 + 4 * step
+            low, high = _x(max(0.5, mean - spread)), _x(mean + spread)
+            lines.append(
+                f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{at}" y2="{at}" stroke="{colour}" stroke-width="2"/>'
+            )
+            lines.append(f'<circle cx="{_x(mean):.1f}" cy="{at}" r="4" fill="{colour}"/>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _x(value: float) -> float:
+    return 230 + 510 * (min(1.0, max(0.5, value)) - 0.5) / 0.5
+
+
+def main() -> None:
+    """Write both."""
+    results = read()
+    _PAGE.write_text(page(results), encoding="utf-8")
+    _PLOT.write_text(plot(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

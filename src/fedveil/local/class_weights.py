@@ -1,0 +1,59 @@
+"""A loss whose terms are weighted by the class of the record: errors on a rare class cost more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from fedveil.errors import ConfigError
+from fedveil.local.losses import Loss
+
+
+class ClassWeighted(Loss):
+    """A classification loss with DECLARED weights: loss_i = weights[y_i] * base_i, and the mean over a batch as before.
+
+    Weights are public: counted from records, they would tell how many are of each class. An even loss has all
+    weights 1; for a class whose known share is p, of k classes, 1 / (k p) is usual. The bound of a contribution is
+    enforced afterwards, so weights change no guarantee.
+
+    Args:
+        base: the loss.
+        weights: one positive number a class, in the order of the classes.
+        n_classes: k; None where the targets are no classes.
+
+    Raises:
+        ConfigError: not as many as there are classes, one that is not positive, or a loss that is not for classes.
+    """
+
+    def __init__(self, base: Loss, weights: Sequence[float], n_classes: int | None) -> None:
+        if n_classes is None or "classification" not in base.tasks:
+            raise ConfigError("model.class_weights: only a classification has classes; remove them")
+        if len(weights) != n_classes or not all(math.isfinite(one) and one > 0 for one in weights):
+            raise ConfigError(
+                f"model.class_weights: there are {n_classes} classes; give as many positive numbers, in their order"
+            )
+        self.name, self.tasks, self.separable = base.name, base.tasks, base.separable
+        self._base, self._weights = base, torch.tensor(weights, dtype=torch.float64)
+
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
+    ) -> Float[Tensor, "b"]:
+        """Return the weighted term of each record."""
+        return self._of(targets, outputs) * self._base.records(outputs, targets, mask)
+
+    def slopes(
+        self, outputs: Float[Tensor, "g k b"], targets: Shaped[Tensor, "g b"], present: Bool[Tensor, "g b"]
+    ) -> Float[Tensor, "g k b"]:
+        """Return the weighted slopes."""
+        return self._base.slopes(outputs, targets, present) * self._of(targets, outputs).unsqueeze(-2)
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept what the loss itself accepts."""
+        self._base.check_targets(targets, n_outputs)
+
+    def _of(self, targets: Shaped[Tensor, "*g b"], outputs: Tensor) -> Float[Tensor, "*g b"]:
+        return self._weights.to(device=outputs.device, dtype=outputs.dtype)[targets.long()]

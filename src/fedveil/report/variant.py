@@ -1,0 +1,165 @@
+"""Runs of one experiment that differ only by their seed: what all of them have, and its spread."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from fedveil.engine.documents import RoundRow
+from fedveil.privacy.claims import Role
+from fedveil.privacy.statement import Statement
+from fedveil.report.drawing import Curve, show
+from fedveil.report.run_data import RunData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A mean over seeds and the sample standard deviation (n - 1 in its denominator; None for one seed)."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """The spread of at least one value."""
+        return cls(mean=statistics.fmean(values), std=statistics.stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        return show(self.mean) if self.std is None else f"{show(self.mean)} ± {self.std:.2g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """One variant at the last round that all its seeds have reached and evaluated.
+
+    `epsilon` and `to_server`, of the last round, are the largest over the seeds, `math.inf` where any of them
+    guarantees nothing; `seconds` are those of the rounds up to `round`, and `bits` the bits a parameter of their
+    messages, None where none were counted.
+    """
+
+    variant: str
+    seeds: int
+    round: int
+    metrics: Mapping[str, Spread]
+    seconds: Spread
+    bits: Spread | None
+    epsilon: float
+    to_server: float
+    delta: float
+    unit: str
+    adjacency: str
+    accountant: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Runs that differ only by seed, and the rounds they all have."""
+
+    label: str
+    runs: tuple[RunData, ...]
+    colour: int
+
+    @cached_property
+    def rounds(self) -> dict[int, list[RoundRow]]:
+        """The rows of every seed, by the rounds that all of them have, in order."""
+        by_number = [{row.round: row for row in run.rounds} for run in self.runs]
+        common = sorted(set.intersection(*map(set, by_number)))
+        return {number: [rows[number] for rows in by_number] for number in common}
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that every seed has."""
+        return [metric for metric in self.runs[0].metrics if all(metric in run.metrics for run in self.runs)]
+
+    def values(self, metric: str) -> dict[int, list[float]]:
+        """The metric of every seed, for the common rounds in which every seed measured it."""
+        return {
+            number: [row.test[metric] for row in rows]
+            for number, rows in self.rounds.items()
+            if all(metric in row.test for row in rows)
+        }
+
+    def epsilon(self, number: int) -> float:
+        """The largest epsilon over seeds up to a round: what holds for every one of them."""
+        return max(row.epsilon for row in self.rounds[number])
+
+    @cached_property
+    def sent(self) -> dict[int, float]:
+        """The MiB of all messages up to each round with any, mean over seeds; empty where they were not counted."""
+        cumulative, total = {}, 0.0
+        for number, rows in self.rounds.items():
+            lengths = [row.bytes_up for row in rows if row.bytes_up is not None]
+            if number > 0 and len(lengths) < len(rows):
+                return {}
+            total += statistics.fmean(lengths) / 2**20 if lengths else 0.0
+            if total > 0:
+                cumulative[number] = total
+        return cumulative
+
+    def bits(self, last: int) -> Spread | None:
+        """Bits a parameter of all messages up to a round, over seeds."""
+        of_seeds = []
+        for run in self.runs:
+            counted = [row for row in run.rounds if row.bytes_up is not None and row.round <= last]
+            plain = sum(
+                row.communication_cost.float32_bytes for row in counted if row.communication_cost is not None
+            )
+            if not plain:
+                return None
+            of_seeds.append(32 * sum(row.bytes_up or 0 for row in counted) / plain)
+        return Spread.of(of_seeds)
+
+    def curve(self, metric: str, *, over: Literal["rounds", "epsilon", "communication_cost"]) -> Curve | None:
+        """The metric over rounds, over the epsilon of rounds that have spent any, or over what was sent until then."""
+        places = {
+            "rounds": {number: float(number) for number in self.rounds},
+            "epsilon": {number: spent for number in self.rounds if (spent := self.epsilon(number)) > 0},
+            "communication_cost": self.sent,
+        }[over]
+        points = [
+            (places[number], Spread.of(values))
+            for number, values in self.values(metric).items()
+            if number in places
+        ]
+        if not points:
+            return None
+        stds = [spread.std for _, spread in points if spread.std is not None]
+        return Curve(
+            label=self.label,
+            colour=self.colour,
+            x=[x for x, _ in points],
+            mean=[spread.mean for _, spread in points],
+            std=stds or None,
+        )
+
+    def row(self) -> ComparisonRow:
+        """The variant at the last round that all seeds have evaluated."""
+        measured = {metric: values for metric in self.metrics if (values := self.values(metric))}
+        last = max((max(values) for values in measured.values()), default=max(self.rounds))
+        statements = [run.statement for run in self.runs]
+        return ComparisonRow(
+            variant=self.label,
+            seeds=len(self.runs),
+            round=last,
+            metrics={
+                metric: Spread.of(values[last]) for metric, values in measured.items() if last in values
+            },
+            seconds=Spread.of(
+                [sum(row.seconds for row in run.rounds if row.round <= last) for run in self.runs]
+            ),
+            bits=self.bits(last),
+            epsilon=self.epsilon(last) if all(one.epsilon is not None for one in statements) else math.inf,
+            to_server=max(_to_server(one) for one in statements),
+            delta=statements[0].delta,
+            unit=statements[0].unit,
+            adjacency=statements[0].adjacency.value,
+            accountant=statements[0].accountant,
+        )
+
+
+def _to_server(statement: Statement) -> float:
+    """Return the epsilon against the server; infinite where no line speaks of it."""
+    found = next((line.epsilon for line in statement.trust if line.role == Role.SERVER), None)
+    return math.inf if found is None else found

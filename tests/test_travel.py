@@ -1,0 +1,167 @@
+"""The noise-to-travel ratio: its formula, the rules that read it, and that nothing else is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.engine.planning import Plan, read_rounds, travel_rows
+from fedveil.engine.setup import prepare
+from fedveil.engine.sweep import Point, spent_together
+from fedveil.errors import CompositionError, ConfigError, ModelError
+from fedveil.federation.share import FixedPopulation
+from fedveil.local.steps import LocalSgd
+from fedveil.methods.claims import PublicFacts
+from fedveil.methods.fedavg import fedavg
+from fedveil.methods.travel import noise_to_travel, rate_by_rule, step_by_rule
+from fedveil.methods.uldp import uldp_avg_w
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.adaptive_clip import AdaptiveClip
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import Ledger
+from fedveil.server.denoise import ByRule, Laplacian, NoDenoiser
+from tests.test_run import experiment
+
+LOCAL = LocalSgd(learning_rate=0.1, epochs=1)
+PUBLIC = PublicFacts(n_silos=5, n_users=100, dimension=650)
+
+
+@pytest.mark.parametrize(("clip", "more"), [(1.0, 1.0), (0.1, 1.0), (AdaptiveClip(), math.sqrt(1 + 1 / 16))])
+@pytest.mark.parametrize("rate", [1.0, 0.2])
+def test_the_ratio_is_that_of_its_formula(clip: Any, more: float, rate: float) -> None:
+    """sqrt(d / T) z / (q |U|); without sampling sqrt(d) / (|U| mu). An adaptive clip pays for its mark."""
+    method = uldp_avg_w(local=LOCAL, clip=clip, noise_multiplier=5.0, user_sampling_rate=rate)
+    found = noise_to_travel(method, PUBLIC, 30)
+    assert found == pytest.approx(more * math.sqrt(650 / 30) * 5.0 / (rate * 100), rel=1e-12)
+    if rate == 1:
+        assert found == pytest.approx(more * math.sqrt(650) / (100 * math.sqrt(30) / 5.0), rel=1e-12)
+
+
+def test_the_rule_proposes_long_steps_where_there_is_little_noise() -> None:
+    assert [step_by_rule(ratio) for ratio in (0.0, 0.01, 0.25 / 3, 0.25, 1.0)] == [3, 3, 3, 1, 0.25]
+    method = uldp_avg_w(local=LOCAL, clip=1.0, noise_multiplier=5.0)
+    eta = 0.25 / noise_to_travel(method, PUBLIC, 30)
+    assert rate_by_rule(method, PUBLIC, 30) == pytest.approx(5 * eta)
+
+
+def test_a_rate_by_rule_needs_noise_of_known_size() -> None:
+    with pytest.raises(CompositionError, match="there is nothing to weigh: give a number"):
+        rate_by_rule(fedavg(local=LOCAL), PUBLIC, 30)
+    with pytest.raises(CompositionError, match="there is nothing to weigh: give a number"):
+        rate_by_rule(uldp_avg_w(local=LOCAL, clip=1.0, noise_multiplier=0.0), PUBLIC, 30)
+
+
+def by_rule(**changes: Any) -> Any:
+    return experiment(
+        method={"learning_rate": "by-rule", **changes}, server={"denoiser": {"name": "by-rule"}}, rounds=30
+    )
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "denoiser"), [(1.0, NoDenoiser()), (100.0, Laplacian(smoothing=0.25))]
+)
+def test_neighbouring_data_get_the_same_rate_and_denoiser(multiplier: float, denoiser: Any) -> None:
+    whole = prepare(by_rule(noise_multiplier=multiplier))
+    train = whole.population.train
+    fewer = replace(whole.population, train=train.select(np.flatnonzero(train.user != train.user[0])))
+    other = prepare(by_rule(noise_multiplier=multiplier), FixedPopulation(fewer))
+    assert whole.method == other.method
+    assert whole.method.denoiser == denoiser
+    facts = PublicFacts(n_silos=3, n_users=20, dimension=650)
+    assert whole.method.server.learning_rate == rate_by_rule(whole.method, facts, 30)
+
+
+def test_images_are_smoothed_more_and_an_unresolved_rule_estimates_nothing() -> None:
+    large = ByRule().resolved(lambda: 0.6, (1, 28, 28))
+    assert large == Laplacian(smoothing=1.0)
+    assert ByRule().resolved(lambda: 0.4, (1, 28, 28)) == NoDenoiser()
+    with pytest.raises(CompositionError, match="resolved once the noise"):
+        ByRule().estimate(torch.zeros(3), 1.0, [(3,)])
+
+
+def test_calibrated_noise_comes_first_and_the_rate_follows_it() -> None:
+    found = prepare(
+        experiment(
+            method={"learning_rate": "by-rule", "noise_multiplier": "calibrated"},
+            privacy={"epsilon": 2.0},
+            rounds=30,
+        )
+    )
+    facts = PublicFacts(n_silos=3, n_users=20, dimension=650)
+    assert found.method.server.learning_rate == rate_by_rule(found.method, facts, 30)
+    assert found.epsilon_after(30) == pytest.approx(2.0, rel=2e-3)
+
+
+def test_a_start_at_zero_is_for_one_layer() -> None:
+    assert not prepare(experiment(model={"start": "zeros"})).task.initial().any()
+    with pytest.raises(ModelError, match="hidden units that start at zero stay alike"):
+        prepare(experiment(model={"name": "mlp", "start": "zeros"}))
+
+
+# --- plans and sweeps ---------------------------------------------------------------------------------------------
+
+PLAN = Plan(
+    n_users=100,
+    n_silos=5,
+    rounds=None,
+    noise_multipliers=(5.0,),
+    sampling_rates=(1.0, 0.5),
+    delta=1e-5,
+    epsilon=4.87,
+    group_sizes=(),
+    records_per_silo=50,
+    batch_size=10,
+    epochs=5,
+    colluding_silos=0,
+    accountant="rdp",
+)
+
+
+def test_rounds_are_compared_at_one_epsilon() -> None:
+    rows = travel_rows(PLAN, 650, read_rounds("rounds=10,40"))
+    everyone = [row for row in rows if row["sampling_rate"] == 1]
+    assert [row["rounds"] for row in everyone] == [10, 40]
+    ten, forty = everyone
+    assert forty["noise_multiplier"] == pytest.approx(2 * ten["noise_multiplier"], rel=3e-3)
+    assert forty["rho"] == pytest.approx(ten["rho"], rel=3e-3)
+    assert forty["noise"] == pytest.approx(forty["way"] * forty["rho"])
+    assert forty["mebibytes_up"] == pytest.approx(4 * ten["mebibytes_up"])
+    assert all(one["rho"] > ten["rho"] for one in rows if one["sampling_rate"] == 0.5)
+
+
+@pytest.mark.parametrize("text", ["clip=1,2", "rounds=a", "rounds="])
+def test_a_plan_over_something_else_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected rounds=T"):
+        read_rounds(text)
+
+
+def test_a_plan_over_rounds_needs_an_epsilon() -> None:
+    with pytest.raises(ConfigError, match="give --epsilon"):
+        travel_rows(replace(PLAN, epsilon=None, rounds=5), 650, [5])
+
+
+def test_a_sweep_adds_up_what_all_its_points_have_spent(tmp_path: Path) -> None:
+    points, rows = [], []
+    for name, multiplier in (("a", 5.0), ("b", 3.0)):
+        (tmp_path / name).mkdir()
+        with Ledger(tmp_path / name / "ledger.jsonl", unit="user") as ledger:
+            for number in (1, 2):
+                ledger.charge(
+                    run=name, round=number, attempt=0, event=GaussianEvent(noise_multiplier=multiplier)
+                )
+        points.append(Point(experiment=experiment(), settings={}))
+        rows.append({"run": name, "epsilon": 1.0, "grid_loss": 0.01})
+    spent = spent_together(points, tmp_path, rows)
+    once = GaussianEvent(noise_multiplier=(2 / 25 + 2 / 9) ** -0.5)
+    expected = make_accountant("pld").epsilon(once, 1e-5 * math.exp(-0.02)) + 0.02
+    assert spent["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert spent["told"].startswith("together, 2 runs on the same people: epsilon ")
+    nothing = spent_together(points, tmp_path, [rows[0], {**rows[1], "epsilon": None}])
+    assert nothing["epsilon"] is None
+    assert "no guarantee" in nothing["told"]
