@@ -52,7 +52,7 @@ lint: setup
 	@$(BIN)/mypy
 	@! git grep -I -n -e '-----BEGIN [A-Z ]*PRIVATE KEY''-----' -e 'AKIA[0-9A-Z]\{16\}'
 	@$(BIN)/python .ci/advisories $(BIN)/pip-audit
-	@$(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
 
 format: setup
 	@$(BIN)/ruff check --fix .

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lifelines import KaplanMeierFitter
 
+from benchmarks import evaluation
 from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
@@ -38,6 +39,7 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _codes()
     yield from _against_central(60 if quick else 200)
     yield from _curves(100 if quick else 300)
+    yield from evaluation.rows(quick)
     yield _speed(100_000 if quick else 1_000_000)
 
 

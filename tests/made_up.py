@@ -3,6 +3,7 @@
 A newcomer's clone has no data: what is tested on records, and not on the published counts of a data set, runs on these.
 """
 
+import gzip
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -78,3 +79,35 @@ def serve_hospitals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``heart_disease`` be four made-up hospitals, here and wherever nothing else is said."""
     serve("heart_disease", write_hospitals(folder), monkeypatch)
     monkeypatch.setenv("FEDVEIL_DATA", str(folder))
+
+
+def write_play(folder: Path) -> tuple[DataFile, ...]:
+    """Write a play of three roles with much to say and one with little, in the form of Project Gutenberg's text."""
+    random = np.random.default_rng(22)
+    letters = np.array(list("abcdefghij klmnop"))
+    said = {"ANNA": 12, "BERT": 9, "CLARA": 15, "DAN": 3}
+    lines = ["first line", "THE SONNETS", "by William Shakespeare", *[""] * 8, "THE PLAY", ""]
+    lines += ["by William Shakespeare", ""]
+    for role in said:
+        for _ in range(said[role]):
+            lines.append(f"  {role}. {''.join(random.choice(letters, 40))}.")
+    path = folder / "shakespeare" / "pg100.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return (DataFile(path="shakespeare/pg100.txt", sha256=digest_of(path)),)
+
+
+def write_images(folder: Path, train: int = 60, test: int = 20) -> tuple[DataFile, ...]:
+    """Write images of digits and their labels as MNIST's four files are written."""
+    random = np.random.default_rng(23)
+    files = []
+    for kind, rows in (("train", train), ("t10k", test)):
+        images = random.integers(0, 256, (rows, 28, 28)).astype(np.uint8)
+        labels = (np.arange(rows) % 10).astype(np.uint8)
+        for name, values in (("images-idx3", images), ("labels-idx1", labels)):
+            path = folder / "mnist" / f"{kind}-{name}-ubyte.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            header = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, dtype=">u4").tobytes()
+            path.write_bytes(gzip.compress(header + values.tobytes()))
+            files.append(DataFile(path=f"mnist/{path.name}", sha256=digest_of(path)))
+    return tuple(files)

@@ -26,7 +26,7 @@ from fedveil.population.catalogue.shakespeare import ALPHABET, WINDOW, encode, r
 from fedveil.population.catalogue.svhn import read_mat
 from fedveil.privacy.bounds import Unbounded
 from fedveil.randomness import ExperimentRandomness
-from tests.made_up import register
+from tests.made_up import register, serve, write_images, write_play
 from tests.training import cohort_of, everyone
 
 CLIENTS = Allocation(law="clients")
@@ -97,6 +97,48 @@ def test_the_subset_of_svhn_says_that_it_is_one(data_folder: Path) -> None:
     assert population.test_targets.shape == (2000,)
     assert "subset" in population.notes[0]
     assert population.train.targets[:0].dtype == np.int64
+
+
+def test_clients_of_a_made_up_play_are_its_roles_and_no_more_than_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve("shakespeare", write_play(tmp_path), monkeypatch)
+    population = load("shakespeare", allocation=CLIENTS, n_users=3, folder=tmp_path)
+    train = population.train
+    assert [name.rpartition(" ")[2] for name in population.silo_names] == ["ANNA", "BERT", "CLARA"]
+    assert np.array_equal(train.silo, train.user)
+    assert train.features.shape[1:] == (WINDOW,)
+    assert np.bincount(train.user).min() >= 100
+    same = train.user[1:] == train.user[:-1]
+    np.testing.assert_array_equal(train.features[1:, :-1][same], train.features[:-1, 1:][same])
+    np.testing.assert_array_equal(train.features[1:, -1][same], train.targets[:-1][same])
+    two = load("shakespeare", allocation=CLIENTS, n_users=2, folder=tmp_path)
+    assert any("2 of the 3 roles" in note for note in two.notes)
+    with pytest.raises(ConfigError, match="3 roles"):
+        load("shakespeare", allocation=CLIENTS, n_users=4, folder=tmp_path)
+    with pytest.raises(ConfigError, match="clients"):
+        load("shakespeare", allocation=Allocation(law="zipf"), n_users=2, folder=tmp_path)
+
+
+def test_made_up_images_take_the_shape_of_svhn_and_pixels_from_minus_one_to_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_images(tmp_path)
+    for name in ("mnist_rgb", "mnist_canonical", "mnist_centred"):
+        serve(name, files, monkeypatch)
+    colour, plain, centred = (
+        load(name, allocation=CLIENTS, n_users=6, folder=tmp_path)
+        for name in ("mnist_rgb", "mnist_canonical", "mnist_centred")
+    )
+    assert colour.train.features.shape == (60, 3, 32, 32)
+    for channel in range(3):
+        framed = colour.train.features[:, channel]
+        np.testing.assert_array_equal(framed[:, 2:30, 2:30], plain.train.features[:, 0])
+        assert framed.sum() == plain.train.features.sum()
+    np.testing.assert_array_equal(centred.train.features, plain.train.features)
+    assert np.bincount(centred.train.user).tolist() == [10] * 6
+    scaled = centred.scale.apply(centred.train.features)
+    assert (scaled.min(), scaled.max()) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -420,3 +420,29 @@ def test_noise_too_small_for_its_square_is_refused_in_words_or_accounted(small: 
         except ArithmeticError as error:
             raise AssertionError(f"{name}: {error!r}") from error
     assert refused
+
+
+# --- systems ------------------------------------------------------------------------------------------------------
+
+OF_ONE_SYSTEM = {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "winreg"}
+"""Modules of the standard library that exist on one kind of system alone."""
+
+
+def test_only_the_carrier_needs_a_unix() -> None:
+    found = {
+        file: named
+        for file, tree in trees().items()
+        if not file.startswith("flower/")
+        and (
+            named := {
+                name
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for name in (
+                    [one.name for one in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                )
+                if name in OF_ONE_SYSTEM
+            }
+        )
+    }
+    assert found == {}

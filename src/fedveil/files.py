@@ -28,6 +28,13 @@ LARGEST_DOCUMENT: Final = 1 << 26
 LARGEST_FILE: Final = 1 << 32
 """Bytes of any other file: a model, or lines of one run after another."""
 
+CLOSED_IN_CHILDREN: Final = getattr(os, "O_CLOEXEC", 0)
+"""Flag of a descriptor that no child process inherits; Windows passes none on by itself."""
+
+_NEVER_WAITED_FOR: Final = (
+    getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+)
+
 DEEPEST: Final = 64
 """How far the tables and lists of a document may be nested; ours are below 16."""
 
@@ -102,7 +109,7 @@ def check_file(path: Path, error: type[FedveilError]) -> None:
 
 @contextmanager
 def _opened(path: Path, error: type[FedveilError], largest: int) -> Iterator[BinaryIO]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    descriptor = os.open(path, os.O_RDONLY | CLOSED_IN_CHILDREN | _NEVER_WAITED_FOR)
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
         os.close(descriptor)
@@ -232,7 +239,9 @@ def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's names to the disk."""
+    """Flush a folder's names to the disk; Windows opens no folder, and keeps names in its journal."""
+    if os.name == "nt":
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

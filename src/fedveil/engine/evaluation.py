@@ -18,7 +18,7 @@ from torch import Tensor
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.release_method import release_builder
 from fedveil.engine.release_sum import noisy_sum
-from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_multiplier
+from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.metrics import score_of
 from fedveil.local.task import Task
@@ -26,8 +26,6 @@ from fedveil.methods.claims import PublicFacts
 from fedveil.population.columns import Column, ColumnTable, Numbers, Places, State, read_columns
 from fedveil.population.records import Population
 from fedveil.population.schema import Label, Schema, read_schema
-from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.ledger import Budget
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.evaluated import Asked, Evaluated
 from fedveil.statistics.layout import Layout
@@ -81,11 +79,8 @@ def plan_evaluation(experiment: Experiment, population: Population) -> Evaluatio
             "evaluation: between institutions no release of held-out records is made yet; remove [evaluation] and give "
             "the coordinator a public test table, whose metrics need no noise"
         )
-    privacy = experiment.privacy
     assert experiment.data.table is not None, "Experiment asks for it"
-    assert privacy.epsilon is not None, "Experiment asks for it"
-    accountant = make_accountant(privacy.accountant)
-    whole = whole_multiplier(Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant))
+    whole = whole_of(experiment.privacy)
     people = population.n_users * experiment.data.table.test_share
     planner = _Planner(experiment, population, _schema(experiment), whole)
     asked, second, error = planner.second(people)

@@ -21,6 +21,7 @@ from fedveil.engine.sections import (
     EvaluationSection,
     LocalSection,
     ModelSection,
+    PreprocessingSection,
     PrivacySection,
     Section,
     ServerSection,
@@ -49,6 +50,9 @@ class Experiment(Section):
     protection: Annotated[Choice, Chosen("protections")] = Choice("protections", "none")
     server: ServerSection = ServerSection()
     privacy: PrivacySection = PrivacySection()
+    preprocessing: PreprocessingSection | None = Field(
+        None, description="the schema refined; default: as declared"
+    )
     evaluation: EvaluationSection | None = Field(None, description="private test metrics; default: none")
     budget: BudgetSection | None = Field(None, description="shares of the releases that are no round")
 
@@ -75,22 +79,26 @@ class Experiment(Section):
             raise ValueError(
                 "privacy.epsilon: the target of a calibrated noise_multiplier; to stop at a budget use privacy.budget"
             )
-        if self.evaluation is None and self.budget is not None:
-            raise ValueError(
-                "budget: shares epsilon between training and [evaluation]; give [evaluation] too"
-            )
-        if self.evaluation is not None:
-            self._check_evaluation()
+        self._check_shares()
         return self
 
-    def _check_evaluation(self) -> None:
-        """Refuse an evaluation that nothing pays for, or of people who are in no silo."""
+    def _check_shares(self) -> None:
+        """Refuse releases beside the rounds that nothing pays for, or of people who are in no silo."""
+        asked = [name for name in ("preprocessing", "evaluation") if getattr(self, name) is not None]
+        if not asked:
+            if self.budget is not None:
+                raise ValueError(
+                    "budget: shares epsilon between training, [preprocessing] and [evaluation]; give one of them too"
+                )
+            return
         if self.method.get("noise_multiplier") != "calibrated":
             raise ValueError(
-                "evaluation: spends a share of privacy.epsilon, and the noise of training is found for the rest: give "
+                f"{asked[0]}: spends a share of privacy.epsilon, and the noise of training is found for the rest: give "
                 "privacy.epsilon and method.noise_multiplier = 'calibrated'"
             )
-        if self.data.table is None or self.data.table.test_file is not None:
+        if self.data.table is None and self.evaluation is None:
+            raise ValueError("preprocessing: is of your own tables (data.table), whose schema it refines")
+        if self.evaluation is not None and (self.data.table is None or self.data.table.test_file is not None):
             raise ValueError(
                 "evaluation: is of records that are held out of your own tables (data.table without test_file); a test "
                 "table that comes from outside belongs to nobody in a silo, and metrics on it need no noise"

@@ -9,6 +9,9 @@ ledger.jsonl          one line a round, written before the round's noise is draw
 privacy.json          the statement
 diagnostics.json      records per user and silo: simulation only
 model.safetensors     the last model
+preprocessing.json    the release that refined the schema, if one did
+schema.toml           the schema that it refined
+evaluation.json       the release of test metrics, if there is one
 spectrum.json         how far the model moved, by frequency (from released models alone)
 audit.json            what attacks showed, if the run was audited
 checkpoint/           the model and the optimiser's state after the last complete round, and that round's line of
@@ -50,6 +53,10 @@ from fedveil.privacy.ledger_lines import Head
 from fedveil.server.optimizers import State
 
 Row = dict[str, Any]
+
+PREPROCESSED: Final = "preprocessing.json"
+SCHEMA: Final = "schema.toml"
+"""The refined schema in the folder of a run with [preprocessing]."""
 
 _CHECKPOINT_VERSION: Final = 2
 _STATE: Final = "state."
@@ -129,7 +136,16 @@ class RunFolder:
                 f"{path}: written under schema version {version}, this program reads version {SCHEMA_VERSION}; "
                 "use the version of fedveil that environment.json names"
             )
-        return cls(path), parse(document, str(path / "experiment.toml"))
+        folder = cls(path)
+        return folder, folder.refined(parse(document, str(path / "experiment.toml")))
+
+    def refined(self, experiment: Experiment) -> Experiment:
+        """Return the experiment on the schema that its preprocessing has written here; itself where none has."""
+        table = experiment.data.table
+        if experiment.preprocessing is None or table is None or not (self / SCHEMA).exists():
+            return experiment
+        table = table.model_copy(update={"schema_file": (self / SCHEMA).absolute()})
+        return experiment.model_copy(update={"data": experiment.data.model_copy(update={"table": table})})
 
     def __truediv__(self, name: str) -> Path:
         """Return the path of one of its files."""

@@ -21,6 +21,7 @@ from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.parties import Parties
+from fedveil.engine.preprocessing import make_preprocessing
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.run_evaluation import evaluate, evaluated_already, release_evaluation
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
@@ -104,6 +105,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
         transcript: whether to list every message of a protocol in ``transcript.jsonl``, also after a resume.
     """
     folder = RunFolder.create(parent, prepared.experiment)
+    prepared = _preprocessed(prepared, folder)
     folder.write_json("environment.json", _environment(prepared))
     folder.write_json("diagnostics.json", population_diagnostics(prepared))
     if transcript and prepared.method.protection.agrees:
@@ -124,6 +126,7 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
     Raises:
         RunFolderError: the training records are others.
     """
+    prepared = _preprocessed(prepared, folder)
     folder.write_json("environment.json", _environment(prepared))
     if (folder / "diagnostics.json").exists():
         require_same_records(folder, prepared)
@@ -131,6 +134,16 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
         folder.write_json("diagnostics.json", population_diagnostics(prepared))
     with share_training(prepared) as shared:
         return _go_on(shared, folder, observer)
+
+
+def _preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
+    """Return a run on its refined schema, which is released first where an experiment asks for it."""
+    planned, guarantee = prepared.preprocessing, prepared.guarantee
+    if planned is None:
+        return prepared
+    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        refined = make_preprocessing(planned, prepared.experiment, prepared.population, folder, ledger)
+    return prepared if refined == prepared.experiment else prepare(refined)
 
 
 def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
@@ -296,7 +309,9 @@ def row_of(
         "schema_version": SCHEMA_VERSION,
         "round": number,
         "test": test,
-        "epsilon": finite(prepared.epsilon_after(spent)) if prepared.secure else None,
+        "epsilon": finite(prepared.epsilon_with(Role.READER, spent, prepared.before))
+        if prepared.secure
+        else None,
         "clip": _clip(prepared.method),
         **shown,
     }

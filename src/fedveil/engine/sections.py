@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
@@ -206,7 +206,41 @@ class EvaluationSection(Section):
         return once(by, "by")
 
 
+class PreprocessingSection(Section):
+    """The schema refined by a release of the run, inside of what is declared; nothing else is fitted on records."""
+
+    silos: SiloWeights | None = Field(
+        None,
+        description="a person's weights over silos; default: equal under private-weighting, else uniform",
+    )
+    bounds: tuple[str, ...] = Field(
+        (), description="numbers whose bounds are refined within the declared ones"
+    )
+    impute: tuple[str, ...] = Field((), description="numbers whose missing values are taken for the median")
+    pool: dict[str, Positive] = Field(
+        {}, description='by column: categories with fewer people than this become "other", which is all zeros'
+    )
+
+    @field_validator("bounds", "impute")
+    @classmethod
+    def _once(cls, columns: tuple[str, ...], told: ValidationInfo) -> tuple[str, ...]:
+        return once(columns, str(told.field_name))
+
+    @model_validator(mode="after")
+    def _something(self) -> PreprocessingSection:
+        if not (self.bounds or self.impute or self.pool):
+            raise ValueError("nothing is asked for; give bounds, impute or pool, or remove [preprocessing]")
+        return self
+
+
 class BudgetSection(Section):
     """How privacy.epsilon is shared: shares of mu^2, of which training has the rest."""
 
+    preprocessing: Annotated[float, Field(gt=0, lt=1)] = Field(0.07, description="of [preprocessing]")
     evaluation: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="of [evaluation]")
+
+    @model_validator(mode="after")
+    def _rest(self) -> BudgetSection:
+        if self.preprocessing + self.evaluation >= 1:
+            raise ValueError("the shares leave nothing for training; together they must be below 1")
+        return self

@@ -18,6 +18,7 @@ from fedveil.engine.composition import Composition
 from fedveil.engine.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
+from fedveil.engine.preprocessing import Preprocessing, plan_preprocessing
 from fedveil.engine.sections import DataSection, refuse_session
 from fedveil.engine.setting import Setting
 from fedveil.engine.side_releases import SideRelease, together
@@ -57,6 +58,7 @@ class Prepared:
     setting: Setting
     uncovered: tuple[str, ...]
     agreed: Agreed
+    preprocessing: Preprocessing | None = None
     evaluation: Evaluation | None = None
 
     @property
@@ -84,7 +86,12 @@ class Prepared:
     @property
     def beside(self) -> tuple[SideRelease, ...]:
         """The releases of the run that are no round."""
-        return () if self.evaluation is None else self.evaluation.releases
+        return (*self.before, *(() if self.evaluation is None else self.evaluation.releases))
+
+    @property
+    def before(self) -> tuple[SideRelease, ...]:
+        """Those of them that are made before the first round."""
+        return () if self.preprocessing is None else (self.preprocessing.release,)
 
     def epsilon_with(self, role: Role, rounds: int, beside: Sequence[SideRelease]) -> float:
         """Return the epsilon of so many rounds and of releases beside them, against a party."""
@@ -130,7 +137,11 @@ def prepare(
     population = (populations or Populations()).of(experiment.data, experiment.seed)
     task = task_of(experiment, population) if task is None else task
     evaluation = plan_evaluation(experiment, population)
-    beside = () if evaluation is None else evaluation.releases
+    preprocessing = plan_preprocessing(experiment, population)
+    beside = (
+        *(() if preprocessing is None else (preprocessing.release,)),
+        *(() if evaluation is None else evaluation.releases),
+    )
     composition = Composition(experiment=experiment, population=population, beside=beside)
     method = composition.method()
     records = _kept(method, population.train)
@@ -165,6 +176,7 @@ def prepare(
             *_batching(trainer, cohort.device),
         ),
         agreed=_agreed(experiment, method, setting, population, public),
+        preprocessing=preprocessing,
         evaluation=evaluation,
     )
 

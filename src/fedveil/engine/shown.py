@@ -92,6 +92,8 @@ FILES: Final[Mapping[str, Kind]] = MappingProxyType(
             *("experiment.toml", "model.safetensors", "spectrum.json", "attempts.jsonl", "federation.json"),
             "end.json",
             "evaluation.json",
+            "preprocessing.json",
+            "schema.toml",
         ),
         Kind.COVERED,
     )

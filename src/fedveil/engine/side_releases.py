@@ -13,11 +13,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fedveil.engine.sections import PrivacySection
 from fedveil.errors import CompositionError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuarantee
@@ -85,6 +87,13 @@ def check_beside(releases: Sequence[SideRelease], rounds: Guarantee) -> None:
                 f"{rounds.unit} under {rounds.adjacency.value}: no epsilon covers both; take a method of users, such "
                 "as uldp-avg"
             )
+
+
+def whole_of(privacy: PrivacySection) -> float:
+    """Return the noise multiplier of the one release that spends what an experiment declares."""
+    assert privacy.epsilon is not None, "Experiment asks for it"
+    accountant = make_accountant(privacy.accountant)
+    return whole_multiplier(Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant))
 
 
 def whole_multiplier(budget: Budget) -> float:

@@ -58,7 +58,7 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
         randomness=_randomness(prepared),
         secure_randomness=prepared.secure,
         uncovered=(*prepared.uncovered, *uncovered(exact_metrics=prepared.evaluation is None)),
-        notes=(*prepared.population.notes, *_tested(prepared)),
+        notes=(*prepared.population.notes, *_fitted(prepared)),
         as_published=tuple(
             AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
             for claim in guarantee.published
@@ -96,9 +96,16 @@ def _told(prepared: Prepared, release: SideRelease) -> tuple[str, ...]:
     )
 
 
-def _tested(prepared: Prepared) -> tuple[str, ...]:
-    """Return where test metrics come from, if they are released."""
-    if prepared.evaluation is None:
-        return ()
-    names = " and ".join(one.of_run(prepared.experiment.name) for one in prepared.beside)
-    return (f"Test metrics come from the releases {names}: they are noisy, and covered.",)
+def _fitted(prepared: Prepared) -> tuple[str, ...]:
+    """Return what comes from releases beside the rounds, and from which."""
+    found, run = [], prepared.experiment.name
+    if prepared.preprocessing is not None:
+        wanted, name = prepared.preprocessing.wanted, prepared.preprocessing.release.of_run(run)
+        columns = ", ".join(dict.fromkeys((*wanted.numbers, *wanted.pool)))
+        found.append(
+            f"How {columns} are scaled or encoded comes from the release {name}; no other number was read"
+        )
+    if prepared.evaluation is not None:
+        names = " and ".join(one.of_run(run) for one in prepared.evaluation.releases)
+        found.append(f"Test metrics come from the releases {names}: they are noisy, and covered.")
+    return tuple(found)

@@ -68,19 +68,27 @@ class Number(_Part):
     """A numeric feature, scaled from its declared bounds to [-1, 1]; values outside are clipped to them.
 
     A missing value is an error, or the middle of the bounds (0 after scaling), or that with a second feature
-    that is 1 where the value is missing and 0 elsewhere ("indicator").
+    that is 1 where the value is missing and 0 elsewhere ("indicator"). ``fill`` is a number in the middle's place.
     """
 
     kind: Literal["number"]
     lower: Annotated[float, Field(strict=False, allow_inf_nan=False)]
     upper: Annotated[float, Field(strict=False, allow_inf_nan=False)]
     missing: Literal["error", "middle", "indicator"] = "error"
+    fill: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> "Number":
         if not self.lower < self.upper:
             raise ValueError("lower must be below upper")
+        if self.fill is not None and (self.missing == "error" or not self.lower <= self.fill <= self.upper):
+            raise ValueError("fill must lie within the bounds, where missing values are no error")
         return self
+
+    @property
+    def filled(self) -> float:
+        """What a missing value becomes."""
+        return 0.0 if self.fill is None else 2 * (self.fill - self.lower) / (self.upper - self.lower) - 1
 
     @property
     def width(self) -> int:
@@ -120,6 +128,11 @@ class Date(_Part):
     def width(self) -> int:
         """Number of features this column becomes."""
         return 2 if self.missing == "indicator" else 1
+
+    @property
+    def filled(self) -> float:
+        """What a missing value becomes."""
+        return 0.0
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -133,7 +133,7 @@ class TableReader:
             )
         lower, upper = feature.bounds
         scaled = 2 * (np.clip(values, lower, upper) - lower) / (upper - lower) - 1
-        scaled[missing] = 0.0
+        scaled[missing] = feature.filled
         columns = (scaled, missing) if feature.missing == "indicator" else (scaled,)
         return np.stack(columns, axis=1).astype(np.float32)
 

@@ -13,15 +13,17 @@ resuming.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import portalocker
+from portalocker import LockFlags
+
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
-from fedveil.files import LARGEST_FILE, check_file, read_content
+from fedveil.files import CLOSED_IN_CHILDREN, LARGEST_FILE, check_file, read_content, sync_folder
 from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.events import Adjacency, Event, atoms, compose
 from fedveil.privacy.ledger_lines import (
@@ -280,18 +282,14 @@ def _open_locked(path: Path) -> int:
         check_file(path, RunFolderError)
     try:
         existed = path.exists()
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | CLOSED_IN_CHILDREN, 0o644)
         if not existed:
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(path.parent)
     except OSError as error:
         raise RunFolderError(f"{path}: cannot open the ledger: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        portalocker.lock(descriptor, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
+    except (OSError, portalocker.LockException) as error:
         os.close(descriptor)
         raise RunFolderError(
             f"{path}: another process is writing this ledger; wait for it, or stop it, before running again"

@@ -1,0 +1,210 @@
+"""A run's schema refined by one release before training: planned, charged, made, and written into the run folder.
+
+    declared schema ─► release prep/1 ─► preprocessing.json, schema.toml ─► the run is prepared again, on that one
+
+Nothing else is read from records: scaling, encoding and the model's width follow from the refined schema. A resumed
+run, an audit and a bundle read the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tomlkit
+from jaxtyping import Float64
+from pydantic import ValidationError
+
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.folder import PREPROCESSED, SCHEMA, RunFolder
+from fedveil.engine.release_method import release_builder
+from fedveil.engine.release_sum import noisy_sum
+from fedveil.engine.side_releases import SideRelease, charge, multiplier_of, side_release, whole_of
+from fedveil.errors import CompositionError, ConfigError, DataError, RunFolderError
+from fedveil.files import parse_json, read_text, reading
+from fedveil.methods.claims import PublicFacts
+from fedveil.population.columns import ColumnTable, read_columns
+from fedveil.population.records import Population
+from fedveil.population.schema import Schema, read_schema
+from fedveil.privacy.ledger import Ledger
+from fedveil.randomness import PrivacyRandomness
+from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.preprocessing import Wanted, cdf_noise, refined
+
+SCHEMA_VERSION: Final = 1
+MOST_NOISE: Final = 0.2
+"""Largest predicted noise on a sum of leading bins, as a share of all people: bounds have no tail to go by beyond."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Preprocessing:
+    """A preprocessing, ready to be made; public numbers alone.
+
+    Attributes:
+        wanted: what it is of.
+        release: what is released.
+        noise: predicted standard deviation of a sum of leading bins, as a share of all people.
+    """
+
+    wanted: Wanted
+    release: SideRelease
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Preprocessed:
+    """What a preprocessing released.
+
+    Attributes:
+        provenance: the release's name in the ledger.
+        wanted: what it is of.
+        vector: the released sum.
+        noise_std: standard deviation of its noise, per number.
+    """
+
+    provenance: str
+    wanted: Wanted
+    vector: Float64[np.ndarray, " d"]
+    noise_std: float
+
+    @property
+    def schema(self) -> Schema:
+        """The refined schema."""
+        return refined(self.wanted, self.vector, self.noise_std)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the release as JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "provenance": self.provenance,
+            "wanted": self.wanted.model_dump(mode="json", exclude_none=True),
+            "noise_std": self.noise_std,
+            "vector": self.vector.tolist(),
+        }
+
+
+def read_preprocessed(folder: Path) -> Preprocessed | None:
+    """Return what a run's preprocessing released; None where there is none.
+
+    Raises:
+        RunFolderError: a damaged one.
+    """
+    path = folder / PREPROCESSED
+    if not path.exists():
+        return None
+    data = parse_json(read_text(path, RunFolderError), path, RunFolderError)
+    with reading(path, RunFolderError):
+        if data["schema_version"] != SCHEMA_VERSION:
+            raise RunFolderError(f"{path}: this fedveil reads schema version {SCHEMA_VERSION}")
+        try:
+            found = Preprocessed(
+                provenance=str(data["provenance"]),
+                wanted=Wanted.model_validate(data["wanted"]),
+                vector=np.array(data["vector"], dtype=np.float64),
+                noise_std=float(data["noise_std"]),
+            )
+            whole = found.vector.shape == (found.wanted.layout.length,) and bool(
+                np.isfinite(found.vector).all()
+            )
+        except (ValidationError, ConfigError, DataError) as error:
+            raise RunFolderError(f"{path} is damaged: it is of nothing that can be refined") from error
+        if not whole or not (math.isfinite(found.noise_std) and found.noise_std > 0):
+            raise RunFolderError(f"{path} is damaged: its numbers do not fit what was asked for")
+        return found
+
+
+def plan_preprocessing(experiment: Experiment, population: Population) -> Preprocessing | None:
+    """Plan the preprocessing that an experiment asks for, if it does; no record is looked at.
+
+    Where it has been made, the experiment names the refined schema, and the declared one stands beside it.
+
+    Raises:
+        CompositionError: a federation.
+        ConfigError: columns that cannot be refined, or a budget that is too small, with what would do.
+    """
+    section, table = experiment.preprocessing, experiment.data.table
+    if section is None:
+        return None
+    if not population.complete:
+        raise CompositionError(
+            "preprocessing: between institutions no release of columns is made yet; remove [preprocessing] and declare "
+            "bounds and categories in the schema, by a release of `fedveil stats` for instance"
+        )
+    assert table is not None, "Experiment asks for it"
+    before = read_preprocessed(table.schema_file.parent)
+    weighs = experiment.protection.build().weighs
+    wanted = Wanted(
+        schema_=read_schema(table.schema_file) if before is None else before.wanted.schema_,
+        silo_names=population.silo_names,
+        silos=section.silos or ("equal" if weighs else "uniform"),
+        bounds=section.bounds,
+        impute=section.impute,
+        pool=section.pool,
+    )
+    layout = wanted.layout
+    facts = PublicFacts(n_silos=population.n_silos, n_users=population.n_users, dimension=layout.length)
+    step = LocalStatistic(layout=layout)
+    build = release_builder(
+        experiment.protection,
+        wanted.silos,
+        step,
+        facts,
+        key="preprocessing.silos",
+        colluding=experiment.privacy.colluding_silos,
+    )
+    multiplier = multiplier_of(experiment.shares.preprocessing, whole_of(experiment.privacy))
+    purpose = "histograms of columns, which bounds, medians and pooled categories follow from"
+    release = side_release("prep/1", purpose, step, build(multiplier), facts)
+    noise = cdf_noise(wanted, _std(release, population.n_silos)) / population.n_users
+    if noise > MOST_NOISE:
+        raise ConfigError(
+            f"preprocessing: the noise on a number of people below a bound would be {noise:.0%} of all people, and "
+            f"{MOST_NOISE:.0%} is allowed; give fewer columns, or a larger privacy.epsilon or budget.preprocessing"
+        )
+    return Preprocessing(wanted=wanted, release=release, noise=noise)
+
+
+def make_preprocessing(
+    planned: Preprocessing, experiment: Experiment, population: Population, folder: RunFolder, ledger: Ledger
+) -> Experiment:
+    """Charge, make and write a preprocessing that is not written yet; return the experiment on the refined schema.
+
+    It is of the records that are trained on; held-out ones have no part in it.
+    """
+    found = read_preprocessed(folder.path)
+    if found is None:
+        charge(ledger, experiment.name, (planned.release,))
+        seed = experiment.privacy.insecure_seed
+        privacy = PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
+        number = experiment.rounds + 3  # repeatable noise is neither that of a round nor of the evaluation
+        step, method = planned.release.step, planned.release.method
+        found = Preprocessed(
+            provenance=planned.release.of_run(experiment.name),
+            wanted=planned.wanted,
+            vector=noisy_sum(method, step, _trained(planned, experiment, population), privacy, number),
+            noise_std=_std(planned.release, population.n_silos),
+        )
+        folder.write(PREPROCESSED, (json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n").encode())
+    document = found.schema.model_dump(mode="json", exclude_none=True)
+    folder.write(SCHEMA, tomlkit.dumps(document).encode())
+    return folder.refined(experiment)
+
+
+def _trained(planned: Preprocessing, experiment: Experiment, population: Population) -> ColumnTable:
+    """Return the columns of the records that are trained on."""
+    table = experiment.data.table
+    assert table is not None
+    found = read_columns(planned.wanted.schema_, table.files, planned.release.step.columns)
+    if population.test_rows is None:
+        return found
+    return found.take(np.setdiff1d(np.arange(len(found)), population.test_rows))
+
+
+def _std(release: SideRelease, n_silos: int) -> float:
+    found = release.method.noise_std(n_silos)
+    assert found is not None
+    return found

@@ -1,0 +1,212 @@
+"""A schema refined inside of what is declared, by one release: bounds, what a missing number is taken for, categories.
+
+=========  ================================================  =======================================================
+asked for  a record is                                       decoded to
+=========  ================================================  =======================================================
+bounds     the prefix code of its bin on the signed powers    the outermost bins whose tails hold more than 2 % and
+           of two inside of the declared range                more than 2 standard deviations of the noise
+impute     the same (64 equal bins where no bounds are)       the median
+pool       the unit vector of its category                    categories below a count become "other": all zeros
+=========  ================================================  =======================================================
+
+A threshold that is too LOW is the disaster: one noisy far bin gives a code from 0 to 2 the upper bound 524288. So it is
+2 standard deviations of a sum of leading bins, and at most 40 %. A column without enough people keeps what is declared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float64
+from pydantic import BaseModel, ConfigDict
+from sklearn.isotonic import isotonic_regression
+
+from fedveil.errors import ConfigError
+from fedveil.population.schema import Category, Number, Schema
+from fedveil.statistics.blocks import Block, Encoder, OneHot
+from fedveil.statistics.cells import Bins, Categories, Everybody
+from fedveil.statistics.decoding import Cells, decode
+from fedveil.statistics.intervals import NORMAL_95
+from fedveil.statistics.layout import Layout
+from fedveil.statistics.limits import SiloWeights
+from fedveil.statistics.strategy import Strategy
+
+_TAIL: Final = 0.02
+_MOST_TAIL: Final = 0.4
+_SURE: Final = 2.0
+_EQUAL_BINS: Final = 64
+_POWERS: Final = range(-10, 21)
+
+
+class Wanted(BaseModel):
+    """What a preprocessing is of: public, and fixed before a record is looked at.
+
+    Attributes:
+        schema_: as declared.
+        silo_names: names of all silos.
+        silos: a person's weights over silos.
+        bounds: numbers whose bounds are refined.
+        impute: numbers whose missing values are taken for the median.
+        pool: categories of a column with fewer people than this become "other".
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_: Schema
+    silo_names: tuple[str, ...]
+    silos: SiloWeights
+    bounds: tuple[str, ...]
+    impute: tuple[str, ...]
+    pool: Mapping[str, float]
+
+    @property
+    def unit(self) -> float:
+        """What a person's vector weighs in the sum of one silo at most."""
+        return 1 / len(self.silo_names) if self.silos == "uniform" else 1.0
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers that are looked at."""
+        return tuple(dict.fromkeys((*self.bounds, *self.impute)))
+
+    @property
+    def layout(self) -> Layout:
+        """The blocks of the release, one a column.
+
+        Raises:
+            ConfigError: a column of another kind, or missing values that no rule allows.
+        """
+        blocks = [self._number(name) for name in self.numbers]
+        return Layout((*blocks, *(self._category(name) for name in self.pool)))
+
+    def edges(self, name: str) -> tuple[float, ...]:
+        """Return the edges of a number's bins."""
+        feature = self._feature(name)
+        if name not in self.bounds:
+            return tuple(np.linspace(feature.lower, feature.upper, _EQUAL_BINS + 1).tolist())
+        powers = [2.0**power for power in _POWERS]
+        inner = [*(-one for one in reversed(powers)), 0.0, *powers]
+        return (feature.lower, *(one for one in inner if feature.lower < one < feature.upper), feature.upper)
+
+    def _feature(self, name: str) -> Number:
+        feature = self.schema_.features.get(name)
+        if not isinstance(feature, Number):
+            raise ConfigError(f"preprocessing: '{name}' is no number among the features of the schema")
+        if name in self.impute and feature.missing == "error":
+            raise ConfigError(
+                f"preprocessing.impute: the schema lets no value of '{name}' be missing; declare missing = 'middle' or "
+                "'indicator'"
+            )
+        return feature
+
+    def _number(self, name: str) -> Block:
+        cells = OneHot(Bins(name, self.edges(name)))
+        return _block(name, cells, Strategy("prefix", cells.ordered, cells.width - cells.ordered))
+
+    def _category(self, name: str) -> Block:
+        feature = self.schema_.features.get(name)
+        if not isinstance(feature, Category):
+            raise ConfigError(f"preprocessing.pool: '{name}' is no category among the features of the schema")
+        cells = OneHot(Categories(name, feature.categories, pooled=True))
+        return _block(name, cells, Strategy("flat", 0, cells.width))
+
+
+def _block(name: str, encoder: Encoder, strategy: Strategy) -> Block:
+    return Block(release=name, part="cells", encoder=encoder, groups=Everybody(), strategy=strategy)
+
+
+def refined(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float) -> Schema:
+    """Return the schema as the release refines it: a function of the release and public things.
+
+    Args:
+        wanted: what was asked for.
+        vector: the released sum.
+        noise_std: standard deviation of its noise, per number.
+    """
+    cells = decode(wanted.layout, vector, noise_std, wanted.unit)
+    document = wanted.schema_.model_dump(mode="json", exclude_none=True)
+    for name in wanted.numbers:
+        found = _Distribution.of(wanted.edges(name), cells[name, "cells"])
+        feature = document["features"][name]
+        if found is None:
+            continue
+        if name in wanted.bounds:
+            feature["lower"], feature["upper"] = found.bounds()
+        if name in wanted.impute:
+            feature["fill"] = float(np.clip(found.quantile(0.5), feature["lower"], feature["upper"]))
+    for name, least in wanted.pool.items():
+        document["features"][name] |= _kept(document["features"][name], cells[name, "cells"], least)
+    return Schema.model_validate(document)
+
+
+def cdf_noise(wanted: Wanted, noise_std: float) -> float:
+    """Return the largest standard deviation of noise on a sum of leading bins, in people; 0 without numbers."""
+    layout, found = wanted.layout, 0.0
+    for slot in layout.slots:
+        if slot.block.release in wanted.numbers:
+            sums = _sums(slot.block.strategy.covariance, slot.block.strategy.ordered)
+            found = max(found, noise_std / (slot.scale * wanted.unit) * math.sqrt(float(np.diag(sums).max())))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Distribution:
+    """The people of a column below every edge.
+
+    Attributes:
+        edges: (B + 1,) of the bins; values beyond them are taken for the ends.
+        below: (B,) isotonic people up to the upper edge of every bin; the last is all.
+        noise: the largest standard deviation of such a sum.
+    """
+
+    edges: tuple[float, ...]
+    below: Float64[np.ndarray, " B"]
+    noise: float
+
+    @classmethod
+    def of(cls, edges: tuple[float, ...], cells: Cells) -> _Distribution | None:
+        """Return the distribution of decoded cells; None where there is nobody."""
+        ordered = len(edges) + 1
+        sums = np.cumsum(cells.values[0, :ordered])
+        total = float(sums[-1])
+        noise = math.sqrt(float(np.diag(_sums(cells.covariance, ordered)).max()))
+        if total <= _SURE * noise:
+            return None
+        rising = np.asarray(isotonic_regression(np.clip(sums, 0, total)))[1:]
+        rising[-2:] = total
+        return cls(edges=edges, below=rising[:-1], noise=noise)
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the outermost edges whose tails are no noise."""
+        total = float(self.below[-1])
+        tail = min(max(_TAIL * total, _SURE * self.noise), _MOST_TAIL * total)
+        first = int(np.argmax(self.below > tail))
+        last = int(np.argmax(self.below >= total - tail))
+        return self.edges[first], self.edges[max(first, last) + 1]
+
+    def quantile(self, level: float) -> float:
+        """Return where a share of all people is below, linear within bins."""
+        shares = np.concatenate(([0.0], self.below / self.below[-1])) + 1e-12 * np.arange(len(self.edges))
+        return float(np.interp(level, shares, np.array(self.edges)))
+
+
+def _sums(covariance: Float64[np.ndarray, "n n"], ordered: int) -> Float64[np.ndarray, "k k"]:
+    """Return the covariance of sums of leading cells."""
+    leading = np.tril(np.ones((ordered, ordered)))
+    found: np.ndarray = leading @ covariance[:ordered, :ordered] @ leading.T
+    return found
+
+
+def _kept(feature: Mapping[str, Any], cells: Cells, least: float) -> dict[str, Any]:
+    """Return the categories that are not pooled, the fullest one in any case; others are all zeros."""
+    names = feature["categories"]
+    values, sd = cells.values[0, : len(names)], np.sqrt(np.diag(cells.covariance)[: len(names)])
+    kept = values + NORMAL_95 * sd >= least
+    kept[int(np.argmax(values))] = True
+    if kept.all():
+        return {}
+    return {"categories": [name for name, keep in zip(names, kept, strict=True) if keep], "unknown": "zero"}

@@ -1,0 +1,347 @@
+"""A schema refined by one release: bounds, medians and pooled categories from noisy cells, and a run that pays."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from fedveil.bundle.writing import bundle_run
+from fedveil.engine.experiment import merge, parse
+from fedveil.engine.folder import PREPROCESSED, SCHEMA
+from fedveil.engine.preprocessing import read_preprocessed
+from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import FedveilError, RunFolderError
+from fedveil.methods.weights import Weights
+from fedveil.population.columns import read_columns
+from fedveil.population.schema import Category, Number, Schema, read_schema
+from fedveil.population.tables import read_tables
+from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import read_entries
+from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.preprocessing import Wanted, refined
+from tests.doc_examples import BLOCKS
+from tests.test_run import Silent
+
+SCHEMA_TOML = """
+n_users = {users}
+user = "who"
+silos = ["north", "south", "west"]
+[target]
+kind = "label"
+column = "sick"
+classes = ["0", "1"]
+[features]
+age = {{ kind = "number", lower = -1e6, upper = 1e6, missing = "middle" }}
+code = {{ kind = "number", lower = 0, upper = 1e6 }}
+ward = {{ kind = "category", categories = ["x", "y", "z"] }}
+"""
+PEOPLE = 1500
+FILES = ("north", "south", "west")
+
+
+def tables(folder: Path, *, without: int | None = None) -> None:
+    """Write three hospitals' tables: ages from 20 to 90 with some missing, codes 0 to 2, a rare ward."""
+    rng = np.random.default_rng(0)
+    (folder / "schema.toml").write_text(SCHEMA_TOML.format(users=PEOPLE))
+    lines: dict[str, list[str]] = {name: ["who,age,code,ward,sick"] for name in FILES}
+    for who in range(PEOPLE):
+        age, code, ward = (
+            rng.uniform(20, 90),
+            rng.integers(3),
+            "z" if who % 50 == 0 else "xy"[rng.integers(2)],
+        )
+        sick = int(rng.random() < 1 / (1 + math.exp(-0.1 * (age - 50))))
+        cell = "" if who % 10 == 7 else f"{age:.1f}"
+        if who != without:
+            lines[FILES[who % 3]].append(f"p{who},{cell},{code},{ward},{sick}")
+    for name, content in lines.items():
+        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+
+
+def prepared_in(folder: Path, **changes: Any) -> Prepared:
+    """Prepare a run over the tables of a folder."""
+    base = {
+        "name": "hospitals",
+        "rounds": 2,
+        "data": {
+            "table": {
+                "schema_file": str(folder / "schema.toml"),
+                "files": [str(folder / f"{name}.csv") for name in FILES],
+            }
+        },
+        "local": {"learning_rate": 0.5},
+        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated", "learning_rate": 60.0},
+        "privacy": {"epsilon": 20.0},
+        "protection": {"name": "secure-aggregation"},
+        "preprocessing": {"bounds": ["age", "code"], "impute": ["age"], "pool": {"ward": 200}},
+        "budget": {"preprocessing": 0.2},
+    }
+    return prepare(parse(merge(base, changes), "test"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared, Outcome]:
+    """Return the folder of the tables, and a run with preprocessing and evaluation."""
+    folder = tmp_path_factory.mktemp("refined")
+    tables(folder)
+    prepared = prepared_in(folder, evaluation={}, data={"table": {"test_share": 0.5}})
+    return folder, prepared, run(prepared, folder / "runs", Silent())
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+def wanted(**changes: Any) -> Wanted:
+    """Return what a preprocessing of one number and one category is of."""
+    document = {
+        "n_users": 10,
+        "user": "who",
+        "target": {"kind": "label", "column": "sick", "classes": ["0", "1"]},
+        "features": {
+            "age": {"kind": "number", "lower": -1000.0, "upper": 1e6, "missing": "middle"},
+            "ward": {"kind": "category", "categories": ["x", "y", "z"]},
+        },
+    }
+    given = {"silos": "equal", "bounds": ("age",), "impute": (), "pool": {}} | changes
+    return Wanted(schema_=Schema.model_validate(document), silo_names=("a", "b"), **given)
+
+
+def vector_of(asked: Wanted, values: np.ndarray, wards: tuple[int, ...] = ()) -> np.ndarray:
+    """Return the sum without noise: one record a person."""
+    found = np.zeros(asked.layout.length)
+    for slot in asked.layout.slots:
+        name, cells = slot.block.release, np.zeros(slot.block.encoder.width)
+        if name in asked.numbers:
+            np.add.at(cells, np.searchsorted(asked.edges(name), values, side="right"), 1)
+        else:
+            cells[: len(wards)] = wards
+        found[slot.place] = slot.scale * slot.block.strategy.matrix @ cells
+    return found
+
+
+def number(schema: Schema, name: str) -> Number:
+    found = schema.features[name]
+    assert isinstance(found, Number)
+    return found
+
+
+def test_bounds_are_the_outermost_bins_whose_tails_are_no_noise() -> None:
+    asked, values = wanted(), np.random.default_rng(0).uniform(20, 90, 2000)
+    found = number(refined(asked, vector_of(asked, values), 1e-9), "age")
+    assert (found.lower, found.upper) == (16.0, 128.0)
+    far = np.concatenate((values, np.full(30, 3e5)))  # 1.5 %: a tail
+    assert number(refined(asked, vector_of(asked, far), 1e-9), "age").upper == 128.0
+    many = np.concatenate((values, np.full(60, 3e5)))
+    assert number(refined(asked, vector_of(asked, many), 1e-9), "age").upper == 2.0**19
+
+
+def test_one_noisy_far_bin_is_no_bound() -> None:
+    """A threshold of no standard deviations is the disaster that two of them prevent: tried over many draws."""
+    rng, asked = np.random.default_rng(1), wanted()
+    vector = vector_of(asked, rng.integers(0, 3, 400).astype(float))
+    uppers = [
+        number(refined(asked, vector + 12.0 * rng.normal(size=len(vector)), 12.0), "age").upper
+        for _ in range(60)
+    ]
+    assert np.mean(np.array(uppers) > 100) < 0.1
+    blind = [
+        number(refined(asked, vector + 12.0 * rng.normal(size=len(vector)), 1e-9), "age").upper
+        for _ in range(60)
+    ]
+    assert np.mean(np.array(blind) > 100) > 0.3
+
+
+def test_missing_values_are_taken_for_the_median() -> None:
+    values = np.random.default_rng(2).uniform(20, 90, 2000)
+    for bounds in (("age",), ()):
+        asked = wanted(bounds=bounds, impute=("age",))
+        if not bounds:
+            asked = asked.model_copy(update={"schema_": _narrow(asked.schema_)})
+        found = number(refined(asked, vector_of(asked, values), 1e-9), "age")
+        assert found.fill == pytest.approx(55, abs=3)
+        assert found.filled == pytest.approx(2 * (found.fill - found.lower) / (found.upper - found.lower) - 1)
+
+
+def _narrow(schema: Schema) -> Schema:
+    features = {
+        **schema.features,
+        "age": number(schema, "age").model_copy(update={"lower": 0.0, "upper": 120.0}),
+    }
+    return schema.model_copy(update={"features": features})
+
+
+def test_rare_categories_are_pooled_and_one_stays() -> None:
+    asked = wanted(bounds=(), pool={"ward": 30.0})
+    for wards, kept in (((100, 80, 3), ("x", "y")), ((100, 80, 60), ("x", "y", "z")), ((1, 2, 0), ("y",))):
+        found = refined(asked, vector_of(asked, np.zeros(0), wards), 1e-9).features["ward"]
+        assert isinstance(found, Category)
+        assert found.categories == kept
+        assert (found.unknown == "zero") == (len(kept) < 3)
+    unsure = refined(asked, vector_of(asked, np.zeros(0), (100, 80, 20)), 15.0).features["ward"]
+    assert isinstance(unsure, Category)
+    assert unsure.categories == ("x", "y", "z")  # the upper limit of 20 +- 15 is not below 30
+
+
+def test_nobody_is_no_reason_to_move_a_bound() -> None:
+    asked = wanted(impute=("age",))
+    found = number(refined(asked, vector_of(asked, np.zeros(0)), 5.0), "age")
+    assert (found.lower, found.upper, found.fill) == (-1000.0, 1e6, None)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_preprocessing_training_and_evaluation_spend_what_was_declared(
+    world: tuple[Path, Prepared, Outcome],
+) -> None:
+    _, _, outcome = world
+    entries = read_entries(outcome.folder / "ledger.jsonl")
+    names = ["hospitals/prep/1", "hospitals", "hospitals", "hospitals/eval/1", "hospitals/eval/2"]
+    assert [entry.run for entry in entries] == names
+    strengths = [e.event.noise_multiplier**-2 for e in entries if isinstance(e.event, GaussianEvent)]
+    assert len(strengths) == 5
+    assert gaussian_epsilon(math.sqrt(math.fsum(strengths)), 1e-5) == pytest.approx(20.0, abs=1e-3)
+    assert outcome.statement.epsilon == pytest.approx(20.0, abs=1e-3)
+    assert strengths[0] / sum(strengths) == pytest.approx(0.2, abs=1e-3)
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    assert 0 < rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"] < 20.0
+    assert any("hospitals/prep/1" in note for note in outcome.statement.notes)
+
+
+def test_a_run_is_trained_on_the_refined_schema(world: tuple[Path, Prepared, Outcome]) -> None:
+    folder, prepared, outcome = world
+    schema = read_schema(outcome.folder / SCHEMA)
+    age, code, ward = number(schema, "age"), number(schema, "code"), schema.features["ward"]
+    assert 2 <= age.lower <= 32
+    assert 64 <= age.upper <= 256
+    assert age.fill is not None
+    assert 30 < age.fill < 80
+    assert code.upper <= 16
+    assert isinstance(ward, Category)
+    assert ward.categories == ("x", "y")
+    model = load_file(outcome.folder / "model.safetensors")
+    assert sum(value.numel() for value in model.values()) == schema.width + 1
+    assert prepared.population.feature_shape == (5,)
+    found = read_preprocessed(outcome.folder)
+    assert found is not None
+    assert found.schema == schema
+    expected = read_tables(schema, [folder / f"{name}.csv" for name in FILES], test_share=0.5)
+    assert expected.train.features.std(axis=0).min() > 0.1
+
+
+def test_resuming_uses_the_same_release(world: tuple[Path, Prepared, Outcome]) -> None:
+    _, _, outcome = world
+    before = {
+        name: (outcome.folder / name).read_bytes() for name in (PREPROCESSED, SCHEMA, "model.safetensors")
+    }
+    again = resume(outcome.folder, Silent())
+    assert again.statement.epsilon == outcome.statement.epsilon
+    assert {name: (outcome.folder / name).read_bytes() for name in before} == before
+    assert len(read_entries(outcome.folder / "ledger.jsonl")) == 5
+
+
+def test_a_bundle_reads_new_records_by_the_refined_schema(
+    world: tuple[Path, Prepared, Outcome], tmp_path: Path
+) -> None:
+    _, _, outcome = world
+    path = bundle_run(outcome.folder, tmp_path / "bundle")
+    assert (path / "schema.toml").read_bytes() == (outcome.folder / SCHEMA).read_bytes()
+
+
+def test_a_run_killed_after_the_charge_makes_the_release_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables(tmp_path)
+    prepared = prepared_in(tmp_path)
+
+    def killed(*given: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedveil.engine.preprocessing.noisy_sum", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(prepared, tmp_path / "runs", Silent())
+    folder = tmp_path / "runs" / "hospitals"
+    assert len(read_entries(folder / "ledger.jsonl")) == 1
+    assert not (folder / SCHEMA).exists()
+    outcome = resume(folder, Silent())
+    assert (folder / SCHEMA).exists()
+    assert outcome.rounds == 2
+    assert len(read_entries(folder / "ledger.jsonl")) == 3
+
+
+def test_neighbours_are_planned_alike_and_a_person_moves_the_release_by_one_at_most(tmp_path: Path) -> None:
+    found, sums = [], []
+    for without in (None, 7):
+        tables(tmp_path, without=without)
+        prepared = prepared_in(tmp_path)
+        planned = prepared.preprocessing
+        assert planned is not None
+        found.append((planned.wanted, planned.noise, planned.release.guarantee))
+        step = planned.release.step
+        assert isinstance(step, LocalStatistic)
+        assert prepared.experiment.data.table is not None
+        table = read_columns(planned.wanted.schema_, prepared.experiment.data.table.files, step.columns)
+        weights = Weights.UNIFORM.of(table.pairs(), 3, PEOPLE)
+        sums.append(silo_sums(step, table, weights, planned.release.method.bound).sum(axis=0))  # type: ignore[arg-type]
+    assert found[0] == found[1]
+    assert 0 < np.linalg.norm(sums[0] - sums[1]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"preprocessing": {"bounds": ["ward"]}}, "'ward' is no number"),
+        ({"preprocessing": {"bounds": ["height"]}}, "'height' is no number"),
+        ({"preprocessing": {"impute": ["code"]}}, "declare missing = 'middle'"),
+        ({"preprocessing": {"pool": {"age": 30}}}, "'age' is no category"),
+        ({"preprocessing": {"pool": {"ward": -1}}}, "preprocessing.pool.ward: must be > 0"),
+        ({"preprocessing": {"bounds": ["age", "age"]}}, "named twice"),
+        ({"preprocessing": {"bounds": [], "impute": [], "pool": None}}, "nothing is asked for"),
+        ({"preprocessing": {"scale": ["age"]}}, "no such key"),
+        ({"privacy": {"epsilon": 0.1}}, "larger privacy.epsilon"),
+        (
+            {"method": {"noise_multiplier": 5.0}, "privacy": {"epsilon": None}},
+            "preprocessing: spends a share",
+        ),
+        ({"budget": {"preprocessing": 0.95}}, "nothing for training"),
+        ({"data": {"table": None, "name": "digits", "n_users": 10, "n_silos": 3}}, "your own tables"),
+        ({"preprocessing": {"silos": "records"}}, "counts people"),
+    ],
+)
+def test_what_cannot_be_refined_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    tables(tmp_path)
+    with pytest.raises(FedveilError) as caught:
+        prepared_in(tmp_path, **changes)
+    assert words in str(caught.value)
+
+
+def test_the_example_of_the_page_is_planned_too(tmp_path: Path) -> None:
+    tables(tmp_path)
+    page = tomllib.loads(BLOCKS["docs/how-to/refine-a-schema.md:0"].text)
+    prepared = prepared_in(tmp_path, **page)
+    assert prepared.preprocessing is not None
+    assert prepared.preprocessing.wanted.pool == {"ward": 30}
+
+
+def test_a_damaged_release_is_noticed(world: tuple[Path, Prepared, Outcome], tmp_path: Path) -> None:
+    _, _, outcome = world
+    document = json.loads((outcome.folder / PREPROCESSED).read_text())
+    for broken in (
+        {"schema_version": 9},
+        {"vector": [1.0]},
+        {"noise_std": 0},
+        {"wanted": {"silos": "equal"}},
+    ):
+        (tmp_path / PREPROCESSED).write_text(json.dumps(document | broken))
+        with pytest.raises(RunFolderError, match=r"preprocessing\.json"):
+            read_preprocessed(tmp_path)
