@@ -315,8 +315,7 @@ class RecoverableServer(Party):
             raise ProtocolError("a round of another run cannot be played")
         self._inbox.open(round_id)
         self._round_id, self._step = self._bound(round_id, cohort), _Step.KEYS
-        self._cohort = self._asked = cohort
-        self._arrived, self._keys = {}, {}
+        self._cohort, self._asked, self._arrived, self._keys = cohort, cohort, {}, {}
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
         return self._to_each(self._cohort, RoundStart(cohort=cohort))
 
