@@ -99,7 +99,7 @@ TRIED = {
     "docs/how-to/compose-a-method.md:1": RUN,
     "docs/how-to/compose-a-method.md:2": RUN,
     "docs/how-to/count-people.md:0": "read and planned by test_the_example_of_the_page_is_planned",
-    "docs/how-to/estimate-effects.md:0": "read as a document by test_fragments_of_documents_are_valid",
+    "docs/how-to/estimate-effects.md:0": "read and planned by test_the_regression_of_the_page_is_planned",
     "docs/how-to/evaluate-privately.md:0": "laid over a run by test_the_example_of_the_page_is_prepared",
     "docs/how-to/hide-record-counts.md:0": PARSED + "needs the data set heart_disease",
     "docs/how-to/hide-record-counts.md:1": "read as a policy by test_fragments_of_documents_are_valid",
@@ -133,4 +133,9 @@ TRIED = {
     "docs/tutorial/first-run.md:2": DIGITS,
     "docs/tutorial/first-run.md:3": DIGITS,
     "docs/tutorial/first-run.md:4": DIGITS,
-} | {f"docs/tutorial/own-hospitals.md:{place}": HOSPITALS for place in range(9)}
+}
+TRIED |= {f"docs/tutorial/own-hospitals.md:{place}": HOSPITALS for place in range(9)}
+TRIED |= {
+    f"docs/tutorial/whole-study.md:{place}": "run in order by test_the_tutorial_of_a_whole_study_is_true"
+    for place in range(10)
+}

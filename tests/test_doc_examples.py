@@ -172,6 +172,27 @@ def test_the_tutorial_of_three_hospitals_is_true(hospitals: Path) -> None:
     assert "from round 20 of 20" in resumed
 
 
+def test_the_tutorial_of_a_whole_study_is_true(here: Path) -> None:
+    """Cohort, odds and model inside one epsilon; estimates within five standard errors of the truth."""
+    page = "docs/tutorial/whole-study.md"
+    block = {place: BLOCKS[f"{page}:{place}"] for place in range(10)}
+    exec(compile(block[0].text, "make_study.py", "exec"), {"__name__": "__main__"})
+    names = {1: "schema", 2: "outcome", 3: "cohort", 5: "odds", 7: "model"}
+    for place, name in names.items():
+        (here / f"{name}.toml").write_text(block[place].text)
+    printed = {line: fedveil(line) for place in (4, 6, 8, 9) for line in block[place].commands}
+    cohort = table_rows(printed["fedveil stats cohort.toml"])
+    assert sum(row[2].startswith("survival ") and " .. " in row[4] for row in cohort) == 3
+    odds = {row[0]: row for row in table_rows(printed["fedveil infer odds.toml"])}
+    for name, truth in (("age", 0.06), ("smoker = 1", 1.0), ("ward = other", 0.0)):
+        low, high = (float(end) for end in odds[name][2].split(" .. "))
+        assert abs(float(odds[name][1]) - truth) < 5 * (high - low) / 3.92, odds[name]
+    assert any(row[2] == "auc" for row in table_rows(printed["fedveil run model.toml"]) if len(row) > 2)
+    runs = [str(here / "runs" / name) for name in ("cohort", "odds", "model")]
+    spent = json.loads(fedveil(shlex.join(["fedveil", "spent", *runs, "--json"])))
+    assert 1.6 < spent["epsilon"] <= 3
+
+
 def test_messages_are_those_of_the_program(
     hospitals: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.statistics.inference.fitted import read_fitted
+from tests.doc_examples import BLOCKS
 
 SCHEMA = """
 n_users = {users}
@@ -168,6 +169,15 @@ def test_the_plan_reads_no_table_and_costs_what_is_declared(
     assert sum(one["share"] for one in plan["releases"]) == pytest.approx(1.0)
     assert [one["coefficient"] for one in plan["effects"]] == ["intercept", "age", "ward = y"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_regression_of_the_page_is_planned(tmp_path: Path) -> None:
+    """What the page shows can be asked for, with a schema that has its columns."""
+    written(tmp_path, people=20000, silos='silos = ["north", "south", "west"]')
+    (tmp_path / "odds.toml").write_text(BLOCKS["docs/how-to/estimate-effects.md:0"].text)
+    prepared = prepare_inference(read_inference_document(tmp_path / "odds.toml"))
+    assert prepared.fitted.names == ("intercept", "age", "ward = y")
+    assert prepared.fitted.design.units == (13.0, 1.0)
 
 
 def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> None:
