@@ -112,7 +112,7 @@ def asked(**changes: Any) -> Experiment:
         "ckks-fedavg",
     ):  # no noise, no bound
         base["method"] = {}
-    if changes.get("method", {}).get("name") == "uldp-sgd":
+    if changes.get("method", {}).get("name") in ("uldp-sgd", "uldp-sgd-w"):
         del base["local"]
     return parse(merge(base, changes), "test")
 

@@ -102,7 +102,7 @@ def document(method: str, setting: str, **more: Any) -> dict[str, Any]:
         "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 4},
         "method": {"name": method} | METHOD_KEYS[method],
     }
-    if method == "uldp-sgd":
+    if method in ("uldp-sgd", "uldp-sgd-w"):
         del asked["local"]
     if setting == "oblivious":
         asked["method"]["user_sampling_rate"] = 0.5

@@ -238,7 +238,7 @@ def test_a_moment_is_played_once():
         ({"decay": 1.1}, "0 < lambda <= 1"),
         ({"clear_limit": 2**62}, "below 2\\^63"),
         ({"clear_limit": 0}, "limit of 1"),
-        ({"hidden_limit": 2**50}, "coarser grid"),
+        ({"hidden_limit": 2**50}, "from at most 0 silos"),
         ({"length": 0}, "coordinates"),
         ({"ballot_limit": 5}, "take 'secagg'"),
         ({"ballots": "secagg", "ballot_limit": 2**30}, "32 bits"),

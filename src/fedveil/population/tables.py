@@ -91,7 +91,7 @@ def read_tables(
         )
     silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])
     notes = [
-        "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records."
+        "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records."
     ]
     test_rows = None
     if test is not None:

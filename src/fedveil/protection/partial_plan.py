@@ -77,8 +77,10 @@ class PartialPlan:
             raise ProtocolError(str(error)) from error
         if self.hidden_limit > room:
             raise ProtocolError(
-                f"encrypted values up to {self.hidden_limit} grid units do not fit sums over {self.silos} silos, "
-                f"which allow {room}; lower the noise or take a coarser grid"
+                f"encrypted sums hold values of up to {self.hidden_limit} grid units from at most "
+                f"{self.silos * room // self.hidden_limit} silos, not from {self.silos}; noise under encryption "
+                "has a fine grid: encrypt without it (he_noise = 0, which guarantees readers nothing), or take "
+                "secure aggregation"
             )
 
     @cached_property

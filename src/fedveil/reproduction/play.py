@@ -11,6 +11,7 @@ from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import parse
 from fedveil.engine.run import Observer, Outcome, resume, run
 from fedveil.engine.setup import Populations, prepare
+from fedveil.privacy.claims import Role
 from fedveil.reproduction.results import ResultFolder, Run, Values, rounded
 from fedveil.reproduction.table import Cell, Table
 
@@ -113,6 +114,7 @@ def _measured(
         values[name] = None if None in found else rounded(sum(found) / len(found))
     values["rounds"] = float(outcome.rounds)
     values["epsilon"] = rounded(outcome.statement.epsilon)
+    values["epsilon to the server"] = rounded(outcome.statement.against(Role.SERVER))
     for name, value in outcome.statement.epsilons:
         values[f"epsilon ({name})"] = rounded(value)
     sent = [row["bytes_up"] for row in rows[1:]]

@@ -22,10 +22,10 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
-from sklearn.isotonic import isotonic_regression
 
 from fedveil.statistics.figures import ALL, Row
 from fedveil.statistics.intervals import Interval, normal, ratio
+from fedveil.statistics.rising import isotonic_regression
 from fedveil.statistics.scores import THRESHOLD
 
 MOST_TIED: Final = 0.5

@@ -23,7 +23,6 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict
-from sklearn.isotonic import isotonic_regression
 
 from fedveil.errors import ConfigError
 from fedveil.population.schema import Category, Number, Schema
@@ -33,6 +32,7 @@ from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.intervals import NORMAL_95
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import SiloWeights
+from fedveil.statistics.rising import isotonic_regression
 from fedveil.statistics.strategy import Strategy
 
 _TAIL: Final = 0.02
@@ -176,7 +176,7 @@ class _Distribution:
         noise = math.sqrt(float(np.diag(_sums(cells.covariance, ordered)).max()))
         if total <= _SURE * noise:
             return None
-        rising = np.asarray(isotonic_regression(np.clip(sums, 0, total)))[1:]
+        rising = isotonic_regression(np.clip(sums, 0, total))[1:]
         rising[-2:] = total
         return cls(edges=edges, below=rising[:-1], noise=noise)
 

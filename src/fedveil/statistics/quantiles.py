@@ -13,9 +13,9 @@ import math
 
 import numpy as np
 from jaxtyping import Float64
-from sklearn.isotonic import isotonic_regression
 
 from fedveil.statistics.intervals import NORMAL_95, Interval, share
+from fedveil.statistics.rising import isotonic_regression
 
 
 def cumulative(

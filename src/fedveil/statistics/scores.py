@@ -20,12 +20,12 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from sklearn.isotonic import isotonic_regression
 
 from fedveil.population.columns import ColumnTable, State
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import UNREADABLE, Bins, Everybody, Partition
 from fedveil.statistics.layout import Layout
+from fedveil.statistics.rising import isotonic_regression
 from fedveil.statistics.strategy import Strategy
 
 SCORE: Final = "the score"
@@ -179,6 +179,6 @@ def _shares(cells: Float64[np.ndarray, " cells"]) -> Float64[np.ndarray, " fine"
     total = float(ordered.sum())
     if total <= 0:
         return np.linspace(0, 1, len(FINE) + 2)[1:]
-    found = np.asarray(isotonic_regression(np.cumsum(ordered) / total, y_min=0.0, y_max=1.0))
+    found = isotonic_regression(np.cumsum(ordered) / total, y_min=0.0, y_max=1.0)
     found[-1] = 1.0
     return found
