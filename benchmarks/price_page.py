@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.price import read, settings_of
-from benchmarks.price_cases import COLUMNS, DATA, DataCase, PriceCell
+from benchmarks.price_cases import COLUMNS, DATA, DataCase, PriceCell, cells
 from fedveil.reproduction.results import Results, Run
 
 _PAGE: Final = Path("docs/price.md")
@@ -46,11 +46,7 @@ def _section(case: DataCase, results: Results) -> Iterator[str]:
 
 
 def _cells(case: DataCase) -> list[PriceCell]:
-    found = [PriceCell(case=case, column=column) for column in COLUMNS]
-    return [
-        *found,
-        *(PriceCell(case=case, column=column, epsilon=2.0) for column in ("published", "recipe U")),
-    ]
+    return [cell for cell in cells(quick=False) if cell.case == case]
 
 
 def _row(cell: PriceCell, results: Results) -> str | None:
@@ -135,7 +131,7 @@ def plot(results: Results) -> str:
         lines.append(f'<text x="8" y="{y + 4}">{escape(case.name)}</text>')
         for step, (column, colour) in enumerate(_COLOURS.items()):
             runs = _runs(PriceCell(case=case, column=column), results)
-            if not runs:
+            if not runs or (column == "best declared" and not case.best):
                 continue
             values = list(_values(runs, case.metric).values())
             mean, spread = float(np.mean(values)), float(np.std(values))

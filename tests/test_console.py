@@ -29,7 +29,7 @@ from fedveil.engine import run as run_module
 from fedveil.engine.choice import own_keys
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
-from fedveil.errors import BudgetError
+from fedveil.errors import RefusedRunError
 from fedveil.reference import summary
 from fedveil.registry import members, names
 
@@ -149,13 +149,15 @@ def test_paths_and_names_are_whole_in_what_the_other_commands_print(
     (place / "sample.csv").write_text("patient,age,label\na,40,0\nb,51,1\n")
     assert f"drafted {schema}: read it" in printed("schema", "sample.csv", "--output", schema)
     assert tomllib.loads(printed("schema", "sample.csv"))["user"] == "patient"
-    founded = place / "federation"
-    text = printed("federation", "init", founded, "--silos", "north", "south", "--schema", schema)
-    for start, name in (("coordinator: ", "coordinator"), ("hand over:   ", "silos/north")):
-        assert f"{start}{founded / name}\n" in text
-    assert f"keep offline: {founded / 'authority'}\n" in text
+    founder, silo = place / "founder", place / "north"
+    text = printed("federation", "found", founder, "--host", "h", "--schema", schema, "--no-passphrase")
+    charter = founder / "charter.toml"
+    assert f"hand out: {charter}\n" in text
+    text = printed("silo", "join", silo, "--name", "north", "--charter", charter, "--no-passphrase")
+    assert f"send to the founder: {silo / 'north.request'}\n" in text
+    monkeypatch.setattr(federation_commands, "SiloFolder", lambda *_: None)
     monkeypatch.setattr(federation_commands, "inspect_silo", lambda _: {"table": place / "north.csv"})
-    assert f"│ {place / 'north.csv'} │" in printed("federation", "check", founded / "silos" / "north")
+    assert f"│ {place / 'north.csv'} │" in printed("federation", "check", silo)
 
 
 def test_a_benchmarks_table_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +259,7 @@ def test_a_run_refused_before_its_first_round_fails(
     Path("long.toml").write_text(EXPERIMENT)
     budget = ("--set", "privacy.budget=0.01", "--json")
     code, out, err = stops(monkeypatch, capsys, "run", "long.toml", *budget)
-    assert (code, json.loads(out)["runs"][0]["rounds"]) == (2, 0)
+    assert (code, json.loads(out)["runs"][0]["rounds"]) == (4, 0)
     assert f"refused before the first round: runs/{NAME}: round 1 would bring epsilon to" in err
     code, out, err = stops(monkeypatch, capsys, "resume", f"runs/{NAME}")
     assert code == 2
@@ -273,7 +275,7 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
     for name, value in stubs.items():
         monkeypatch.setattr(federation_commands, name, lambda *_, value=value: value)
     home: Any = SimpleNamespace(path=tmp_path)
-    with pytest.raises(BudgetError, match="refused before the first round: silo north refuses: budget"):
+    with pytest.raises(RefusedRunError, match="refused before the first round: silo north refuses: budget"):
         federation_commands._run(home, folder, as_json=False)
 
 

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from fedveil import __version__
 from fedveil.console import Terminal
 from fedveil.errors import FedveilError
-from fedveil.foreign import LogLevel, show_log
+from fedveil.foreign import LogFormat, LogLevel, show_log
 
 
 class Interrupted(FedveilError):
@@ -132,6 +132,15 @@ COMMANDS: Final = {
         "federation:federation",
         "Found a federation between institutions, check a silo, run an experiment.",
     ),
+    "status": Command(
+        "operations:status_command",
+        "Say how a party on this host does: served or not, run and round, certificates, membership, budget.",
+    ),
+    "health": Command(
+        "operations:health_command",
+        "End with exit code 0 if the party is served and its certificates and membership are valid, with 1 if not.",
+    ),
+    "deploy": Command("operations:deploy", "Write files for service managers, containers and proxies."),
     "coordinator": Command(
         "coordinator:coordinator",
         "Join a federation as its coordinator, accept its membership, serve.",
@@ -194,8 +203,11 @@ def _root(
     log_level: Annotated[
         LogLevel, typer.Option(help="how much this process tells on standard error of what goes on")
     ] = LogLevel.WARNING,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="lines for people, or one JSON object a line")
+    ] = LogFormat.TEXT,
 ) -> None:
-    show_log(log_level)
+    show_log(log_level, log_format)
     if version:
         Terminal().print(__version__)
         raise typer.Exit

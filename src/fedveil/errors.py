@@ -34,9 +34,23 @@ class PrivacyError(FedveilError):
 class BudgetError(PrivacyError):
     """The privacy budget does not allow what was asked."""
 
+    exit_code = 4
+
 
 class RunFolderError(FedveilError):
     """A run folder that is missing, damaged, locked or of another version."""
+
+
+class RefusedRunError(FedveilError):
+    """A run between institutions that ended before its first round; says why."""
+
+    exit_code = 3
+
+
+class CoordinatorGoneError(RunFolderError):
+    """The coordinator's process ended before the run that it played; says how to go on."""
+
+    exit_code = 6
 
 
 class IntegrityError(RunFolderError):

@@ -9,7 +9,9 @@ through either, so that a place that forgets shows a long text and not a hostile
 
 from __future__ import annotations
 
+import json
 import logging
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -59,15 +61,38 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def show_log(level: LogLevel) -> None:
-    """Show this program's log on standard error, inert, from a level on; asked again, it changes the level."""
+class LogFormat(StrEnum):
+    """What a line of a log is."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a line, in ASCII, so that no text of a record is read as another record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "log": record.name,
+            "message": record.getMessage(),
+        }
+        return json.dumps(line | ({"error": record.exc_text} if record.exc_text else {}))
+
+
+def show_log(level: LogLevel, layout: LogFormat = LogFormat.TEXT) -> None:
+    """Show this program's log on standard error, inert, from a level on; asked again, it changes level and layout."""
     log = logging.getLogger("fedveil")
     log.setLevel(level.upper())
-    if not any(isinstance(one, logging.StreamHandler) for one in log.handlers):
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        handler.addFilter(_Quiet())
-        log.addHandler(handler)
+    shown = [one for one in log.handlers if isinstance(one, logging.StreamHandler)]
+    if not shown:
+        shown = [logging.StreamHandler()]
+        shown[0].addFilter(_Quiet())
+        log.addHandler(shown[0])
+    lines = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    shown[0].setFormatter(_JsonLines() if layout is LogFormat.JSON else lines)
 
 
 def quiet_log(name: str) -> logging.Logger:

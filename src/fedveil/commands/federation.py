@@ -14,7 +14,7 @@ from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
-from fedveil.errors import BudgetError, ConfigError
+from fedveil.errors import ConfigError, RefusedRunError
 from fedveil.federation.charter import CHARTER
 from fedveil.flower.certificates import CERTIFICATE_DAYS
 from fedveil.flower.demonstration import write_demonstration
@@ -177,4 +177,4 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
         OUT.print(f"report: {report}")
     checkpoint = folder.read_checkpoint()
     if stopped is not None and (checkpoint is None or not checkpoint.round):
-        raise BudgetError(f"{folder.path}: refused before the first round: {stopped}")
+        raise RefusedRunError(f"{folder.path}: refused before the first round: {stopped}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -16,6 +16,7 @@ from fedveil.crypto.keys import IdentityKey, PublicIdentity
 
 KEY_BYTES: Final = 32
 RUN_BYTES: Final = 16
+CONTEXT_BYTES: Final = 32
 _LABEL: Final = b"fedveil/1"
 
 
@@ -27,30 +28,35 @@ class RoundId:
         run: 16 bytes that no other run has.
         round: the round's number; 0 is the setup before the first round.
         attempt: how often this round was begun before.
+        context: 32 bytes of what the parties were told of it; every key and signature is bound to them, and no message
+            carries them.
     """
 
     run: bytes
     round: int
     attempt: int
+    context: bytes = field(default=bytes(CONTEXT_BYTES), compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what does not fit the encoding."""
         if len(self.run) != RUN_BYTES:
             raise CryptoError(f"a run's identifier has {RUN_BYTES} bytes, this one has {len(self.run)}")
+        if len(self.context) != CONTEXT_BYTES:
+            raise CryptoError(f"a context has {CONTEXT_BYTES} bytes, this one has {len(self.context)}")
         if not (0 <= self.round < 2**32 and 0 <= self.attempt < 2**16):
             raise CryptoError(
                 f"round {self.round}, attempt {self.attempt}: at most 2^32 rounds of 2^16 attempts"
             )
 
     def encode(self) -> bytes:
-        """Return the 22 bytes that stand for this moment in every derivation and signature."""
-        return self.run + struct.pack(">IH", self.round, self.attempt)
+        """Return the 54 bytes that stand for this moment in every derivation and signature."""
+        return self.run + struct.pack(">IH", self.round, self.attempt) + self.context
 
 
 def derive(secret: bytes, purpose: str, round_id: RoundId, salt: bytes = b"") -> bytes:
     """Return the 32-byte key of a secret for one purpose at one moment.
 
-    HKDF-SHA-256 with info = label, length-prefixed purpose, run, round, attempt; so no two uses share a key.
+    HKDF-SHA-256 with info = label, length-prefixed purpose, run, round, attempt, context; so no two uses share a key.
 
     Args:
         secret: input key material, at least 32 bytes with 128 bits of entropy or more.

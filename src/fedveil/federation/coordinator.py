@@ -27,6 +27,7 @@ from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.setup import Prepared
 from fedveil.errors import IntegrityError, ModelError, RunFolderError
+from fedveil.federation.binding import misled, round_context, session_context, signed, with_totals
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.errors import RefusalError
@@ -35,7 +36,7 @@ from fedveil.federation.grammar import Conversation, Grammar, ends
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import Draw, Rounds
+from fedveil.federation.rounds import Rounds
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.files import parse_json, read_content, reading
@@ -43,14 +44,11 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
     LARGEST_COUNT,
+    AskedOfAll,
     Counts,
-    Drawn,
-    DrawnUsers,
     Here,
     Knock,
-    Model,
     Over,
-    OwnDraw,
     Part,
     Refused,
     Relay,
@@ -275,6 +273,8 @@ class CoordinatorParty:
         self._session = session_name(self._run, self._session, nonces)
         self._session_run = session_run(self._session, terms)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
+        self._agreed, self._context = terms.digest, session_context(self._session, terms.digest)
+        self._server.bind(self._context)
         self._talks = {
             silo: Conversation(Grammar.of(self._prepared, self._agreement.exchanges(silo)))
             for silo in self._present
@@ -317,33 +317,25 @@ class CoordinatorParty:
             return
         draw, number = rounds.begin(repeats), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
-        relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
-        self._ask(
-            {
-                silo: [*totals, *relays.get(silo, []), *self._told(silo, draw), Task(round=number)]
-                for silo in self._present
-            },
-            self._collect,
-        )
-
-    def _told(self, silo: int, draw: Draw) -> list[Part]:
-        """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the model."""
-        found: dict[type[Part], Callable[[], Part]] = {}
-        if (users := draw.users) is not None:
-            found = {
-                Drawn: lambda: Drawn(commitment=draw.commitment),
-                OwnDraw: lambda: OwnDraw(drawn=bool(users[silo])),
-                DrawnUsers: lambda: DrawnUsers(users=users),
-            }
-        found[Model] = lambda: Model(values=self._rounds.checkpoint.model.cpu().numpy())
-        return [build() for kind, build in found.items() if kind in self._prepared.method.kinds]
+        model = self._rounds.checkpoint.model.cpu().numpy()
+        kinds = self._prepared.method.kinds
+        told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
+        self._agreed = with_totals(self._agreed, totals)
+        self._asked = round_context(self._context, self._agreed, told[self._present[0]])
+        self._server.bind(self._asked)
+        relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
+        self._ask({silo: [*totals, *relays.get(silo, []), *told[silo]] for silo in told}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
+        signatures = signed(answers)
+        if apart := misled(self._membership.roster, self._asked, signatures):
+            raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
         outgoing = self._route(answers)
         if outgoing:
-            self._ask(by_silo(outgoing), self._collect)
+            shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
+            self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
         if self._agreement.result_at_server:
             total = self._prepared.agreed.vector(self._server.result())

@@ -20,6 +20,8 @@ class RefusalError(FedveilError):
         why: what travels.
     """
 
+    exit_code = 3
+
     def __init__(
         self, code: Code, *numbers: float, detail: str | None = None, silo: str | None = None
     ) -> None:

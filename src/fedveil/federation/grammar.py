@@ -1,7 +1,7 @@
 """Which letters a session of a run has: for every state the one shape of each side's letter, and no other.
 
     session = knock, opening, setup exchanges of the protection, rounds, over
-    round   = task -> answer, exchanges of the protection
+    round   = task -> answer, exchanges of the protection: the first of them shows that all were asked the same
 
 Claim: whatever a party that signs its letters sends, and whenever, a silo and the coordinator read a part only where
 the experiment's method has a use for it: totals where weights are by records and silos tell their counts, once a
@@ -27,6 +27,8 @@ from fedveil.privacy.claims import Role
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Kind, Shape, Step, shape_of
 from fedveil.protection.parts import (
+    Asked,
+    AskedOfAll,
     Counts,
     Drawn,
     DrawnUsers,
@@ -104,6 +106,9 @@ class Grammar:
             raise RefusalError(Code.NO_SUCH_ROUND, self.rounds)
         before: Shape = ((Totals,) if self.totals else ()) + self.protocol.first if first else ()
         answer, following = self.protocol.played(number)
+        if following:  # what all were asked is signed first, and shown to all before anything is opened
+            second = Step((AskedOfAll, *following[0].asked), following[0].answered)
+            answer, following = (*answer, Asked), (second, *following[1:])
         return Step((*before, *self.protocol.begin, *self.task), answer), *following
 
 
@@ -144,6 +149,11 @@ class Conversation:
         self._rounds += not self._ahead
         self._number = self._next
         self._ahead, self._asked = self._asked[1:], ()
+
+    @property
+    def signs(self) -> bool:
+        """Whether the answer to the letter that was taken last ends with a signature of what it asks."""
+        return bool(self._asked) and Asked in self._asked[0].answered
 
     @property
     def underway(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from fedveil.crypto.agreement import RoundId
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn
+from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.own_round import OwnTurn, Told, as_tensor
@@ -31,6 +33,8 @@ from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tenso
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.parts import (
+    Asked,
+    AskedOfAll,
     Counts,
     Drawn,
     DrawnUsers,
@@ -99,6 +103,7 @@ class OwnSession:
         place: the silo's in the session; what it gives is kept by the session itself.
         promise: what it charges its users a round.
         terms: on which the session began.
+        session: its name.
         books: where it writes down what it spends and gives.
 
     Raises:
@@ -106,15 +111,26 @@ class OwnSession:
     """
 
     def __init__(
-        self, *, prepared: Prepared, place: Place, promise: Promise, terms: Terms, books: Books
+        self,
+        *,
+        prepared: Prepared,
+        place: Place,
+        promise: Promise,
+        terms: Terms,
+        session: bytes,
+        books: Books,
     ) -> None:
         self.prepared, self.promise, self.number = prepared, promise, place.number
         self._books, self._run = books, place.run
         self._terms = terms.digest
+        self._context = session_context(session, self._terms)
+        self._asked, self._identity, self._roster = b"", place.identity, place.roster
         self._privacy = privacy_randomness(prepared.experiment)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._privacy)
         whole = self._agreement.least if self._agreement.repeats else place.least
+        self._least = self._agreement.least
         self.client = self._agreement.client(replace(place, least=whole, keep=self._keep))
+        self.client.bind(self._context)
         self.talk = Conversation(Grammar.of(prepared, self._agreement.exchanges(place.number)))
         self.told = Told()
         self._task: Task | None = None
@@ -129,7 +145,23 @@ class OwnSession:
         first = self.client.announce()
         return answers if first is None else [*answers, Relay(message=first)]
 
-    def read(self, part: Part) -> list[Part]:
+    def answer(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the answer to a letter whose shape is due; what it asks of all is bound before any of it is read.
+
+        Raises:
+            FedveilError: a request that the silo does not grant, or a message that must not be accepted.
+        """
+        begins = any(isinstance(part, Task) for part in parts)
+        if begins:
+            self._terms = with_totals(self._terms, parts)
+            self._asked = round_context(self._context, self._terms, parts)
+            self.client.bind(self._asked)
+        answers = [answer for part in parts for answer in self._read(part)]
+        if begins and self.talk.signs:
+            answers.append(Asked(signature=sign_asked(self._identity, self._asked)))
+        return answers
+
+    def _read(self, part: Part) -> list[Part]:
         """Read a part of a letter whose shape is due; return what follows.
 
         Raises:
@@ -140,6 +172,9 @@ class OwnSession:
             return []
         if isinstance(part, Totals):
             self._weigh(part)
+            return []
+        if isinstance(part, AskedOfAll):
+            check_asked(self._roster, self._asked, part.signatures, self._least)
             return []
         if isinstance(part, Relay):
             replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
@@ -161,7 +196,6 @@ class OwnSession:
         assert self.promise.weights is not None
         setting = replace(prepared.setting, weights=self.promise.weights.clone())
         self.prepared = replace(prepared, setting=setting)
-        self._terms = hashlib.sha256(self._terms + totals.encode()).digest()
 
     # --- a round ---------------------------------------------------------------------------------------------
 

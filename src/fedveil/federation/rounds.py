@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,6 +30,7 @@ from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
+from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
 
@@ -47,6 +49,24 @@ class Draw:
 
     users: Bool[np.ndarray, " users"] | None = None
     commitment: bytes = b""
+
+    def told(self, silo: int, kinds: frozenset[type], model: Float32[np.ndarray, " d"]) -> list[Part]:
+        """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the model.
+
+        Args:
+            silo: the silo.
+            kinds: what the method sends.
+            model: (d,) of the round.
+        """
+        found: dict[type[Part], Callable[[], Part]] = {}
+        if (users := self.users) is not None:
+            found = {
+                Drawn: lambda: Drawn(commitment=self.commitment),
+                OwnDraw: lambda: OwnDraw(drawn=bool(users[silo])),
+                DrawnUsers: lambda: DrawnUsers(users=users),
+            }
+        found[Model] = lambda: Model(values=model)
+        return [build() for kind, build in found.items() if kind in kinds]
 
 
 EVERYBODY: Final = Draw()

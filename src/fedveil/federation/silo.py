@@ -171,8 +171,7 @@ class SiloParty:
         answers: list[Part] = []
         self._over = True  # should this fail, a part may have taken effect, and no letter can follow
         try:
-            for part in letter.parts:
-                answers += session.read(part)
+            answers = session.answer(letter.parts)
             session.talk.answer(answers)
             self._over = False
         except (
@@ -226,7 +225,9 @@ class SiloParty:
             secret=lambda: self._store.secret(letter.run),
         )
         promise = Promise.of(prepared, event)
-        session = OwnSession(prepared=prepared, place=place, promise=promise, terms=terms, books=books)
+        session = OwnSession(
+            prepared=prepared, place=place, promise=promise, terms=terms, session=letter.session, books=books
+        )
         session.talk.ask(letter.parts)
         answers = session.join()
         session.talk.answer(answers)

@@ -14,7 +14,7 @@ from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.share import FixedPopulation, public_share
@@ -160,7 +160,7 @@ def watch(
                     raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
                 return None if end["stopped"] is None else str(end["stopped"])
         if not lives:
-            raise RunFolderError(
+            raise CoordinatorGoneError(
                 f"{folder.path}: the coordinator's process is gone; start it again and go on by "
                 f"`fedveil federation run --resume {folder.path}`"
             )

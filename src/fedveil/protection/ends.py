@@ -53,6 +53,10 @@ class ServerEnd(Generic[ResultOut]):
         """How many clients' contributions the sum is over."""
         return len(self._server.survivors)
 
+    def bind(self, context: bytes) -> None:
+        """Bind the keys of the setup, then of every round, to what the clients are told."""
+        self._server.bind(context)
+
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
         """Begin an attempt with a cohort; who is drawn, the contributions say."""
         outgoing: Outgoing = self._server.begin(round_id, cohort)
@@ -101,6 +105,10 @@ class ClientEnd(Generic[GivenIn, ResultOut]):
         awaits: bool = self._silo.awaits_input
         return awaits
 
+    def bind(self, context: bytes) -> None:
+        """Bind the keys of the setup, then of every round, to what this client was told."""
+        self._silo.bind(context)
+
     def check_round(self, round_id: RoundId) -> None:
         """Return if this is the round that has begun here; else raise a ProtocolError."""
         self._silo.check_round(round_id)
@@ -147,6 +155,9 @@ class MessageEnd(ClientEnd[GivenIn, ResultOut]):
     def awaits_input(self) -> bool:
         """Whether :meth:`contribute` is possible."""
         return True
+
+    def bind(self, context: bytes) -> None:
+        """Bind nothing: the signature of its letter says what was asked, and no other client's keys depend on it."""
 
     def check_round(self, round_id: RoundId) -> None:
         """Return: what this client sends is read by itself, so nothing depends on what others were told."""

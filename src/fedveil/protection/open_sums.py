@@ -131,6 +131,9 @@ class OpenServer:
         """All of the cohort."""
         return len(self._cohort)
 
+    def bind(self, context: bytes) -> None:
+        """Bind nothing: every client's vector is read by itself."""
+
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
         """Begin an attempt: nobody needs to be told."""
         self._inbox.open(round_id)

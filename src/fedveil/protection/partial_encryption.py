@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.agreement import RUN_BYTES, derive
+from fedveil.crypto.agreement import CONTEXT_BYTES, RUN_BYTES, derive
 from fedveil.crypto.ckks import CkksKey
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
@@ -177,7 +177,7 @@ class PartialSilo(KeyedSilo):
             raise ProtocolError(f"its update is not {plan.length} finite numbers", silo=self.index)
         count = plan.hidden(self._round_id.round)
         round_id = replace(
-            self._round_id, run=bytes(RUN_BYTES)
+            self._round_id, run=bytes(RUN_BYTES), context=bytes(CONTEXT_BYTES)
         )  # the secret is the run's own, whatever the session
         self._order = secret_order(derive(self.order_secret, _ORDER, round_id), plan.length)
         if count in (0, plan.length):

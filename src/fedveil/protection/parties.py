@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from fedveil.crypto.agreement import RoundId, SignedKey
@@ -35,8 +38,26 @@ class Party:
     def __init__(self, plan: Plan, number: int) -> None:
         self._silos, self._number = plan.silos, number
         self._round_id = RoundId(run=plan.run, round=0, attempt=0)
+        self._context: bytes | None = None
         self._inbox = Inbox(number)
         self._inbox.open(self._round_id)
+
+    def bind(self, context: bytes) -> None:
+        """Bind keys and signatures to what this party was told: first those of the setup, then those of every round.
+
+        Where parties were told different things, signatures are refused and masks do not cancel.
+
+        Args:
+            context: 32 bytes; of a round, before it begins.
+        """
+        if self._context is None:
+            self._round_id = replace(self._round_id, context=context)
+        self._context = context
+
+    def _bound(self, round_id: RoundId, cohort: tuple[int, ...]) -> RoundId:
+        """Return a round or attempt that begins with a cohort, bound to it and to what this party was told."""
+        told = (self._context or b"") + struct.pack(f">{len(cohort)}H", *cohort)
+        return replace(round_id, context=hashlib.sha256(b"fedveil/3/cohort" + told).digest())
 
     @property
     def round_id(self) -> RoundId:
@@ -103,7 +124,7 @@ class KeyedSilo(Party):
             )
         self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, RoundStart)
-        self._round_id, self._cohort = envelope.round_id, start.cohort
+        self._round_id, self._cohort = self._bound(envelope.round_id, start.cohort), start.cohort
 
 
 class CohortServer(Party):
@@ -146,7 +167,7 @@ class CohortServer(Party):
         """Go on to a round or another attempt of it."""
         check_cohort(cohort, self._silos)
         self._inbox.open(round_id)
-        self._round_id, self._cohort, self._arrived = round_id, cohort, set()
+        self._round_id, self._cohort, self._arrived = self._bound(round_id, cohort), cohort, set()
 
     def _directory(self) -> Directory:
         """Return all silos' keys."""

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
+from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import REST, Layout, fixed, many, number, sent_as
@@ -22,6 +23,9 @@ NONCE_BYTES: Final = 16
 
 Nonces = tuple[tuple[int, bytes], ...]
 """A nonce of each of some silos, by their numbers."""
+
+Signatures = tuple[tuple[int, bytes], ...]
+"""A signature of each of some silos, by their numbers."""
 
 
 class Part(Message):
@@ -223,6 +227,28 @@ class Relay(Part):
     """A message of a protection's protocol; :class:`~fedveil.protection.messages.Envelope` reads it."""
 
     message: bytes = sent_as(REST, Tells.NOTHING)
+
+
+@message(78, "a signature of what was asked")
+class Asked(Part):
+    """A silo signs what it was asked in a round that has further exchanges, ahead of anything that opens a sum.
+
+    Attributes:
+        signature: of a digest that whoever was asked the same can compute.
+    """
+
+    signature: bytes = sent_as(fixed(SIGNATURE_BYTES), Tells.NOTHING)
+
+
+@message(79, "all silos' signatures of what was asked")
+class AskedOfAll(Part):
+    """The coordinator shows every silo that all were asked the same.
+
+    Attributes:
+        signatures: of the silos, by number.
+    """
+
+    signatures: Signatures = sent_as(by_silo(fixed(SIGNATURE_BYTES)), Tells.NOTHING)
 
 
 @message(74, "word that the next model is there")

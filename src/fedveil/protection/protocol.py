@@ -99,6 +99,15 @@ class ServerProtocol(Protocol[ResultOut]):
         """How many clients the result is over."""
         ...
 
+    def bind(self, context: bytes) -> None:
+        """Bind the keys and signatures of what begins next to what the clients are told of it.
+
+        Args:
+            context: 32 bytes, a digest; first of the session, before anything is sent, then of every round. Parties of
+                a simulation, who are told the same, bind nothing.
+        """
+        ...
+
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
         """Begin an attempt at a round; return the messages to its cohort.
 
@@ -153,6 +162,13 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
     @property
     def learned(self) -> bool:
         """Whether the result of the round is here: never where the server learns it."""
+        ...
+
+    def bind(self, context: bytes) -> None:
+        """Bind the keys and signatures of what begins next to what this client was told of it, as the server does.
+
+        Clients that were told different things open no sum together.
+        """
         ...
 
     def check_round(self, round_id: RoundId) -> None:

@@ -183,7 +183,7 @@ class RecoverableSilo(Party):
         check_cohort(start.cohort, self._plan.silos, index=self.index)
         self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, RoundStart)
-        self._round_id, self._cohort = envelope.round_id, start.cohort
+        self._round_id, self._cohort = self._bound(envelope.round_id, start.cohort), start.cohort
         self._new_peers()
         self._seed, self._held = os.urandom(32), {}
         self._step = _Step.KEYS
@@ -314,8 +314,8 @@ class RecoverableServer(Party):
         if round_id.run != self._plan.run:
             raise ProtocolError("a round of another run cannot be played")
         self._inbox.open(round_id)
-        self._round_id, self._cohort, self._asked, self._step = round_id, cohort, cohort, _Step.KEYS
-        self._arrived, self._keys = {}, {}
+        self._round_id, self._step = self._bound(round_id, cohort), _Step.KEYS
+        self._cohort, self._asked, self._arrived, self._keys = cohort, cohort, {}, {}
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
         return self._to_each(self._cohort, RoundStart(cohort=cohort))
 

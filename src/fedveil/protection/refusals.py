@@ -123,6 +123,12 @@ class Code(Enum):
         "request",
         "the silo's own records do not allow what is asked; its own log says more",
     )
+    ASKED_APART = 38, "request", "silo {silo:.0f} was asked something else in this round than this silo"
+    ASKED_FEW = (
+        39,
+        "request",
+        "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
+    )
     HEADS = 40, "request", "{found:.0f} heads of ledgers instead of {expected:.0f}"
     INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
 

@@ -87,7 +87,8 @@ class WeightingServer(CohortServer):
             )
         self._inbox.open(round_id)
         known = self._phase is Phase.DONE  # the silos of a complete round all have its weights
-        self._round_id, self._arrived, self._own_masks = round_id, set(), []
+        self._round_id = self._bound(round_id, self._cohort)
+        self._arrived, self._own_masks = set(), []
         self._holder.begin()
         if self._plan.places:
             return self._offer()

@@ -249,7 +249,7 @@ class WeightingSilo(KeyedSilo):
             raise ProtocolError("a round begins in a way that the plan does not have")
         self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, type(content))
-        self._round_id = envelope.round_id
+        self._round_id = self._bound(envelope.round_id, tuple(range(self._plan.silos)))
         if isinstance(content, TransferOffer):
             return self._choose(content)
         assert isinstance(content, EncryptedWeights)

@@ -1,0 +1,70 @@
+"""Commands for operators: how a party does, and the files that run it as a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.commands.options import OUT, Json
+from fedveil.console import print_json, transposed_table
+from fedveil.errors import ConfigError
+from fedveil.flower.deployment import write_deployment
+from fedveil.flower.status import as_metrics, is_served, party_status
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
+
+deploy = typer.Typer(
+    help="Write files for service managers, containers and proxies.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+@deploy.callback()
+def _group() -> None:
+    """Keep ``write`` a command of its own."""
+
+
+def status_command(
+    folder: Folder,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="as Prometheus reads it, for a collector of text files")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say how a party on this host does: served or not, run and round, certificates, membership, budget."""
+    found = party_status(folder)
+    if metrics:
+        OUT.print(as_metrics(found), end="")
+    elif as_json:
+        print_json(found)
+    else:
+        OUT.print(transposed_table([found]))
+
+
+def health_command(folder: Folder) -> None:
+    """End with exit code 0 if the party is served and its certificates and membership are valid, with 1 if not."""
+    try:
+        party_status(folder)
+        well = is_served(folder)
+    except ConfigError as error:
+        OUT.print(str(error))
+        well = False
+    if not well:
+        raise typer.Exit(1)
+
+
+@deploy.command("write")
+def write_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made if it is missing")],
+    host: Annotated[str, typer.Option(help="the coordinator, behind the proxy")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="its one port")] = 9443,
+    silo: Annotated[str, typer.Option(help="name of the silo's folder")] = "silo",
+    memory: Annotated[str, typer.Option(help="the most that a party takes")] = "8G",
+    program: Annotated[str, typer.Option(help="path of fedveil on the host")] = "/opt/fedveil/bin/fedveil",
+) -> None:
+    """Write Dockerfile, compose.yaml, systemd units and nginx.conf, every placeholder filled."""
+    for path in write_deployment(folder, host=host, port=port, silo=silo, memory=memory, program=program):
+        OUT.print(str(path))

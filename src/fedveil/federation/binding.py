@@ -1,0 +1,110 @@
+"""What the keys and signatures of a session are bound to: all that its silos were told, so that a lie opens no sum.
+
+    T = H(membership | experiment)                          the same in every session of a run (Terms.digest)
+    S = H("fedveil/3/bound session" | session | T)          the setup: run, both sides' nonces, the silos asked
+    A = H("fedveil/3/asked" | T' | model, users, round)     T' = T, or H(T | totals) where silos were sent them
+    X = H("fedveil/3/bound round" | S | A)                  a round
+
+H is SHA-256 and every part is preceded by its kind and length. What a client is told of itself alone is no part of A.
+A protocol adds the cohort that begins a round (:meth:`fedveil.protection.parties.Party._bound`).
+
+Claim: if the coordinator tells one silo, or some, another experiment, membership, model, draw, commitment, round or
+totals than others, no sum of their vectors opens, under masks, with recovery, under private weighting or encryption;
+where the round has a second exchange, no own mask, share or opened sum leaves a silo, and a silo that was told
+something else is named. What was charged stays charged. Conditions: at least two silos follow the protocol. Enforced by
+:meth:`ClientProtocol.bind` before a message of the round is read, and by :func:`check_asked`. Broken in
+``tests/test_federation_binding.py``. Not bound: the blocks of encrypted weights, in which a coordinator of private
+weighting can lie (docs/deployment.md says so).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey
+from fedveil.federation.errors import RefusalError
+from fedveil.protection.parts import Asked, Drawn, DrawnUsers, Model, Part, Signatures, Task, Totals
+from fedveil.protection.peers import Roster
+from fedveil.protection.refusals import Code
+from fedveil.protection.wire import Writer
+
+_OF_ALL: Final = (Drawn, DrawnUsers, Model, Task)
+_SIGNED_AS: Final = b"fedveil/3/asked of all"
+
+
+def session_context(session: bytes, agreed: bytes) -> bytes:
+    """Return S.
+
+    Args:
+        session: its name.
+        agreed: T.
+    """
+    return hashlib.sha256(b"fedveil/3/bound session" + session + agreed).digest()
+
+
+def with_totals(agreed: bytes, parts: Iterable[Part]) -> bytes:
+    """Return T' after a letter: T bound to the totals in it, if there are any."""
+    for part in parts:
+        if isinstance(part, Totals):
+            agreed = hashlib.sha256(agreed + part.encode()).digest()
+    return agreed
+
+
+def round_context(session: bytes, agreed: bytes, parts: Iterable[Part]) -> bytes:
+    """Return X.
+
+    Args:
+        session: S.
+        agreed: T'.
+        parts: of the letter that begins the round.
+    """
+    writer = Writer()
+    for part in sorted((part for part in parts if isinstance(part, _OF_ALL)), key=lambda part: part.kind):
+        writer.number(part.kind, 1).block(part.encode())
+    asked = hashlib.sha256(b"fedveil/3/asked" + agreed + writer.bytes()).digest()
+    return hashlib.sha256(b"fedveil/3/bound round" + session + asked).digest()
+
+
+def sign_asked(identity: IdentityKey, context: bytes) -> bytes:
+    """Return a silo's signature of what it was asked: X."""
+    return identity.sign(_SIGNED_AS + context)
+
+
+def signed(answers: Mapping[int, Iterable[Part]]) -> Signatures:
+    """Return the signatures among the silos' answers."""
+    return tuple(
+        (silo, part.signature) for silo, parts in answers.items() for part in parts if isinstance(part, Asked)
+    )
+
+
+def misled(roster: Roster, context: bytes, signatures: Signatures) -> Sequence[int]:
+    """Return the silos that signed another X than this one, or nothing."""
+    found = []
+    for silo, signature in signatures:
+        try:
+            roster[silo].verify(_SIGNED_AS + context, signature)
+        except (CryptoError, IndexError):
+            found.append(silo)
+    return found
+
+
+def check_asked(roster: Roster, context: bytes, signatures: Signatures, least: int) -> None:
+    """Return if so many silos were asked the same as this one.
+
+    Args:
+        roster: identities of the silos.
+        context: X of this silo.
+        signatures: of the silos, as the coordinator relays them.
+        least: how many there must be.
+
+    Raises:
+        RefusalError: names the first silo that was asked something else, or says how many are missing.
+    """
+    others = misled(roster, context, signatures)
+    if others:
+        raise RefusalError(Code.ASKED_APART, others[0])
+    if len(signatures) < least:
+        raise RefusalError(Code.ASKED_FEW, len(signatures), least)

@@ -1,0 +1,304 @@
+"""Coordinators that tell silos different things: no sum opens, every charge stands, and the lie is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.keys import IdentityKey
+from fedveil.federation import binding, coordinator
+from fedveil.federation.binding import (
+    check_asked,
+    misled,
+    round_context,
+    session_context,
+    sign_asked,
+    with_totals,
+)
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.messages import SERVER, Envelope, OwnMask
+from fedveil.protection.parts import (
+    Asked,
+    AskedOfAll,
+    Drawn,
+    DrawnUsers,
+    Learned,
+    Model,
+    Part,
+    Refused,
+    Relay,
+    Task,
+    Terms,
+    Totals,
+)
+from fedveil.protection.recovery_messages import RevealedShares
+from fedveil.protection.refusals import Code
+from tests.federation_world import World, asked, population, small_keys
+from tests.test_federation_grammar import ALL
+
+MASKED = {"name": "secure-aggregation"}
+SAMPLED = {"name": "uldp-avg", "user_sampling_rate": 0.5}
+BY_RECORDS = {"name": "uldp-avg-w", "user_sampling_rate": 0.5}
+NEEDS_TENSEAL = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
+PROTECTIONS: dict[str, dict[str, Any]] = {
+    "masked": {"method": SAMPLED, "protection": MASKED},
+    "masked, by records": {"method": BY_RECORDS, "protection": MASKED},
+    "recovering": {"method": SAMPLED, "protection": MASKED | {"on_missing": "recover", "missing_silos": 1}},
+    "blind": {"method": BY_RECORDS, "protection": {"name": "private-weighting", "n_max": 30}},
+    "encrypted": {"method": SAMPLED, "protection": {"name": "partial-encryption", "ratio": 0.5}},
+}
+IDS = [pytest.param(name, marks=[NEEDS_TENSEAL] if name == "encrypted" else []) for name in PROTECTIONS]
+OPENING = (OwnMask, RevealedShares, Learned)
+"""What opens a sum, or says that one was opened."""
+
+Lie = Callable[[Part], Part]
+
+
+def bit(model: Model) -> Model:
+    values = model.values.copy()
+    values[0] = np.nextafter(values[0], np.float32(1))
+    return Model(values=values)
+
+
+def other_draw(drawn: DrawnUsers) -> DrawnUsers:
+    return DrawnUsers(users=~drawn.users)
+
+
+LIES: dict[str, tuple[type[Part], Lie]] = {
+    "one bit of the model": (Model, bit),
+    "NaN as the model": (Model, lambda part: Model(values=np.full_like(part.values, np.nan))),
+    "another draw": (DrawnUsers, other_draw),
+    "another commitment": (Drawn, lambda part: Drawn(commitment=bytes(32))),
+    "one total": (Totals, lambda part: Totals(counts=part.counts + (np.arange(len(part.counts)) == 2))),
+    "less noise": (Terms, lambda part: _text(part, '"noise_multiplier":5.0', '"noise_multiplier":4.0')),
+    "another bound": (Terms, lambda part: _text(part, '"clip":0.5', '"clip":0.25')),
+    "more rounds": (Terms, lambda part: _text(part, '"rounds":2', '"rounds":3')),
+    "another seed": (Terms, lambda part: _text(part, '"seed":', '"seed":1')),
+}
+
+
+def _text(terms: Terms, old: str, new: str) -> Terms:
+    assert old in terms.experiment
+    return replace(terms, experiment=terms.experiment.replace(old, new))
+
+
+def lying(world: World, kind: type[Part], lie: Lie, silos: tuple[int, ...]) -> list[int]:
+    """Have the coordinator tell some silos something else; return, when it has run, whom it told so."""
+    told: list[int] = []
+
+    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if silo in silos and any(isinstance(part, kind) for part in parts):
+            told.append(silo)
+            return tuple(lie(part) if isinstance(part, kind) else part for part in parts)
+        return parts
+
+    world.lie = alter
+    return told
+
+
+class Left:
+    """What left the silos, by kind of message."""
+
+    def __init__(self, world: World) -> None:
+        self.kinds: list[type] = []
+        note = world.note
+
+        def noting(number: int, data: bytes) -> None:
+            letter = SignedMessage.open(
+                data,
+                sender=number,
+                identity=world.membership.roster[number],
+                recipient=SERVER,
+                largest=LARGEST_LETTER,
+            )
+            for part in letter.parts:
+                relayed = isinstance(part, Relay)
+                self.kinds.append(type(Envelope.decode(part.message).message) if relayed else type(part))
+            note(number, data)
+
+        world.note = noting  # type: ignore[method-assign]
+
+
+def charges(world: World, silo: int) -> list[int]:
+    return [entry.round for entry in read_entries(world.folder / f"state-{silo}" / LEDGER)]
+
+
+def cases() -> list[Any]:
+    """Every lie that a protection has a part for."""
+    has = {
+        "masked": {Model, DrawnUsers, Terms},
+        "masked, by records": {Totals},
+        "recovering": {Model, DrawnUsers, Terms},
+        "blind": {Model, Drawn, Terms},
+        "encrypted": {DrawnUsers, Terms},
+    }
+    return [
+        pytest.param(name, lie, marks=[NEEDS_TENSEAL] if name == "encrypted" else [], id=f"{name}-{lie}")
+        for name, kinds in has.items()
+        for lie, (kind, _) in LIES.items()
+        if kind in kinds
+    ]
+
+
+@pytest.mark.parametrize(("name", "lie"), cases())
+def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
+    name: str, lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_keys(monkeypatch)
+    monkeypatch.setattr(coordinator, "misled", lambda *_: ())  # it does not say what it knows
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
+    left = Left(world)
+    told = lying(world, *LIES[lie], silos=(1,))
+    world.play()
+    assert told
+    assert world.coordinator is not None
+    outcome = world.coordinator.outcome
+    assert outcome is not None
+    assert outcome.rounds == 0
+    assert not [kind for kind in left.kinds if kind in OPENING]
+    stopped = outcome.stopped or ""
+    if LIES[lie][0] is Terms:  # the setup does not come about
+        assert Code.PROTOCOL.template in stopped or "belongs to another run" in stopped
+        assert not any(charges(world, silo) for silo in range(3))
+    elif "NaN" not in lie or "silo silo1" not in stopped:
+        assert "was asked something else in this round than this silo" in stopped
+        given = [] if name == "recovering" else [1]  # there it is seen before anything is given
+        assert all(charges(world, silo) == given for silo in range(3))
+    world.close()
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its letter was altered by who has its key, say: the run ends before anything is opened, and says where."""
+    small_keys(monkeypatch)
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
+    left = Left(world)
+    kind = {"masked, by records": Totals, "blind": Drawn}.get(name, DrawnUsers)
+    (lie,) = (one for part, one in LIES.values() if part is kind)
+    lying(world, kind, lie, silos=(2,))
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    stopped = world.coordinator.outcome.stopped or ""
+    assert stopped == "silo 2: was asked something else than this coordinator asked"
+    assert not [one for one in left.kinds if one in OPENING]
+    world.close()
+
+
+@pytest.mark.parametrize("silos", [(0,), (0, 1), (2,)])
+def test_without_signatures_masks_do_not_cancel(
+    silos: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second lock: were no signature compared, vectors of silos that were told different things stay uniform."""
+    monkeypatch.setattr(coordinator, "misled", lambda *_: ())
+    monkeypatch.setattr(binding, "misled", lambda *_: ())
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS["masked"]), population(), ALL)
+    lying(world, Model, bit, silos=silos)
+    world.play()
+    assert world.coordinator is not None
+    plan = world.coordinator._server._server._plan  # type: ignore[attr-defined]
+    by_chance = (2 * plan.largest_sum + 1) / 2.0 ** (8 * plan.word.itemsize)
+    assert by_chance**plan.length < 1e-6
+    assert world.coordinator.outcome is not None
+    assert "the masks did not cancel" in (world.coordinator.outcome.stopped or "")
+    assert all(charges(world, silo) == [1] for silo in range(3))
+    world.close()
+
+
+@pytest.mark.parametrize("change", ["left out", "of two", "none", "of another round"])
+def test_signatures_cannot_be_held_back(change: str, tmp_path: Path) -> None:
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS["masked"]), population(), ALL)
+    left = Left(world)
+    first: list[AskedOfAll] = []
+
+    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        for place, part in enumerate(parts):
+            if isinstance(part, AskedOfAll):
+                first.append(part)
+                if change == "left out":
+                    return parts[:place] + parts[place + 1 :]
+                kept = {"of two": part.signatures[:2], "none": ()}.get(change, first[0].signatures)
+                return (*parts[:place], AskedOfAll(signatures=kept), *parts[place + 1 :])
+        return parts
+
+    world.lie = alter
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    stopped = world.coordinator.outcome.stopped or ""
+    expected = {
+        "left out": Code.SHAPE.template,
+        "of two": "2 silos signed what was asked in this round; 3 are needed",
+        "none": "0 silos signed",
+        "of another round": "was asked something else",
+    }
+    assert expected[change] in stopped
+    rounds = 1 if change == "of another round" else 0
+    assert world.coordinator.outcome.rounds == rounds
+    assert left.kinds.count(OwnMask) == 3 * rounds
+    world.close()
+
+
+def test_a_signature_is_of_what_was_asked() -> None:
+    keys = [IdentityKey.generate() for _ in range(3)]
+    roster = tuple(key.public for key in keys)
+    signatures = tuple((number, sign_asked(key, bytes(32))) for number, key in enumerate(keys))
+    check_asked(roster, bytes(32), signatures, 3)
+    assert misled(roster, b"x" * 32, signatures) == [0, 1, 2]
+    swapped = ((0, signatures[1][1]), *signatures[1:])
+    with pytest.raises(RefusalError, match="silo 0 was asked something else"):
+        check_asked(roster, bytes(32), swapped, 3)
+    with pytest.raises(RefusalError, match="silo 7 was"):
+        check_asked(roster, bytes(32), (*signatures, (7, signatures[0][1])), 3)
+    with pytest.raises(RefusalError, match="2 silos signed"):
+        check_asked(roster, bytes(32), signatures[:2], 3)
+
+
+def test_a_context_is_of_all_that_was_told() -> None:
+    """Golden values of version 3; and whatever of it changes, the context changes."""
+    session = session_context(bytes(16), bytes(32))
+    parts: list[Part] = [
+        Drawn(commitment=bytes(32)),
+        Model(values=np.arange(3, dtype=np.float32)),
+        Task(round=1),
+    ]
+    context = round_context(session, bytes(32), parts)
+    assert session.hex() == "c30cff6e30a0d1e6113d5f5ffac633c95abcdf59094b1ed701473fffbfa1518e"
+    assert context.hex() == "bd5109043b72c3c7b032925fbc27c8921fb7cc7cce853db5610b70b264901b99"
+    seen = {context}
+    for other in (
+        round_context(session_context(b"1" * 16, bytes(32)), bytes(32), parts),
+        round_context(session_context(bytes(16), b"1" * 32), bytes(32), parts),
+        round_context(session, with_totals(bytes(32), [Totals(counts=np.array([1, 2]))]), parts),
+        round_context(session, with_totals(bytes(32), [Totals(counts=np.array([1, 3]))]), parts),
+        round_context(session, bytes(32), [*parts[:2], Task(round=2)]),
+        round_context(
+            session, bytes(32), [parts[0], Model(values=-np.arange(3, dtype=np.float32)), parts[2]]
+        ),
+        round_context(session, bytes(32), [Drawn(commitment=b"1" * 32), *parts[1:]]),
+        round_context(session, bytes(32), parts[1:]),
+        round_context(session, bytes(32), [*parts, DrawnUsers(users=np.ones(2, dtype=np.bool_))]),
+    ):
+        assert other not in seen
+        seen.add(other)
+    assert (
+        round_context(session, bytes(32), [*parts, Relay(message=b"own"), Asked(signature=bytes(64))])
+        == context
+    )
+    here, there = (RoundId(run=bytes(16), round=1, attempt=0, context=one) for one in (session, context))
+    assert here == there  # no message carries it
+    assert here.encode() != there.encode()
+    assert Refused not in {type(part) for part in parts}

@@ -1,0 +1,233 @@
+"""What operators see and run: status, health, metrics, logs, exit codes, and the files of services."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedveil import __version__, cli
+from fedveil.errors import (
+    BudgetError,
+    ConfigError,
+    CoordinatorGoneError,
+    FedveilError,
+    IntegrityError,
+    RefusedRunError,
+)
+from fedveil.federation.errors import RefusalError
+from fedveil.flower.demonstration import Demonstration, write_demonstration
+from fedveil.flower.deployment import TEMPLATES, write_deployment
+from fedveil.flower.folders import SiloFolder
+from fedveil.flower.guard import open_silo
+from fedveil.flower.sockets import RunningFolder
+from fedveil.flower.status import party_status
+from fedveil.foreign import LogFormat, LogLevel, show_log
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger_lines import Origin
+
+ANSWERS: dict[str, Any] = {
+    "host": "learn.example.org",
+    "port": 9443,
+    "silo": "north",
+    "memory": "8G",
+    "program": "/opt/fedveil/bin/fedveil",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Demonstration:
+    return write_demonstration(tmp_path_factory.mktemp("operations") / "demo", rounds=3)
+
+
+def run(*words: str | Path) -> Any:
+    return CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
+
+
+def test_a_party_tells_how_it_does(made: Demonstration) -> None:
+    coordinator, silo = made.provisioned.coordinator, made.provisioned.silos[0]
+    assert run("health", coordinator).exit_code == run("health", silo).exit_code == 1
+    running = RunningFolder(silo)
+    assert run("health", silo).exit_code == 0
+    assert run("health", coordinator).exit_code == 1
+    status = json.loads(run("status", silo, "--json").output)
+    assert (status["role"], status["served"], status["membership"]) == ("silo", True, 1)
+    running.close()
+    assert json.loads(run("status", silo, "--json").output)["served"] is False
+    found = json.loads(run("status", coordinator, "--json").output)
+    assert (found["role"], found["silos"], found["runs"]) == ("coordinator", 4, 0)
+    assert 396 < found["certificate_days"] < 398
+    assert run("health", made.provisioned.authority).exit_code == 1
+    with pytest.raises(ConfigError, match="not a party's folder"):
+        party_status(made.provisioned.authority)
+
+
+def test_a_silo_tells_what_is_spent_and_no_count(made: Demonstration) -> None:
+    path = made.provisioned.silos[1]
+    with open_silo(SiloFolder(path)) as party:
+        party._ledger.charge(
+            run="run",
+            round=1,
+            attempt=0,
+            event=GaussianEvent(noise_multiplier=5.0),
+            budget=None,
+            origin=Origin(terms="a" * 64, coordinator="b" * 64, membership=1, policy="c" * 64),
+        )
+        records = len(party._share.train)
+    status = party_status(path)
+    assert 0 < status["spent_ratio"] == status["spent_epsilon"] / status["allowed_epsilon"] < 1
+    assert records > 100
+    assert records not in status.values()
+    assert set(status) == {
+        *(
+            "role",
+            "served",
+            "version",
+            "membership",
+            "valid_until",
+            "fingerprint",
+            "name",
+            "certificate_days",
+        ),
+        *("allowed_epsilon", "delta", "ledger_head", "spent_epsilon", "spent_ratio"),
+    }
+    shown = run("status", path, "--metrics").output
+    samples = dict(re.findall(r"^(fedveil_\w+)(?:\{[^}]*\})? (\S+)$", shown, re.MULTILINE))
+    assert float(samples["fedveil_budget_spent_ratio"]) == pytest.approx(status["spent_ratio"])
+    assert (samples["fedveil_served"], samples["fedveil_membership_serial"]) == ("0", "1")
+    for line in shown.splitlines():
+        assert re.fullmatch(
+            r'# TYPE fedveil_\w+ gauge|fedveil_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [-+.e\d]+', line
+        )
+
+
+def test_logs_are_lines_of_json_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("fedveil")
+    before = list(log.handlers), log.level
+    log.handlers.clear()
+    try:
+        show_log(LogLevel.INFO, LogFormat.JSON)
+        logging.getLogger("fedveil.silo").warning("a letter\nof \x1b[31m%s", "somebody")
+        logging.getLogger("fedveil.silo").debug("not shown")
+        (line,) = capsys.readouterr().err.splitlines()
+        found = json.loads(line)
+        assert (found["level"], found["log"]) == ("warning", "fedveil.silo")
+        assert "somebody" in found["message"]
+        assert line.isascii()
+        assert "\x1b" not in found["message"]
+        show_log(LogLevel.INFO)
+        logging.getLogger("fedveil.silo").warning("for people")
+        assert capsys.readouterr().err.endswith("WARNING fedveil.silo: for people\n")
+    finally:
+        log.handlers[:], log.level = before
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (FedveilError, 2),
+        (ConfigError, 2),
+        (RefusedRunError, 3),
+        (RefusalError, 3),
+        (BudgetError, 4),
+        (CoordinatorGoneError, 6),
+        (IntegrityError, 7),
+    ],
+)
+def test_exit_codes_are_those_of_the_page(error: type[FedveilError], code: int) -> None:
+    assert error.exit_code == code
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert f"\n| {code} | " in page
+
+
+# --- services ------------------------------------------------------------------------------------------------
+
+
+def test_every_placeholder_is_filled_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    made = write_deployment(tmp_path / "deploy", **ANSWERS)
+    assert sorted(path.name for path in made) == sorted(TEMPLATES)
+    for path in made:
+        assert not re.search(r"@[A-Z]+@", path.read_text()), path
+    assert f"fedveil[federation]=={__version__}" in made[0].read_text()
+    with pytest.raises(ConfigError, match="exists already"):
+        write_deployment(tmp_path / "deploy", **ANSWERS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host": "a\nb"},
+        {"silo": "../x"},
+        {"memory": "8G\nUser=root"},
+        {"program": "fedveil; rm"},
+        {"silo": "a: b"},
+    ],
+    ids=str,
+)
+def test_a_value_that_does_not_fit_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not fit"):
+        write_deployment(tmp_path / "deploy", **(ANSWERS | change))
+    assert not (tmp_path / "deploy").exists()
+
+
+def test_services_are_read_by_who_runs_them(tmp_path: Path) -> None:
+    """Containers by their schema's words; units by systemd's own verifier, and the proxy by its own, where they are."""
+    folder = tmp_path / "deploy"
+    assert run("deploy", "write", folder, "--host", "10.0.0.2").exit_code == 0
+    compose = yaml.safe_load((folder / "compose.yaml").read_text())
+    assert set(compose) == {"services", "secrets"}
+    for one in compose["services"].values():
+        assert (one["read_only"], one["cap_drop"], one["mem_limit"]) == (True, ["ALL"], "8G")
+        assert one["environment"]["CREDENTIALS_DIRECTORY"] == "/run/secrets"
+        assert one["command"][:2] in (["coordinator", "serve"], ["silo", "serve"])
+        assert {secret["source"] for secret in one["secrets"]} <= set(compose["secrets"])
+    assert "ports" not in compose["services"]["silo"]
+    docker = (folder / "Dockerfile").read_text().splitlines()
+    assert "USER 10001" in docker
+    assert docker[-1] == 'ENTRYPOINT ["fedveil"]'
+    for path in folder.glob("*.service"):
+        settings = re.findall(r"^(\w+)=", path.read_text(), re.MULTILINE)
+        assert {
+            "ProtectSystem",
+            "NoNewPrivileges",
+            "LoadCredential",
+            "MemoryMax",
+            "RestrictAddressFamilies",
+        } <= set(settings)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    folder = tmp_path / "deploy"
+    write_deployment(folder, **(ANSWERS | {"program": "/bin/true"}))
+    for name in ("fedveil-coordinator.service", "fedveil-silo@north.service"):
+        if "@" in name:
+            shutil.copy(folder / "fedveil-silo@.service", folder / name)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", str(folder / name)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        own = [line for line in done.stderr.splitlines() if str(folder) in line or name in line]
+        assert own == []
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_accepts_the_proxy(tmp_path: Path) -> None:
+    write_deployment(tmp_path / "deploy", **(ANSWERS | {"host": "127.0.0.1"}))
+    done = subprocess.run(
+        ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "deploy" / "nginx.conf"), "-g", "pid pid;"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
