@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fedveil.server.optimizers import FedYogi as Yogi
     from fedveil.server.optimizers import ServerSgd as Sgd
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _METHODS: Final = (
     *(
