@@ -262,7 +262,7 @@ def test_a_run_refused_before_its_first_round_fails(
     assert (code, json.loads(out)["runs"][0]["rounds"]) == (4, 0)
     assert f"refused before the first round: runs/{NAME}: round 1 would bring epsilon to" in err
     code, out, err = stops(monkeypatch, capsys, "resume", f"runs/{NAME}")
-    assert code == 2
+    assert code == 4
     assert "refused before the first round" in err
 
 
