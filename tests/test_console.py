@@ -127,7 +127,8 @@ def test_paths_and_names_are_whole_in_what_training_commands_print(
     assert f"comparison: {page}\n" in printed("compare", runs, "--page", page, *against)
     row = {"run": NAME, "test": {"accuracy": 0.5}, "seconds": 1.0, "stopped": "the budget is spent"}
     monkeypatch.setattr(training, "sweep", lambda *_, **__: iter([row]))
-    monkeypatch.setattr(training, "write_tradeoff", lambda _, key, path: path)
+    monkeypatch.setattr(training, "write_tradeoff", lambda _, key, path, **__: path)
+    monkeypatch.setattr(training, "spent_together", lambda *_: {"told": "together"})
     text = printed("sweep", "long.toml", "--over", "seed=0", "--over", "method.clip=0.5", "--runs", runs)
     assert f"{NAME}: stopped: the budget is spent\n" in text
     assert f"\n{runs / 'seed.html'}\n{runs / 'method.clip.html'}\n" in text

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedveil.errors import ConfigError
+from fedveil.privacy.statement import show_epsilon
 from fedveil.statistics.inference.equation import Equation
 from fedveil.statistics.intervals import NORMAL_95
 
@@ -82,5 +83,5 @@ def check(found: Sequence[PlannedEffect], noise_multiplier: float, epsilon: Call
         raise ConfigError(
             f"inference: too few people for this budget: the curvature of '{worst.name}' would be {worst.margin:.2g} "
             f"standard deviations of its noise, and intervals hold from {worst.needed:g}; epsilon = "
-            f"{epsilon(noise_multiplier / factor):.2g}, or fewer columns or categories, would do"
+            f"{show_epsilon(epsilon(noise_multiplier / factor))}, or fewer columns or categories, would do"
         )
