@@ -45,6 +45,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedveil.errors import ConfigError
+from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.bundle import Bundle, ForeignBundleError
 from fedveil.flower.certificates import Authority
 from fedveil.flower.demonstration import Demonstration, write_demonstration
@@ -54,7 +55,7 @@ from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.party import Party
 from fedveil.flower.relay import send_frame
 from fedveil.flower.silo import ServedSilo
-from fedveil.flower.sockets import address
+from fedveil.flower.sockets import DOOR, SECRET, address
 from fedveil.flower.submission import Submission
 from tests.strangers import Stranger
 
@@ -579,6 +580,16 @@ def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Pat
     while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_a_link_that_is_ended_leaves_no_socket_and_no_secret(tmp_path: Path) -> None:
+    made = write_demonstration(tmp_path / "demo", port=free_port())
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    link = AttachedLink(home)
+    assert {path.name for path in (home.link / "run").iterdir()} == {DOOR, SECRET}
+    link.stop()
+    assert link.ended
+    assert not list((home.link / "run").iterdir())
 
 
 def test_a_child_is_not_started_by_hand() -> None:

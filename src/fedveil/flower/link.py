@@ -20,6 +20,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
@@ -249,8 +250,9 @@ def _write_secret(path: Path, secret: bytes, group: int | None) -> None:
 
 
 def main() -> None:
-    """Serve both doors until the parent ends."""
+    """Serve both doors until the parent ends, or ends this process; socket and secret do not outlive it."""
     over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
     settings = settings_of_parent(over.set)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
