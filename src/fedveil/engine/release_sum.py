@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from jaxtyping import Float64
@@ -60,16 +58,11 @@ def _sender(method: Method, silo: int, n_silos: int, privacy: PrivacyRandomness,
 def _privately_weighted(
     method: Method, step: LocalStep, table: ColumnTable, privacy: PrivacyRandomness, number: int
 ) -> Float64[np.ndarray, " d"]:
-    """Return the sum weighted under encryption: a person's counts stay with her silos.
-
-    A silo counts at most N_max / |S| records of a person, and never refuses one who has more: whether it goes on must
-    not depend on her. Her weights still sum to 1.
-    """
+    """Return the sum weighted under encryption: a person's counts stay with her silos."""
     n_silos, groups = len(table.silo_names), table.pairs()
-    uncapped = WeightingRange.of(
+    agreed = WeightingRange.of(
         method, groups, n_silos=n_silos, n_users=table.n_users, length=step.length, rounds=1
     )
-    agreed = replace(uncapped, counts=np.minimum(uncapped.counts, uncapped.plan.count_limit))
     assert isinstance(method.bound, FixedVector)
     bound = method.bound
 

@@ -198,10 +198,7 @@ def _agreed(
             alone = "private weighting takes contributions one by one and runs in one process"
             raise ConfigError(f"trainer.processes: {alone}")
         groups, rounds = setting.cohort.groups, experiment.rounds
-        weighting = WeightingRange.of(method, groups, **people, length=dimension, rounds=rounds)
-        if population.complete:
-            weighting.check_counts()
-        return weighting
+        return WeightingRange.of(method, groups, **people, length=dimension, rounds=rounds)
     if protection.masks:
         return MaskedRange.of(method, **people, length=dimension)
     clients = population.n_silos

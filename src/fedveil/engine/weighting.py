@@ -39,8 +39,8 @@ class WeightingRange:
     Attributes:
         plan: the public numbers; every session gives it a run of its own.
         grid: the step of the integers, a power of two, in the unit of the update.
-        counts: (|S|, |U|) n_{s,u}; row s is silo s's own. In a federation a silo has its own row, and the coordinator
-            none: what it has means nothing.
+        counts: (|S|, |U|) n_{s,u}, at most N_max / |S|; row s is silo s's own. In a federation a silo has its own row,
+            and the coordinator none: what it has means nothing.
         protection: cipher and key size.
     """
 
@@ -54,6 +54,9 @@ class WeightingRange:
         cls, method: Method, groups: Groups, *, n_silos: int, n_users: int, length: int, rounds: int
     ) -> WeightingRange:
         """Return the range of a method under private weighting.
+
+        A silo counts at most N_max / |S| records of a user, and never refuses one who has more: whether a run goes on
+        must not depend on her, and N_max is the coordinator's to choose. Her weights still sum to 1.
 
         Raises:
             ProtocolError: sums that the cipher does not hold.
@@ -78,21 +81,13 @@ class WeightingRange:
             rounds=rounds,
         )
         counts = np.zeros((n_silos, n_users), dtype=np.int64)
-        counts[groups.silo, groups.user] = method.weights.scores(groups.size)
+        scores = method.weights.scores(groups.size)
+        counts[groups.silo, groups.user] = np.minimum(scores, plan.count_limit)
         if protection.cipher == "paillier":
             choose_layout(plan, protection.modulus_bits)
         else:
             choose_parameters(plan)
         return cls(plan=plan, grid=grid, counts=counts, protection=protection)
-
-    def check_counts(self) -> None:
-        """Return if no total exceeds N_max; asked where one process has all silos' records.
-
-        Raises:
-            ProtocolError: a count above N_max / |S|, naming the silo.
-        """
-        for silo, row in enumerate(self.counts):
-            self.plan.check_counts(row, silo)
 
     def units(
         self, contributions: Float64[np.ndarray, "m d"], share: Float64[np.ndarray, " d"]

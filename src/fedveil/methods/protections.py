@@ -154,7 +154,7 @@ class PrivateWeighting(ProtectionStage):
     """The server learns the sum weighted by n_su / N_u, and nobody a count that is not its own (ULDP-FL, Protocol 1).
 
     Attributes:
-        n_max: N_max, the largest number of records that a user may have in all; a silo may hold N_max / |S|.
+        n_max: N_max, the largest number of records of a user that counts; a silo counts at most N_max / |S| of them.
         cipher: "paillier", or "rlwe" (ring-LWE) for models of many parameters and a small N_max.
         key_bits: size of a Paillier modulus.
         private_sampling: users are sampled by oblivious transfer, so that the server does not learn who was drawn.
@@ -264,9 +264,10 @@ class PrivateWeighting(ProtectionStage):
         """Return the cipher and the grid."""
         cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
+        most = self.n_max // moves.n_senders
         return (
-            f"private weighting ({cipher}): the weights {moves.weight} are computed under encryption, for at most "
-            f"{self.n_max} records per user{_scored(moves)}; the sum is rounded to its grid{drawn}",
+            f"private weighting ({cipher}): the weights {moves.weight} are computed under encryption; a silo counts "
+            f"at most {most} records of a user{_scored(moves)}; the sum is rounded to its grid{drawn}",
         )
 
     def places(self, rate: float) -> tuple[int, int]:
