@@ -61,7 +61,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         (
             "upper = 120",
             "upper = 120\nunit = 'a'",
-            "features.age.unit: no such key; known here: kind, lower, missing, upper",
+            "features.age.unit: no such key; known here: fill, kind, lower, missing, upper",
         ),
         ("upper = 120", "", "features.age.upper: is required"),
         (
