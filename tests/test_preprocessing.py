@@ -18,7 +18,7 @@ from fedveil.engine.folder import PREPROCESSED, SCHEMA
 from fedveil.engine.preprocessing import read_preprocessed
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import FedveilError, RunFolderError
+from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import read_columns
 from fedveil.population.schema import Category, Number, Schema, read_schema
@@ -345,3 +345,12 @@ def test_a_damaged_release_is_noticed(world: tuple[Path, Prepared, Outcome], tmp
         (tmp_path / PREPROCESSED).write_text(json.dumps(document | broken))
         with pytest.raises(RunFolderError, match=r"preprocessing\.json"):
             read_preprocessed(tmp_path)
+
+
+def test_a_budget_that_the_releases_beside_the_rounds_would_break_is_refused(tmp_path: Path) -> None:
+    """They are charged whatever training does, so a run that could play no round would spend them for nothing."""
+    tables(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"privacy\.budget = 0\.01: one round and the releases beside it \(prep/1"
+    ):
+        prepared_in(tmp_path, privacy={"budget": 0.01})
