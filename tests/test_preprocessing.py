@@ -374,3 +374,12 @@ def test_a_damaged_release_is_noticed(world: tuple[Path, Prepared, Outcome], tmp
         (tmp_path / PREPROCESSED).write_text(json.dumps(document | broken))
         with pytest.raises(RunFolderError, match=r"preprocessing\.json"):
             read_preprocessed(tmp_path)
+
+
+def test_a_budget_that_the_releases_beside_the_rounds_would_break_is_refused(tmp_path: Path) -> None:
+    """They are charged whatever training does, so a run that could play no round would spend them for nothing."""
+    tables(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"privacy\.budget = 0\.01: one round and the releases beside it \(prep/1"
+    ):
+        prepared_in(tmp_path, privacy={"budget": 0.01})

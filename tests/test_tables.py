@@ -1,5 +1,6 @@
 """Tables become populations by their schema alone, and what does not fit is named without its value."""
 
+import codecs
 import csv
 import sys
 import tempfile
@@ -378,6 +379,33 @@ def test_a_cell_that_goes_on_in_the_next_line_is_refused_by_its_line(cell: str, 
     assert "word" not in str(refused.value)
     path.write_text(text.replace(cell, '"a ""quoted"" word, with a comma"'))
     assert len(read_tables(schema(), [path], test=path).train) > 0
+
+
+@pytest.mark.parametrize(
+    "cell", ['5" nail, and 6"', 'a""', 'a"b"', '""a"', r'\"a"', ' "a"', '"a" ', '"a"b"c"', '""a""']
+)
+@pytest.mark.parametrize("rule", ["error", "bin"])
+def test_an_even_number_of_marks_may_not_be_whole_either(cell: str, rule: str, tmp_path: Path) -> None:
+    """A reader takes a mark inside of a cell for a letter, and the next one may open a cell over others' lines."""
+    path = tmp_path / "t.csv"
+    rows = [",".join(row) for row in ROWS]
+    header = ",".join((*COLUMNS, "note"))
+    path.write_text("\n".join([header, f'{rows[0]},{cell},"x', *(f"{row}," for row in rows[1:])]))
+    with pytest.raises(DataError, match=r"t\.csv, line 2: "):
+        read_tables(schema(invalid=rule), [path], test=path)
+    path.write_text("\n".join([header, f"{rows[0]},{cell}", *(f"{row}," for row in rows[1:])]))
+    with pytest.raises(DataError, match=r"t\.csv, line 2: "):
+        read_tables(schema(invalid=rule), [path], test=path)
+
+
+@pytest.mark.parametrize("cell", ['""', '"a"', '"a""b"', '""""', '"""a"""', '"x,""y"', '"a"",""b"'])
+def test_cells_between_marks_are_read_as_they_are_written(cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(codecs.BOM_UTF8 + f'"a","b"\r\n{cell},{cell}\r\n1,{cell}'.encode())
+    read = open_table(path, ("a", "b"))
+    plain = cell[1:-1].replace('""', '"')
+    assert read["a"].to_pylist() == [plain, "1"]
+    assert read["b"].to_pylist() == [plain, plain]
 
 
 def test_line_numbers_count_every_kind_of_line_end(tmp_path: Path) -> None:

@@ -107,3 +107,10 @@ def test_sampled_rounds_compose_with_whole_releases(tmp_path: Path) -> None:
     found = spent_by([one, two]).epsilon
     assert found is not None
     assert gaussian_epsilon((2 / 16) ** 0.5, 1e-5) < found < gaussian_epsilon((2 / 16 + 1) ** 0.5, 1e-5) + 0.1
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, float("nan")])
+def test_a_delta_that_is_no_probability_below_one_is_refused(delta: float, tmp_path: Path) -> None:
+    one = run(tmp_path / "one", GaussianEvent(noise_multiplier=4.0))
+    with pytest.raises(FedveilError, match="--delta must lie between 0 and 1"):
+        spent_by([one], delta=delta)

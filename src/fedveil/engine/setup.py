@@ -43,6 +43,7 @@ from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
+from fedveil.privacy.statement import show_epsilon
 from fedveil.randomness import PrivacyRandomness
 
 
@@ -162,7 +163,7 @@ def prepare(
         n_users=population.n_users,
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )
-    return Prepared(
+    prepared = Prepared(
         experiment=_resolved(experiment, trainer),
         population=population,
         task=task,
@@ -179,6 +180,26 @@ def prepare(
         preprocessing=preprocessing,
         evaluation=evaluation,
     )
+    _check_budget(prepared)
+    return prepared
+
+
+def _check_budget(prepared: Prepared) -> None:
+    """Refuse releases beside rounds that leave no room for a round: they are charged whatever training does.
+
+    Raises:
+        ConfigError: says what they and one round cost.
+    """
+    budget = prepared.experiment.privacy.budget
+    if budget is None or not prepared.beside:
+        return
+    least = prepared.epsilon_with(Role.READER, 1, prepared.beside)
+    if least > budget:
+        raise ConfigError(
+            f"privacy.budget = {budget:g}: one round and the releases beside it "
+            f"({', '.join(one.name for one in prepared.beside)}) cost epsilon {show_epsilon(least)}; give a larger "
+            "budget, a smaller privacy.epsilon, or leave them out"
+        )
 
 
 def _agreed(

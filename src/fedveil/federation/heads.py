@@ -5,7 +5,8 @@ random number. It tells that a ledger has grown, and nothing of how much, for wh
 own with each letter. The coordinator keeps them, and hands all of them to all silos with the next terms; a silo refuses
 to go on if its ledger does not contain what is said of it, and keeps what is said of its peers.
 
-Whoever has heard a silo's heads in one order notices when an earlier one comes again.
+Whoever has heard a silo's heads in one order notices when an earlier one comes again. Each start of a silo writes a
+line, so a silo that went back shows a new head: the coordinator notices it, a peer's file shows it to an auditor only.
 """
 
 from __future__ import annotations

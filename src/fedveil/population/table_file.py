@@ -3,17 +3,19 @@
 No error repeats a value.
 """
 
+import codecs
 import re
 from collections.abc import Sequence
 from datetime import date, datetime, time
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
+from jaxtyping import Int64
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import LARGEST_FILE, check_file, read_content
@@ -76,7 +78,10 @@ def open_table(
         if path.suffix in EXCEL:
             return _excel(path, columns, written)
         return _csv(
-            path, _whole_lines(path, _in_utf8(path, content, written.encoding, tolerant)), columns, written
+            path,
+            _whole_lines(path, _in_utf8(path, content, written.encoding, tolerant), written.delimiter),
+            columns,
+            written,
         )
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
@@ -111,11 +116,13 @@ def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> bytes
         ) from None
 
 
-def _whole_lines(path: Path, content: bytes) -> bytes:
-    """Return the content if every line of it is whole: with an even number of quotation marks.
+def _whole_lines(path: Path, content: bytes, delimiter: str) -> bytes:
+    """Return the content if every line of it is whole: a mark opens a cell at its start or closes it at its end.
 
     A cell that goes on in the next line would make one record of many, or, where a reader takes the file in blocks,
-    many of one, by where it stands: one person's cell would decide which records of others there are.
+    many of one, by where it stands: one person's cell would decide which records of others there are. The number of
+    marks in a line does not tell: readers take a mark inside of a cell for a letter, and the next one for an opening.
+    Of the marks of a line, the 1st, 3rd, ... open and the 2nd, 4th, ... close; a doubled mark closes and opens again.
 
     Raises:
         DataError: a line that is not whole, by its number.
@@ -123,17 +130,32 @@ def _whole_lines(path: Path, content: bytes) -> bytes:
     if _QUOTE not in content:
         return content
     byte = np.frombuffer(content, dtype=np.uint8)
-    ends = np.flatnonzero(
-        (byte == _NEWLINE) | (byte == _RETURN)
-    )  # every ending is one, as it is for the reader
-    odd = np.flatnonzero(np.bincount(np.searchsorted(ends, np.flatnonzero(byte == _QUOTE))) % 2)
-    if not len(odd):
-        return content
-    before = content[: int(ends[odd[0] - 1]) + 1] if odd[0] else b""
+    # every ending is one, as it is for the reader
+    ends = np.flatnonzero((byte == _NEWLINE) | (byte == _RETURN))
+    marks = np.flatnonzero(byte == _QUOTE)
+    lines = np.searchsorted(ends, marks)
+    odd = np.flatnonzero(np.bincount(lines) % 2)
+    if len(odd):
+        _refuse_line(path, content, ends, int(odd[0]), "an odd number of quotation marks")
+    border = np.array([_NEWLINE, _RETURN, _QUOTE, *delimiter.encode()], dtype=np.uint8)
+    start = len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0
+    opening, closing = marks[0::2], marks[1::2]
+    opens = (opening == start) | np.isin(byte[opening - 1], border)
+    closes = (closing == len(byte) - 1) | np.isin(byte[np.minimum(closing + 1, len(byte) - 1)], border)
+    inside = np.flatnonzero(~(opens & closes))
+    if len(inside):
+        _refuse_line(path, content, ends, int(lines[2 * inside[0]]), "a quotation mark inside of a cell")
+    return content
+
+
+def _refuse_line(
+    path: Path, content: bytes, ends: Int64[np.ndarray, " e"], index: int, reason: str
+) -> NoReturn:
+    before = content[: int(ends[index - 1]) + 1] if index else b""
     line = before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n") + 1
     raise DataError(
-        f"{path}, line {line}: an odd number of quotation marks; write a cell in one line, and a mark "
-        "inside of it twice"
+        f"{path}, line {line}: {reason}; write a cell in one line, and one with a mark inside of it between marks, "
+        "the inner one twice"
     )
 
 

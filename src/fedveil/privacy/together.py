@@ -73,6 +73,8 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
             f"the runs have deltas {', '.join(f'{one:g}' for one in sorted(deltas))}; give --delta"
         )
     at = delta if delta is not None else deltas.pop()
+    if not 0 < at < 1:
+        raise ConfigError(f"--delta must lie between 0 and 1, not at {at:g}")
     charges: Counter[Event] = Counter()
     found, loss, guaranteed = [], 0.0, True
     for path, statement in zip(paths, statements, strict=True):
