@@ -325,6 +325,35 @@ def test_what_cannot_be_refined_is_refused(tmp_path: Path, changes: dict[str, An
     assert words in str(caught.value)
 
 
+def test_a_column_that_is_named_as_the_silos_is_refused_before_anything_is_charged(tmp_path: Path) -> None:
+    tables(tmp_path)
+    for path in (tmp_path / "schema.toml", *(tmp_path / f"{name}.csv" for name in FILES)):
+        path.write_text(path.read_text().replace("ward", "silo"))
+    asked = {"bounds": ["age"], "impute": None, "pool": {"silo": 200.0, "ward": None}}
+    with pytest.raises(FedveilError, match="column 'silo': statistics and preprocessing call the silos so"):
+        prepared_in(tmp_path, preprocessing=asked)
+
+
+def test_a_schema_that_another_run_refined_is_not_taken_for_the_one_before(
+    world: tuple[Path, Prepared, Outcome], tmp_path: Path
+) -> None:
+    folder, _, outcome = world
+    section = {"bounds": ["code"], "impute": None, "pool": None}
+    named = {"table": {"schema_file": str(outcome.folder / SCHEMA)}}
+    second = prepared_in(folder, data=named, preprocessing=section)
+    with pytest.raises(
+        ConfigError, match=r"schema\.toml was refined by another run; remove \[preprocessing\]"
+    ):
+        run(second, tmp_path, Silent())
+    assert not read_entries(tmp_path / "hospitals" / "ledger.jsonl")
+
+    own = tmp_path / "own.toml"
+    own.write_text((outcome.folder / SCHEMA).read_text())
+    again = prepared_in(folder, data={"table": {"schema_file": str(own)}}, preprocessing=section)
+    assert again.preprocessing is not None
+    assert again.preprocessing.wanted.schema_ == read_schema(outcome.folder / SCHEMA)
+
+
 def test_the_example_of_the_page_is_planned_too(tmp_path: Path) -> None:
     tables(tmp_path)
     page = tomllib.loads(BLOCKS["docs/how-to/refine-a-schema.md:0"].text)

@@ -75,6 +75,11 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         ('["no", "yes"]', '["no", "no"]', "a class is declared twice"),
         ('"hospital"', '"patient"', "column 'patient' has two roles"),
         ('column = "sick"', 'column = "age"', "column 'age' has two roles"),
+        (
+            'column = "sick"',
+            'column = "silo"',
+            "column 'silo': statistics and preprocessing call the silos so",
+        ),
         ("[features.age]", "[features.age", "not a TOML document"),
     ],
 )
@@ -250,6 +255,17 @@ def test_a_draft_names_what_it_lacks(tmp_path: Path) -> None:
         draft_schema(path)
     with pytest.raises(DataError, match=r"cannot be read: no such file"):
         draft_schema(tmp_path / "x.xlsx")
+
+
+def test_a_draft_leaves_out_a_column_that_is_named_as_the_silos(tmp_path: Path) -> None:
+    path = tmp_path / "sample.csv"
+    path.write_text(
+        "patient,ward,silo,age,sick\n"
+        + "".join(f"p{i},w{i % 2},{i % 3},{20 + i},{i % 2}\n" for i in range(9))
+    )
+    draft = written(tmp_path, draft_schema(path, silo="ward"))
+    assert list(read_schema(draft).features) == ["age"]
+    assert "silo: left out, its name is kept for the silos" in draft.read_text()
 
 
 def test_a_schema_does_not_change(tmp_path: Path) -> None:

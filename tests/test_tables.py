@@ -22,7 +22,7 @@ from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Population
 from fedveil.population.schema import Format, Schema
-from fedveil.population.table_file import open_table
+from fedveil.population.table_file import open_table, without_days
 from fedveil.population.tables import read_own, read_tables
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness, key_of
@@ -529,18 +529,43 @@ def test_an_excel_file_gives_the_same_population_as_csv(tmp_path: Path) -> None:
         read_tables(schema(), [path])
 
 
-def test_excel_columns_are_typed_only_where_all_cells_agree(tmp_path: Path) -> None:
+def test_a_cell_of_an_excel_file_means_the_same_whatever_its_column_holds(tmp_path: Path) -> None:
     pytest.importorskip("python_calamine", reason="the extra excel is not installed")
-    born = [date(1900, 3, 1), date(1901, 1, 1)]
-    head: list[object] = ["id", "mixed", "born", "x"]
-    rows: list[list[object]] = [head, [7, "a", born[0], 1.5], [8, 2, "", 2], [9, 0.5, born[1], ""]]
-    read_back = open_table(
-        workbook(tmp_path / "t.xlsx", {"s": rows}), None, Format(decimal=",", delimiter=";")
-    )
-    assert read_back.column("id").to_pylist() == [7, 8, 9]
-    assert read_back.column("mixed").to_pylist() == ["a", "2", "0,5"]
-    assert read_back.column("born").to_pylist() == [born[0], None, born[1]]
-    assert read_back.column("x").to_pylist() == [1.5, 2, None]
+    born, odd = [date(1900, 3, 1), date(1949, 1, 1)], ("unknown", 2.5, 1e300, date(2020, 1, 1))
+    head: list[object] = ["patient", "code", "born", "sick"]
+    rows: list[list[object]] = [[7, 1, born[0], 0], ["p8", -9, "02.01.1950", 1], [9, 0.00001, born[1], 1]]
+    features = {
+        "code": {"kind": "category", "categories": ["1", "1e-05"], "unknown": "zero", "missing": "indicator"},
+        "born": {"kind": "date", "lower": "1900-01-01", "upper": "2000-01-01", "format": "%d.%m.%Y"},
+    }
+    target = {"kind": "label", "column": "sick", "classes": ["0", "1"]}
+    how = schema(silo=None, invalid="bin", missing_values=["", "-9"], target=target, features=features)
+    path, read_back = tmp_path / "t.xlsx", []
+    for more in ([], *([["m", cell, cell, 0]] for cell in odd)):
+        found = read_tables(how, [workbook(path, {"s": [head, *rows, *more]})], test_share=1e-9).train
+        read_back.append(found.features[:3].tolist())
+    assert all(one == read_back[0] for one in read_back)
+    codes, days = np.array(read_back[0])[:, :4], np.array(read_back[0])[:, 4:]
+    assert codes.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]]
+    whole = (date(2000, 1, 1) - date(1900, 1, 1)).days
+    expected = [2 * (day - date(1900, 1, 1)).days / whole - 1 for day in (born[0], date(1950, 1, 2), born[1])]
+    assert days[:, 0] == pytest.approx(expected, abs=1e-6)
+    assert not days[:, 1].any()
+
+
+@pytest.mark.parametrize("cell", [2.5, 2.0**53, date(2020, 1, 1)])
+def test_a_number_that_excel_rounds_and_a_date_are_no_ids(tmp_path: Path, cell: object) -> None:
+    pytest.importorskip("python_calamine", reason="the extra excel is not installed")
+    path = workbook(tmp_path / "t.xlsx", {"s": [list(COLUMNS), *ROWS, [cell, *ROWS[0][1:]]]})
+    with pytest.raises(DataError, match=r"column 'patient': ids are text or whole numbers below 2\^53"):
+        read_tables(schema(), [path])
+
+
+def test_cells_of_excel_are_written_with_the_declared_decimal_mark(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine", reason="the extra excel is not installed")
+    rows: list[list[object]] = [["x"], ["a"], [2], [0.5], [""], [date(1901, 1, 1)]]
+    column = open_table(workbook(tmp_path / "t.xlsx", {"s": rows}), None, Format(decimal=",", delimiter=";"))
+    assert without_days(column.column("x")).to_pylist() == ["a", "2", "0,5", None, "1901-01-01"]
 
 
 def test_without_a_reader_of_excel_the_extra_is_named(

@@ -30,7 +30,7 @@ from fedveil.foreign import foreign
 from fedveil.local.models import MODELS, build_model
 from fedveil.population.records import Affine
 from fedveil.population.schema import Format, Schema
-from fedveil.population.table_file import open_table
+from fedveil.population.table_file import open_table, without_days
 from fedveil.population.tables import read_features_by_schema, read_number_columns
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness
@@ -132,7 +132,7 @@ class Bundle:
         features = self._features(path)
         written = Format() if self.schema is None else self.schema.format
         kept = open_table(path, keep, written) if keep else pa.table({})
-        columns = {name: kept.column(name) for name in keep}
+        columns = {name: without_days(kept.column(name)) for name in keep}
         columns["prediction"] = pa.array(self.predict(features))
         if self.manifest.task == "classification":
             chances = self.predict_proba(features)

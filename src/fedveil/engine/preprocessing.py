@@ -174,7 +174,19 @@ def make_preprocessing(
     """Charge, make and write a preprocessing that is not written yet; return the experiment on the refined schema.
 
     It is of the records that are trained on; held-out ones have no part in it.
+
+    Raises:
+        ConfigError: the declared schema is the one that another run has refined. It was planned on the schema that run
+            declared, which is beside it, and not on the one that is named.
     """
+    table = experiment.data.table
+    assert table is not None, "Experiment asks for it"
+    beside = table.schema_file.parent
+    if (beside / PREPROCESSED).exists() and beside.resolve() != folder.path.resolve():
+        raise ConfigError(
+            f"data.table.schema_file: {table.schema_file} was refined by another run; remove [preprocessing] to train "
+            "on it, or copy it out of that run's folder to refine it further; nothing was charged"
+        )
     found = read_preprocessed(folder.path)
     if found is None:
         charge(ledger, experiment.name, (planned.release,))

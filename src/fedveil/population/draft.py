@@ -17,7 +17,7 @@ from fedveil.errors import DataError
 from fedveil.files import LARGEST_FILE, read_content
 from fedveil.foreign import foreign
 from fedveil.population.outcomes import SUSPICIOUS, named_like_an_outcome, tells_alone
-from fedveil.population.schema import EPOCH, MISSING_VALUES, Format
+from fedveil.population.schema import EPOCH, MISSING_VALUES, SILO, Format
 from fedveil.population.table_file import open_table
 from fedveil.population.table_reader import day_of, text_cells
 
@@ -97,7 +97,8 @@ def draft_schema(
     declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
     for name in names:
         if name not in (user, silo, label):
-            feature, reason = _feature(cells[name]), _outcome(name, cells[name], cells[label])
+            kept = "its name is kept for the silos" if name == SILO else ""
+            feature, reason = _feature(cells[name]), kept or _outcome(name, cells[name], cells[label])
             if feature is None or reason:
                 left_out[name] = reason or "being neither a number, a date, nor one of few categories"
             else:

@@ -28,6 +28,9 @@ from fedveil.validation import plain
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
 EPOCH: Final = date(1970, 1, 1)
+SILO: Final = "silo"
+"""What releases of columns call a record's silo, whatever its column is named: no feature or target has this name."""
+
 _NO_DELIMITER: Final = '"\n\r'
 
 
@@ -240,6 +243,11 @@ class Schema(_Part):
         for column in columns:
             if columns.count(column) > 1:
                 raise ValueError(f"column '{column}' has two roles")
+        if SILO in (*self.target_columns, *self.features):
+            raise ValueError(
+                f"column '{SILO}': statistics and preprocessing call the silos so; give the feature or target another "
+                "name"
+            )
         return self
 
     @property

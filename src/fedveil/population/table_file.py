@@ -6,7 +6,7 @@ No error repeats a value.
 import codecs
 import re
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, datetime, time
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -23,6 +23,10 @@ from fedveil.foreign import foreign
 from fedveil.population.schema import Format
 
 EXCEL: Final = (".xlsx", ".xls", ".ods")
+EXCEL_CELL: Final = pa.struct([("text", pa.string()), ("day", pa.date32()), ("id", pa.bool_())])
+"""A cell of an Excel file: its text, its day if it is a date, and whether it may be an id, being text or a whole number
+that Excel holds exactly. Each is a function of the cell alone, whatever else its column holds."""
+
 _READ: Final = (".csv", ".parquet", *EXCEL)
 _USUAL: Final = Format()
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
@@ -57,8 +61,7 @@ def open_table(
             own cell, and nothing is refused because of them.
 
     Returns:
-        The columns in the order asked for. CSV cells are text. An Excel column is of numbers, dates or truth values if
-        all its cells are, and else of text.
+        The columns in the order asked for. CSV cells are text; Excel cells are of the type :data:`EXCEL_CELL`.
 
     Raises:
         DataError: no such file, another format, or a column that is missing (named, with those the file has).
@@ -182,32 +185,37 @@ def _excel(path: Path, columns: Sequence[str] | None, written: Format) -> pa.Tab
 
 
 def _cells(cells: list[Any], written: Format) -> pa.Array:
-    """Return an Excel column: of whole numbers, numbers, dates or truth values if all cells are, and else of text."""
-    held = [None if cell == "" else cell for cell in cells]
-    kinds = {type(cell) for cell in held if cell is not None}
-    if kinds <= {int, float} and kinds:
-        whole = all(cell is None or (float(cell).is_integer() and abs(cell) < 1 << 53) for cell in held)
-        return (
-            pa.array([None if cell is None else int(cell) for cell in held])
-            if whole
-            else pa.array(held, pa.float64())
-        )
-    if kinds == {bool}:
-        return pa.array(held, pa.bool_())
-    if kinds and all(issubclass(kind, date) for kind in kinds):
-        return pa.array(
-            [None if cell is None else date(cell.year, cell.month, cell.day) for cell in held], pa.date32()
-        )
-    return pa.array([None if cell is None else _text(cell, written) for cell in held], pa.string())
+    """Return an Excel column, one cell by one; an empty cell has no text."""
+    found = [
+        {
+            "text": None if cell == "" else _text(cell, written),
+            "day": date(cell.year, cell.month, cell.day) if isinstance(cell, date) else None,
+            "id": isinstance(cell, str) or (_is_whole(cell) and abs(cell) < 1 << 53),
+        }
+        for cell in cells
+    ]
+    return pa.array(found, EXCEL_CELL)
 
 
 def _text(cell: Any, written: Format) -> str:
-    """Return one cell of a mixed column as somebody would have written it."""
+    """Return one cell as somebody would have written it."""
     if isinstance(cell, bool):
         return str(int(cell))
-    if isinstance(cell, float):
-        return str(int(cell)) if cell.is_integer() else repr(cell).replace(".", written.decimal)
-    return str(cell)
+    if isinstance(cell, float) and not _is_whole(cell):
+        return repr(cell).replace(".", written.decimal)
+    if isinstance(cell, datetime) and cell.time() == time.min:
+        return str(cell.date())
+    return str(int(cell)) if _is_whole(cell) else str(cell)
+
+
+def _is_whole(cell: Any) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool) and float(cell).is_integer()
+
+
+def without_days(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column's cells as others read them: those of an Excel file as their text."""
+    cells = column.combine_chunks()
+    return cells.field("text") if cells.type == EXCEL_CELL else cells
 
 
 def _required_columns(path: Path, present: list[str], columns: Sequence[str] | None) -> list[str]:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from fedveil.errors import DataError
 from fedveil.population.records import Targets
 from fedveil.population.schema import EPOCH, Category, Date, Feature, Label, Number, Schema, Survival
+from fedveil.population.table_file import EXCEL_CELL, without_days
 
 REPLACED: Final = "\ufffd"
 """What stands in a cell for bytes that are no text."""
@@ -23,7 +24,7 @@ REPLACED: Final = "\ufffd"
 
 def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
     """Cells as text without surrounding blanks, and which are missing: null, or a declared missing value."""
-    cells = column.combine_chunks()
+    cells = without_days(column)
     if pa.types.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
     if pa.types.is_boolean(cells.type):
@@ -98,12 +99,15 @@ class TableReader:
         """Return the ids of a user or silo column as text; strings and integers are ids, nothing else.
 
         Raises:
-            DataError: a missing id, or a column of another type.
+            DataError: a missing id, or a column (of an Excel file: a cell) of another type.
         """
         kind = self._table.schema.field(column).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+        if kind == EXCEL_CELL:
+            fit = self._table.column(column).combine_chunks().field("id").to_numpy(zero_copy_only=False)
+            self._refuse(~fit, column, "ids are text or whole numbers below 2^53")
+        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
             raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
         cells, missing = self._text(column)
         self._refuse(missing, column, "the id is missing; every record needs one")
@@ -198,6 +202,8 @@ class TableReader:
             coded = text.dictionary_encode()
             days = pa.array([day_of(one, written) for one in coded.dictionary.to_pylist()], pa.int32())
             days = days.take(coded.indices)
+            if cells.type == EXCEL_CELL:
+                days = pc.coalesce(cells.field("day").cast(pa.int32()), days)
         return pc.fill_null(days.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False), missing
 
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
