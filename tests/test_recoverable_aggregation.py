@@ -249,6 +249,17 @@ def test_altered_shares_are_noticed_with_their_silo():
         run.silos[recipient].receive(dataclasses.replace(envelope, message=bad).encode())
 
 
+def test_every_silo_has_a_mask_seed_of_its_own_in_every_round():
+    """Whoever can guess it takes a silo's mask off."""
+    seeds = []
+    for _ in range(2):
+        run = Run()
+        run.to_vectors()
+        seeds += [silo._seed for silo in run.silos]
+    assert len(set(seeds)) == len(seeds)
+    assert all(len(seed) == 32 and len(set(seed)) > 8 for seed in seeds)
+
+
 def test_wrong_revealed_shares_are_noticed():
     run = Run()
     run.to_vectors()

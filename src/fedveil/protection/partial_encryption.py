@@ -16,7 +16,6 @@ silo's part, so it must not see another's message: channels between silo and ser
 from __future__ import annotations
 
 import hashlib
-import os
 from concurrent.futures import Executor
 from dataclasses import replace
 from enum import Enum, auto
@@ -72,8 +71,8 @@ class PartialSilo(KeyedSilo):
         index: the silo's number.
         identity: its long-term key.
         roster: all silos' public identities.
-        order_secret: for silo 0 alone, the secret of the orders of an earlier session of the same run, so that a round
-            that is played again has the same orders; None makes a new one.
+        order_secret: for silo 0 alone, the secret of the orders, 32 bytes that the run has for itself, so that a round
+            that is played again in another session has the same orders.
         workers: processes that share the encryption; they are given the common key. None: encrypt here.
     """
 
@@ -93,7 +92,7 @@ class PartialSilo(KeyedSilo):
         self._directory_known = False
         self._key: CkksKey | None = None
         self._secret = b""
-        self._kept_orders, self._workers = order_secret, workers
+        self._orders, self._workers = order_secret, workers
         self._order: Order = np.zeros(0, dtype=np.int64)
         self._partition = np.zeros(0, dtype=np.bool_)
         self._sums = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -240,7 +239,8 @@ class PartialSilo(KeyedSilo):
         if self.index:
             return []
         key = CkksKey(self._plan.ckks)
-        common = (self._kept_orders or os.urandom(_SECRET_BYTES)) + key.private_bytes()
+        assert self._orders is not None, "silo 0 has the secret"
+        common = self._orders + key.private_bytes()
         self._take(common)
         sealed = []
         for silo in range(1, self._plan.silos):
