@@ -5,7 +5,7 @@ import csv
 import sys
 import tempfile
 import zipfile
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -480,6 +480,8 @@ def workbook(path: Path, sheets: dict[str, list[list[object]]]) -> Path:
     def cell(value: object) -> str:
         if isinstance(value, str):
             return f'<c t="inlineStr"><is><t>{value}</t></is></c>' if value else "<c/>"
+        if isinstance(value, datetime):
+            return f'<c s="1"><v>{(value - datetime(1899, 12, 30)) / timedelta(days=1)}</v></c>'
         if isinstance(value, date):
             return f'<c s="1"><v>{(value - date(1899, 12, 30)).days}</v></c>'
         return f"<c><v>{value}</v></c>"
@@ -563,9 +565,17 @@ def test_a_number_that_excel_rounds_and_a_date_are_no_ids(tmp_path: Path, cell: 
 
 def test_cells_of_excel_are_written_with_the_declared_decimal_mark(tmp_path: Path) -> None:
     pytest.importorskip("python_calamine", reason="the extra excel is not installed")
-    rows: list[list[object]] = [["x"], ["a"], [2], [0.5], [""], [date(1901, 1, 1)]]
+    rows: list[list[object]] = [
+        ["x"],
+        ["a"],
+        [2],
+        [0.5],
+        [""],
+        [date(1901, 1, 1)],
+        [datetime(1902, 2, 3, 18)],
+    ]
     column = open_table(workbook(tmp_path / "t.xlsx", {"s": rows}), None, Format(decimal=",", delimiter=";"))
-    assert without_days(column.column("x")).to_pylist() == ["a", "2", "0,5", None, "1901-01-01"]
+    assert without_days(column.column("x")).to_pylist() == ["a", "2", "0,5", None, "1901-01-01", "1902-02-03"]
 
 
 def test_without_a_reader_of_excel_the_extra_is_named(

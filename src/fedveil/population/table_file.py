@@ -6,7 +6,7 @@ No error repeats a value.
 import codecs
 import re
 from collections.abc import Sequence
-from datetime import date, datetime, time
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -203,8 +203,8 @@ def _text(cell: Any, written: Format) -> str:
         return str(int(cell))
     if isinstance(cell, float) and not _is_whole(cell):
         return repr(cell).replace(".", written.decimal)
-    if isinstance(cell, datetime) and cell.time() == time.min:
-        return str(cell.date())
+    if isinstance(cell, date):
+        return str(date(cell.year, cell.month, cell.day))
     return str(int(cell)) if _is_whole(cell) else str(cell)
 
 
