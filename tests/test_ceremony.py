@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner
 
 from fedveil import cli
+from fedveil.commands.passphrase import Asked
 from fedveil.crypto import key_files
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
@@ -287,6 +290,24 @@ def test_a_key_file_costs_what_the_page_says() -> None:
     """A fixture lowers the memory for these tests alone."""
     source = Path(key_files.__file__).read_text()
     assert "_KIBIBYTES: Final = 256 * 1024\n_PASSES: Final = 3\n_LANES: Final = 4\n" in source
+
+
+def test_a_passphrase_is_read_to_the_end_of_its_descriptor() -> None:
+    """A pipe may give it in pieces; the first one would be another passphrase."""
+    reading, writing = os.pipe()
+    asked = Asked(reading)
+
+    def write() -> None:
+        for piece in (b"five random ", b"words of mine\n"):
+            os.write(writing, piece)
+            time.sleep(0.05)
+        os.close(writing)
+
+    with ThreadPoolExecutor(1) as workers:
+        written = workers.submit(write)
+        assert asked() == b"five random words of mine"
+        written.result()
+    os.close(reading)
 
 
 def test_a_protected_key_opens_with_its_passphrase_alone(tmp_path: Path) -> None:

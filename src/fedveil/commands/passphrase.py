@@ -52,7 +52,10 @@ class Asked:
         credentials = os.environ.get("CREDENTIALS_DIRECTORY")
         if self._descriptor is not None:
             try:
-                found = os.read(self._descriptor, _LONGEST)
+                with os.fdopen(
+                    self._descriptor, "rb", closefd=False
+                ) as stream:  # to its end: a pipe gives pieces
+                    found = stream.read(_LONGEST + 1)
             except OSError as error:
                 raise ConfigError(
                     f"--passphrase-fd {self._descriptor}: cannot be read: {error.strerror}"
@@ -63,6 +66,8 @@ class Asked:
             found = getpass.getpass("passphrase: ").encode()
         else:
             raise ConfigError("a passphrase is needed: give --passphrase-fd, a credential, or a terminal")
+        if len(found) > _LONGEST:
+            raise ConfigError(f"a passphrase has at most {_LONGEST} bytes")
         return found.rstrip(b"\r\n")
 
     def chosen(self, unprotected: bool) -> bytes | None:
