@@ -14,11 +14,13 @@ from fedveil.engine.folder import RunFolder
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen
 from fedveil.federation.ledger_audit import _signed, export_ledger, verify_ledger
+from fedveil.federation.policy import Policy
 from fedveil.federation.silo import TERMS, SiloParty
-from fedveil.federation.silo_ledger import HEAD, LEDGER, adopt
+from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
 from fedveil.federation.store import RecordStore
-from fedveil.privacy.ledger import read_entries, read_head, read_lines
-from fedveil.privacy.ledger_lines import Entry, Note
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
+from fedveil.privacy.ledger_lines import Entry, Note, Origin
 from fedveil.privacy.loss_distributions import PldAccountant
 from tests.federation_world import Killed, Moments, World, asked, population
 
@@ -147,6 +149,25 @@ def test_peers_remember_where_the_coordinator_does_not(world: World, tmp_path: P
     said = stopped(world)
     assert said is not None
     assert "refuses (integrity)" in said
+
+
+def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Path) -> None:
+    """Even where it ends in a line that nobody has heard of: the process knows what it has charged."""
+    ledger = SiloLedger(tmp_path, Policy(epsilon=1.0, clip=1.0), RecordStore(tmp_path / "answers"))
+    before = (tmp_path / LEDGER).read_bytes()
+    origin = Origin(terms="0" * 64, coordinator="1" * 64, membership=1, policy=ledger.policy_digest)
+    event = GaussianEvent(noise_multiplier=9.0)
+    ledger.charge(run="r", round=1, attempt=0, event=event, budget=None, origin=origin)
+    ledger.reopen()
+    older = tmp_path / "older.jsonl"
+    older.write_bytes(before)
+    with Ledger(older, unit="user") as other:
+        other.note("opened", "another start")
+    older.replace(tmp_path / LEDGER)
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="lines are missing"):
+            ledger.reopen()
+    ledger.close()
 
 
 def test_two_processes_on_copies_of_one_state_are_noticed(world: World, tmp_path: Path) -> None:

@@ -95,9 +95,17 @@ class SiloLedger:
             raise _refused(self._ledger, head.hex())
 
     def reopen(self) -> None:
-        """Open the ledger again: a charge that failed closed it."""
+        """Open the ledger again: a charge that failed closed it.
+
+        Raises:
+            IntegrityError: another file was put in its place: it lacks what this process has charged.
+        """
         self._ledger.close()
-        self._ledger = Ledger(self._state / LEDGER, unit=UNIT)
+        known, found = self._ledger.head.digest, Ledger(self._state / LEDGER, unit=UNIT)
+        if not found.contains(known):
+            found.close()
+            raise _refused(found, known)
+        self._ledger = found
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
