@@ -32,7 +32,14 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedveil.keys import check_ranges
-from fedveil.privacy.rows import EXACT_FLOAT32_ROWS, SLACK, UNITS_BITS, contribution_norms, quantize_rows_
+from fedveil.privacy.rows import (
+    EXACT_FLOAT32_ROWS,
+    SLACK,
+    UNITS_BITS,
+    contribution_norms,
+    quantize_rows_,
+    shortening,
+)
 from fedveil.privacy.steady_bound import SteadyBound
 
 _UNLIMITED: Final = 2.0**40
@@ -170,8 +177,7 @@ class AdaptiveClip(SteadyBound):
 
     def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
         """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
-        scaled = torch.clamp(self.effective_norm / norms, max=1.0)
-        return torch.where(torch.isfinite(norms), scaled, 0.0)
+        return shortening(norms, self.effective_norm)
 
     def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
         """Return which contributions the bound shortened."""

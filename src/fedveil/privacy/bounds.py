@@ -41,6 +41,7 @@ from fedveil.privacy.rows import (
     drop_nonfinite_,
     l1_norms,
     quantize_rows_,
+    shortening,
 )
 from fedveil.privacy.steady_bound import SteadyBound
 
@@ -97,8 +98,7 @@ class _NormClip(SteadyBound):
 
     def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
         """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
-        scaled = torch.clamp(self.effective_norm / norms, max=1.0)
-        return torch.where(torch.isfinite(norms), scaled, 0.0)
+        return shortening(norms, self.effective_norm)
 
     def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
         """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""

@@ -72,6 +72,11 @@ def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tenso
     return sums
 
 
+def shortening(norms: Float64[Tensor, " m"], longest: float) -> Float64[Tensor, " m"]:
+    """Return min(1, longest / norm) for every row, 0 where the norm is not finite."""
+    return torch.where(torch.isfinite(norms), torch.clamp(longest / norms, max=1.0), 0.0)
+
+
 def quantize_rows_(
     deltas: Float32[Tensor, "m d"],
     norms: Float64[Tensor, " m"],
