@@ -114,7 +114,7 @@ class BatchGradient:
         if self._at_once is None or len(features) <= self._at_once:
             return self._of(model, features, targets, seed)
         total = torch.zeros_like(model)
-        parts = zip(features.split(self._at_once), targets.split(self._at_once), strict=True)
+        parts = zip(torch.split(features, self._at_once), torch.split(targets, self._at_once), strict=True)
         for number, (some, theirs) in enumerate(parts):
             slope = self._of(model, some, theirs, derive(seed, number))
             total.add_(slope, alpha=len(some) / len(features))

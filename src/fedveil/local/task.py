@@ -125,11 +125,10 @@ class Task:
         Under bfloat16 PyTorch's autocast chooses which layers compute in 8 significant bits. Parameters, outputs, the
         loss and so every update stay float32: an update is bounded as it is, however it was computed.
         """
-        if self.precision == "float32":
-            return functional_call(self.model, dict(state), (features,))
-        with torch.autocast(features.device.type, torch.bfloat16, cache_enabled=False):
-            outputs = functional_call(self.model, dict(state), (features,))
-        return outputs.float()
+        low = self.precision != "float32"
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=low, cache_enabled=False):
+            outputs: Tensor = functional_call(self.model, dict(state), (features,))
+        return outputs.float() if low else outputs
 
     @torch.no_grad()
     def predict(
