@@ -141,8 +141,11 @@ def _preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     planned, guarantee = prepared.preprocessing, prepared.guarantee
     if planned is None:
         return prepared
+    privacy = privacy_randomness(prepared.experiment)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        refined = make_preprocessing(planned, prepared.experiment, prepared.population, folder, ledger)
+        refined = make_preprocessing(
+            planned, prepared.experiment, prepared.population, folder, ledger, privacy
+        )
     return prepared if refined == prepared.experiment else prepare(refined)
 
 
