@@ -101,7 +101,7 @@ def run_command(
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
 ) -> None:
-    """Go on with an interrupted run from its last complete round, or make the releases that are missing."""
+    """Go on with an interrupted run from its last complete round, or with an interrupted release."""
     if (folder / STATE).exists():
         raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
     for document, go_on in _RELEASES.items():
