@@ -333,7 +333,7 @@ class GaussianShares(Channel):
             return ()
         n = moves.n_senders
         return (
-            f"every round: the sum over {n} silos moves by at most {moves.total:g} (l2) with one user; {law} of std "
+            f"the sum over {n} silos moves by at most {moves.total:g} (l2) with one user; {law} of std "
             f"{self.share_std(n):g} per silo, noise multiplier {self._nominal(moves).noise_multiplier:g} of the sum",
         )
 

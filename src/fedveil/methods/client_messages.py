@@ -233,7 +233,7 @@ class ClientMessages(Channel):
             ("l1", "Laplace noise of b") if self.noise == "laplace" else ("l2", "Gaussian noise of std")
         )
         return (
-            f"every round: each of {self.senders} clients sends its update, at most {self.bound:g} long ({order}), "
+            f"each of {self.senders} clients sends its update, at most {self.bound:g} long ({order}), "
             f"with {law} = {self.noise_multiplier * self.bound:g}: {self.form.carries}",
             "a client without records sends its noise all the same",
         )
