@@ -137,6 +137,9 @@ class TrainerSection(Section):
         False, description="compile the vectorised step (pays for long runs of small networks)"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="in which layers compute; updates are float32, and bounded as they are"
+    )
     memory_mb: Count | None = Field(None, description="memory a chunk may take; default: what is fastest")
     processes: Count = Field(
         1, description="processes that share the contributions of a round, one core each"
