@@ -175,6 +175,11 @@ class Keys:
 
     stage: type[Any]
 
+    @property
+    def section(self) -> type[BaseModel]:
+        """The keys as a pydantic model."""
+        return _section(self.stage.__name__, own_keys(self.stage))
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return how a document's table becomes the stage, and back."""
         both = Annotated[Any, PlainValidator(self.read), PlainSerializer(self.document)]
@@ -186,12 +191,11 @@ class Keys:
             return given
         if not isinstance(given, dict):
             raise _refused(f"must be a table, not {foreign(repr(given))}")
-        section = _section(self.stage.__name__, own_keys(self.stage))
         try:
-            return self.stage(**dict(section.model_validate(given)))
+            return self.stage(**dict(self.section.model_validate(given)))
         except ValidationError as error:
             problems = [dict(one) for one in error.errors(include_url=False)]
-            raise WrongChoiceError(problems, list(section.model_fields)) from None
+            raise WrongChoiceError(problems, self.known()) from None
         except FedveilError as error:
             raise _refused(str(error)) from None
 
