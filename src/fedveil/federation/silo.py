@@ -306,7 +306,7 @@ def _own(experiment: Experiment) -> Experiment:
     return experiment.model_copy(
         update={
             "model": ModelSection(name=experiment.model.name, loss=experiment.model.loss),
-            "trainer": TrainerSection(name=experiment.trainer.name),
+            "trainer": TrainerSection(name=experiment.trainer.name, precision=experiment.trainer.precision),
         }
     )
 
