@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedveil.console import number
+from fedveil.engine.advice import advice
+from fedveil.engine.documents import RoundRow
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.run import StopTraining
@@ -37,6 +39,7 @@ class RoundSummary:
             out of the private ones.
         private: the rest of the round's line of metrics, for a callback that asks for it; else None.
         folder: the run folder, whose checkpoint is this round's.
+        advice: what released models and public numbers say about the noise, and what to change; None: nothing.
     """
 
     number: int
@@ -46,6 +49,7 @@ class RoundSummary:
     private: Mapping[str, Any] | None
     folder: Path
     _prepared: Prepared = field(repr=False)
+    advice: str | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the trained parameters of this round's model by name: released, so public."""
@@ -144,13 +148,23 @@ class Checkpoints(Callback):
 
 
 class Progress(Callback):
-    """Prints one line a round: its number, epsilon, and the metrics on a public test table."""
+    """Prints one line a round: its number, epsilon, and the metrics on a public test table; and advice, once."""
+
+    def __init__(self) -> None:
+        self._advised = False
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        """Forget an earlier run."""
+        self._advised = False
 
     def round_ended(self, round: RoundSummary) -> str | None:
         """Print the line."""
         spent = "none" if round.epsilon is None else show_epsilon(round.epsilon)
         metrics = "".join(f"  {name} {number(value)}" for name, value in (round.test or {}).items())
         print(f"round {round.number}/{round.rounds}  epsilon {spent}{metrics}")
+        if round.advice is not None and not self._advised:
+            print(round.advice)
+            self._advised = True
         return None
 
 
@@ -177,10 +191,11 @@ class Watch:
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
         self._folder = Path()
+        self._heard: list[RoundRow] = []
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Tell every callback where the run is kept."""
-        self._folder = folder
+        self._folder, self._heard = folder, []
         for one in self._callbacks:
             one.started(folder, experiment.rounds, done)
 
@@ -194,6 +209,7 @@ class Watch:
             StopTraining: one of them has a reason to end.
             ConfigError: it has, but it sees private numbers.
         """
+        self._heard.append(RoundRow.model_validate(row))
         reasons = []
         for one in self._callbacks:
             reason = one.round_ended(self._summary(row, one.sees_private))
@@ -217,5 +233,6 @@ class Watch:
             if private
             else None,
             folder=self._folder,
+            advice=advice(self._heard, self._prepared.experiment.rounds),
             _prepared=self._prepared,
         )

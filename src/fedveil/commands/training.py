@@ -13,6 +13,7 @@ from fedveil.commands.data import print_report
 from fedveil.commands.figures import print_rows
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
+from fedveil.engine.advice import advice_of
 from fedveil.engine.experiment import parse_assignment
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
@@ -224,6 +225,8 @@ def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
             print_rows(one.evaluated.rows)
         if one.stopped and one.rounds:
             OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
+        if (said := advice_of(one.folder)) is not None:
+            OUT.print(f"{one.folder.name}: {said}", highlight=False)
     if len(outcomes) == 1:
         for sentence in outcomes[0].statement.sentences():
             OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
