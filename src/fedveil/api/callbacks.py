@@ -7,7 +7,7 @@ guarantee covers. A callback that asks for them cannot end the run: when a run e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -20,11 +20,11 @@ from fedveil.engine.advice import advice
 from fedveil.engine.documents import RoundRow
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Row, RunFolder
-from fedveil.engine.run import StopTraining
+from fedveil.engine.run import Outcome, StopTraining
 from fedveil.engine.setup import Prepared
 from fedveil.engine.shown import METRICS, Kind
 from fedveil.errors import ConfigError
-from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.statement import Statement, show_epsilon
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class Callback:
         needs_public_test: refuse a population whose test records were held out of the private ones.
     """
 
-    sees_private: ClassVar[bool] = False
+    sees_private: bool = False
     needs_public_test: ClassVar[bool] = False
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
@@ -76,6 +76,9 @@ class Callback:
     def round_ended(self, round: RoundSummary) -> str | None:
         """A round is complete; return a reason to end the run here, or None to go on."""
         return None
+
+    def ended(self, statement: Statement | None) -> None:
+        """The run is over: at its last round, early, or by an error, which leaves no statement (None)."""
 
 
 class EarlyStop(Callback):
@@ -190,7 +193,7 @@ class Watch:
                     "fedveil.population(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
-        self._folder = Path()
+        self._folder: Path | None = None
         self._heard: list[RoundRow] = []
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
@@ -222,7 +225,19 @@ class Watch:
         if reasons:
             raise StopTraining("; ".join(reasons))
 
+    def until_the_end(self, play: Callable[[], Outcome]) -> Outcome:
+        """Play a run, and tell every callback that was told of it how it ended, whatever happens."""
+        statement = None
+        try:
+            outcome = play()
+            statement = outcome.statement
+            return outcome
+        finally:
+            for one in self._callbacks if self._folder is not None else ():
+                one.ended(statement)
+
     def _summary(self, row: Row, private: bool) -> RoundSummary:
+        assert self._folder is not None, "told of its start first"
         shown = private or self._public_test
         return RoundSummary(
             number=row["round"],
