@@ -103,7 +103,7 @@ def test_decoding_inverts_the_vector_and_its_covariance_is_that_of_the_noise() -
 
 
 def test_groups_of_other_columns_are_not_made_to_agree() -> None:
-    """Two columns with the same declared categories have other people in each: only blocks of one column share totals."""
+    """Two columns with the same declared categories have other people in each: blocks of one column share totals."""
     first, second = (Categories(name, ("0", "1"), pooled=True) for name in ("left", "right"))
     blocks = tuple(
         Block(

@@ -7,7 +7,6 @@ sides pays for both in the one ledger. Every output is computed by itself, so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_sum import noisy_sum
+from fedveil.engine.release_sum import NoisySums, noisy_sum
 from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.task import Task
@@ -61,36 +60,28 @@ class Evaluation:
         """The figure whose noise is predicted."""
         return self.asked.evaluator.measure
 
-    def step(self, before: Sequence[Float64[np.ndarray, " d"]]) -> LocalStatistic:
+    def step(self, before: NoisySums) -> LocalStatistic:
         """Return the local step of the next release: a function of those before it, and of public things.
 
         Args:
-            before: the sums that were released so far.
+            before: what was released so far.
         """
         planned = self.releases[len(before)].step
         if len(before) + 1 < len(self.releases):
             return planned
-        layout = self.asked.last(self.asked.placed(self._with_noise(before)))
+        layout = self.asked.last(self.asked.placed(_pairs(before)))
         assert layout.length == planned.layout.length
         return LocalStatistic(layout=layout)
 
-    def evaluated(self, name: str, round_number: int, sums: Sequence[Float64[np.ndarray, " d"]]) -> Evaluated:
-        """Return the evaluation that all released sums are.
+    def evaluated(self, name: str, round_number: int, sums: NoisySums) -> Evaluated:
+        """Return the evaluation that all releases together are.
 
         Args:
             name: of the run.
             round_number: after which the model was taken.
             sums: of all releases.
         """
-        return Evaluated(
-            name=name, round=round_number, asked=self.asked, releases=tuple(self._with_noise(sums))
-        )
-
-    def _with_noise(
-        self, sums: Sequence[Float64[np.ndarray, " d"]]
-    ) -> list[tuple[Float64[np.ndarray, " d"], float]]:
-        releases = self.releases[: len(sums)]
-        return [(one, _std(release, self.asked)) for one, release in zip(sums, releases, strict=True)]
+        return Evaluated(name=name, round=round_number, asked=self.asked, releases=_pairs(sums))
 
 
 def plan_evaluation(experiment: Experiment, population: Population) -> Evaluation | None:
@@ -141,11 +132,11 @@ def make_evaluation(
         table: from :func:`scored`.
         privacy: where noise and keys come from.
     """
-    sums: list[Float64[np.ndarray, " d"]] = []
+    sums: NoisySums = ()
     number = experiment.rounds + 1  # repeatable noise is not that of a round
-    for release in evaluation.releases:
-        step = evaluation.step(sums)
-        sums.append(noisy_sum(release.method, step, table, privacy, number + len(sums)))
+    for place, release in enumerate(evaluation.releases):
+        made = noisy_sum(release.numbered(number + place, evaluation.step(sums)), table, privacy)
+        sums = (*sums, made)
     return evaluation.evaluated(experiment.name, round_number, sums)
 
 
@@ -267,3 +258,7 @@ def _std(release: SideRelease, asked: Asked) -> float:
     found = release.method.noise_std(len(asked.silo_names))
     assert found is not None
     return found
+
+
+def _pairs(sums: NoisySums) -> tuple[tuple[Float64[np.ndarray, " d"], float], ...]:
+    return tuple((one.vector, one.std) for one in sums)
