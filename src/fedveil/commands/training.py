@@ -191,7 +191,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "trainer": type(prepared.setting.trainer).__name__,
         "rounds": experiment.rounds,
         "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
-        "noise of auc (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
+        "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
         "epsilon": epsilon if epsilon < float("inf") else None,
         "within budget": None if budget is None else epsilon <= budget,
     }
