@@ -527,7 +527,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == ""
+        == "4c98e46fcc18666ae7239c4002b21778bcb4e267c81b3feedf58d1381bc46610"
     )
 
 
