@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.federation.grammar import ENDINGS, OUTSIDE, Grammar
+from fedveil.federation.grammar import ENDINGS, OUTSIDE, SIGNS, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
@@ -41,6 +41,7 @@ from fedveil.protection.parts import (
     Task,
     Terms,
     Totals,
+    Working,
 )
 from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import TESTING, World, asked, clients, population, small_keys
@@ -266,6 +267,7 @@ class Undisturbed:
         self.samples[Totals] = Totals(counts=np.full(6, 50))
         self.samples[Drawn] = Drawn(commitment=bytes(range(32)))
         self.samples[Over] = Over()
+        self.samples[Working] = Working()
 
     def _played(self, world: World) -> World:
         for exchange in exchanges(world):
@@ -304,7 +306,7 @@ def steps_of(world: World) -> list[Step]:
 @needs_tenseal
 def test_every_kind_has_its_place_in_a_grammar(undisturbed: Undisturbed) -> None:
     """A kind of part or message that no session has is either dead or unguarded."""
-    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE) for kind in shape}
+    listed: set[Kind] = {kind for shape in (*ENDINGS, *SIGNS, *OUTSIDE) for kind in shape}
     for world in undisturbed.worlds.values():
         for step in steps_of(world):
             listed |= {*step.asked, *step.answered}
@@ -427,7 +429,7 @@ def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, Part]) -> N
         state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
         mine = exchange.addressed_all(samples, up=True)
         before = fingerprint(state), on_disk(exchange.world.run_folder.path)
-        letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in ENDINGS]
+        letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in (*ENDINGS, *SIGNS)]
         for parts in letters:
             exchange.from_silo(*parts)
         assert (fingerprint(state), on_disk(exchange.world.run_folder.path)) == before

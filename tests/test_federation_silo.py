@@ -21,6 +21,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.setup import prepare
 from fedveil.engine.workload import SiloSums
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
+from fedveil.federation.heads import NONE
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
@@ -38,6 +39,7 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
+    Heads,
     Here,
     Joined,
     Knock,
@@ -55,7 +57,7 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.wire import Writer
-from tests.federation_world import NO_HEADS, OPEN, TESTING, World, asked, clients, population, small_keys
+from tests.federation_world import OPEN, TESTING, World, asked, clients, population, small_keys
 
 RUN = bytes(range(16))
 CASES = 20_000
@@ -63,7 +65,7 @@ EXAMPLES: list[Part] = [
     Terms(
         experiment='name = "é"',
         membership=bytes(32),
-        heads=NO_HEADS,
+        head=bytes(32),
         opened=bytes(16),
         nonces=((3, bytes(16)),),
     ),
@@ -72,7 +74,8 @@ EXAMPLES: list[Part] = [
     Over(),
     Asked(signature=bytes(range(64))),
     AskedOfAll(signatures=((1, bytes(64)),)),
-    Joined(),
+    Joined(heads=((bytes(32), bytes(range(64))),)),
+    Heads(silos=((2, ((bytes(range(32)), bytes(64)), (bytes(32), bytes(range(64))))),)),
     Counts(counts=np.arange(5)),
     Refused(why=Refusal(Code.ROUND_BUDGET)),
     Here(nonce=bytes(range(16)), busy=600),
@@ -352,7 +355,7 @@ def test_a_task_must_fit(world: World) -> None:
             ((Totals(counts=np.zeros(6, dtype=np.int64)), *task(world)), Refusal(Code.OWN_RECORDS)),
             ((totals, *task(world, number=5)), Refusal(Code.NO_SUCH_ROUND, (4,))),
             ((totals, *task(world, number=0)), Refusal(Code.NO_SUCH_ROUND, (4,))),
-            ((Joined(),), Refusal(Code.SHAPE)),
+            ((Joined(heads=()),), Refusal(Code.SHAPE)),
         ),
         start=1,
     ):
@@ -527,7 +530,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "4c98e46fcc18666ae7239c4002b21778bcb4e267c81b3feedf58d1381bc46610"
+        == "f7f45ad197a1551a64a020f546d043d428304050fb44d1c4236f4655e784ccd4"
     )
 
 
@@ -646,14 +649,14 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     letter = SignedMessage.open(
         data, sender=SERVER, identity=world.key.public, recipient=0, largest=LARGEST_LETTER
     )
-    directory, start, *asked_for = letter.parts
+    heads, directory, start, *asked_for = letter.parts
     assert isinstance(start, Relay)
     envelope = Envelope.decode(start.message)
     fewer = Relay(message=replace(envelope, message=RoundStart(cohort=(0, 1))).encode())
     party = world.silos[0]
     assert party is not None
     (answer,) = opened(
-        world, party.receive(replace(letter, parts=(directory, fewer, *asked_for)).seal(world.key))
+        world, party.receive(replace(letter, parts=(heads, directory, fewer, *asked_for)).seal(world.key))
     )
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.PROTOCOL
@@ -681,9 +684,9 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
             letter = SignedMessage.open(
                 data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
             )
-            reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(
-                world.keys[2]
-            )
+            reply = letter.answer(
+                Joined(heads=((NONE, bytes(64)),) * 3), Counts(counts=np.minimum(wrapping, 2**32 - 1))
+            ).seal(world.keys[2])
         coordinator.receive(silo, reply)
     assert coordinator.outcome is not None
     assert "silo 2" in (coordinator.outcome.stopped or "")

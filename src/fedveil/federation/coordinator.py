@@ -15,10 +15,8 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
-from jaxtyping import Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
@@ -39,10 +37,11 @@ from fedveil.federation.exchange import (
     by_silo,
     check_learned,
     check_lengths,
+    heads_of,
     totals_of,
 )
 from fedveil.federation.grammar import Conversation, Grammar, ends, works
-from fedveil.federation.heads import HeadsSeen
+from fedveil.federation.heads import NONE, HeadsSeen, heads_for
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import Rounds, identify
@@ -104,7 +103,7 @@ class CoordinatorParty:
         self._run, self._session, self._number = identify(folder), b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
-        self._totals: Int64[np.ndarray, " users"] | None = None
+        self._opening: dict[int, list[Part]] = {}
         self._exchange: Exchange | None = None
         self._absent = Absentees()
         self._farewells: list[tuple[int, bytes]] = []
@@ -257,7 +256,7 @@ class CoordinatorParty:
     def _begin_session(self) -> None:
         """Ask the silos for nonces."""
         self._absent.readmit()
-        self._totals = None
+        self._opening = {}
         self._number, self._session = -1, new_nonce()
         self._send({silo: [Knock()] for silo in self._present}, self._offer, knocks=True)
 
@@ -266,7 +265,7 @@ class CoordinatorParty:
         nonces = tuple((silo, only(parts, Here, silo).nonce) for silo, parts in answers.items())
         terms = Terms(
             membership=self._membership.digest,
-            heads=tuple(self._heads.last(silo) for silo in self._membership.silos),
+            head=NONE,
             opened=self._session,
             nonces=nonces,
             experiment=self._offered,
@@ -280,7 +279,11 @@ class CoordinatorParty:
             silo: Conversation(Grammar.of(self._prepared, self._agreement.exchanges(silo)))
             for silo in self._present
         }
-        self._ask({silo: [terms] for silo in self._present}, self._joined)
+        names = self._membership.silos
+        self._ask(
+            {silo: [replace(terms, head=self._heads.last(names[silo]))] for silo in self._present},
+            self._joined,
+        )
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -288,8 +291,12 @@ class CoordinatorParty:
         return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
 
     def _joined(self, answers: Answers) -> None:
+        said = heads_of(answers, len(self._membership.silos))
+        self._opening = {silo: [heads_for(silo, said)] for silo in answers}
         if self._prepared.method.shows_counts:
-            self._totals = totals_of(answers, self._prepared.population.n_users)
+            totals = Totals(counts=totals_of(answers, self._prepared.population.n_users))
+            for parts in self._opening.values():
+                parts.append(totals)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
@@ -308,16 +315,18 @@ class CoordinatorParty:
             return
         draw, number = rounds.begin(repeats), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
-        totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
-        self._totals = None
+        opening, self._opening = self._opening, {}
         model = self._rounds.checkpoint.model.cpu().numpy()
         kinds = self._prepared.method.kinds
         told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
-        self._agreed = with_totals(self._agreed, totals)
+        self._agreed = with_totals(self._agreed, opening.get(self._present[0], []))
         self._asked = round_context(self._context, self._agreed, told[self._present[0]])
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
-        self._ask({silo: [*totals, *relays.get(silo, []), *told[silo]] for silo in told}, self._collect)
+        self._ask(
+            {silo: [*opening.get(silo, []), *relays.get(silo, []), *told[silo]] for silo in told},
+            self._collect,
+        )
 
     def _collect(self, answers: Answers) -> None:
         signatures = signed(answers)

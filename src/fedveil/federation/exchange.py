@@ -14,7 +14,17 @@ from jaxtyping import Int64
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.parts import LARGEST_COUNT, Counts, Learned, Part, Refused, Relay, only
+from fedveil.protection.parts import (
+    LARGEST_COUNT,
+    Counts,
+    Joined,
+    Learned,
+    Part,
+    Refused,
+    Relay,
+    SignedHead,
+    only,
+)
 from fedveil.protection.protocol import Agreement, Outgoing
 
 MOST_LEFT: Final = 100
@@ -48,6 +58,19 @@ def check_learned(answers: Answers) -> None:
             raise ProtocolError(
                 "ends the round with another model or optimiser's state than silo 0", silo=silo
             )
+
+
+def heads_of(answers: Answers, silos: int) -> dict[int, tuple[SignedHead, ...]]:
+    """Return what every silo said of all ledgers' heads when it joined.
+
+    Raises:
+        ProtocolError: names a silo that speaks of another number of silos.
+    """
+    said = {silo: only(parts, Joined, silo).heads for silo, parts in answers.items()}
+    for silo, heads in said.items():
+        if len(heads) != silos:
+            raise ProtocolError(f"speaks of the ledgers of {len(heads)} silos instead of {silos}", silo=silo)
+    return said
 
 
 def totals_of(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:

@@ -27,6 +27,7 @@ from fedveil.federation.allowance import Deadline
 from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
+from fedveil.federation.heads import HeadsSeen, check_heads, sign_heads
 from fedveil.federation.own_round import OwnTurn, Told, as_tensor
 from fedveil.federation.promise import Promise
 from fedveil.federation.silo_ledger import SiloLedger
@@ -40,6 +41,7 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
+    Heads,
     Joined,
     Learned,
     Model,
@@ -72,6 +74,7 @@ class Books:
         origin: who asks for the run, and under what.
         budget: what the ledger may hold; None: anything.
         seconds: that the training of a round may take.
+        heads: what it has heard of the other silos' ledgers.
         records: what it gave to the last round of each run.
         models: the last model of the run, where the silos alone have it.
     """
@@ -81,6 +84,7 @@ class Books:
     origin: Origin
     budget: Budget | None
     seconds: float
+    heads: HeadsSeen
     records: RecordStore
     models: ModelStore
 
@@ -127,6 +131,7 @@ class OwnSession:
         self.prepared, self.promise, self.number = prepared, promise, place.number
         self._books, self._run = books, place.run
         self._terms = terms.digest
+        self._session = session
         self._context = session_context(session, self._terms)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         self._privacy = privacy_randomness(prepared.experiment)
@@ -143,7 +148,10 @@ class OwnSession:
 
     def join(self) -> list[Part]:
         """Return what the silo says when it joins."""
-        answers: list[Part] = [Joined()]
+        names = self.prepared.population.silo_names
+        heads = [self._books.heads.last(name) for name in names]
+        heads[self.number] = self._books.ledger.head
+        answers: list[Part] = [Joined(heads=sign_heads(self._identity, self._session, heads))]
         if self.prepared.method.shows_counts:
             answers.append(Counts(counts=_scores(self.prepared)))
         first = self.client.announce()
@@ -177,6 +185,9 @@ class OwnSession:
         if isinstance(part, Totals):
             self._weigh(part)
             return []
+        if isinstance(part, Heads):
+            self._hear(part)
+            return []
         if isinstance(part, AskedOfAll):
             check_asked(self._roster, self._asked, part.signatures, self._least)
             return []
@@ -190,6 +201,16 @@ class OwnSession:
             self._task = part
             return self._contribute()
         raise RefusalError(Code.SHAPE)
+
+    def _hear(self, told: Heads) -> None:
+        """Hold what others have heard of this silo's ledger against it, and note the heads of theirs."""
+        own, peers = check_heads(
+            told, session=self._session, reader=self.number, roster=self._roster, least=self._least - 1
+        )
+        for head in own:
+            self._books.ledger.require(head)
+        names = self.prepared.population.silo_names
+        self._books.heads.hear({names[silo]: head for silo, head in peers.items()})
 
     def _weigh(self, totals: Totals) -> None:
         """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""

@@ -225,7 +225,7 @@ class SiloParty:
         self._stand()
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
-        self._check_heads(terms)
+        self._ledger.require(terms.head)
         prepared = self._prepare(terms.experiment)
         event = self._policy.event(prepared.guarantee)
         self._ledger.reopen(self._policy)
@@ -235,6 +235,7 @@ class SiloParty:
             origin=self._origin(terms),
             budget=self._policy.budget,
             seconds=self._policy.round_seconds,
+            heads=self._heads,
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),
         )
@@ -313,16 +314,6 @@ class SiloParty:
                 f"the membership has serial {self._membership.serial}, but the ledger was charged under {seen}: put "
                 "the later one back"
             )
-
-    def _check_heads(self, terms: Terms) -> None:
-        """Refuse to go on if a later end of this silo's ledger was heard, or an earlier one of a peer's comes again."""
-        names = self._membership.silos
-        if len(terms.heads) != len(names):
-            raise RefusalError(Code.HEADS, len(terms.heads), len(names))
-        self._ledger.require(terms.heads[self._number])
-        peers = dict(zip(names, terms.heads, strict=True))
-        del peers[names[self._number]]
-        self._heads.hear(peers)
 
     def _origin(self, terms: Terms) -> Origin:
         return Origin(

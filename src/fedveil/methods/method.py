@@ -24,7 +24,18 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import AnySampler
-from fedveil.protection.parts import Asked, AskedOfAll, Here, Joined, Knock, Over, Refused, Terms, Working
+from fedveil.protection.parts import (
+    Asked,
+    AskedOfAll,
+    Heads,
+    Here,
+    Joined,
+    Knock,
+    Over,
+    Refused,
+    Terms,
+    Working,
+)
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import STATELESS, Optimizer, State
@@ -98,6 +109,7 @@ class Method:
             Sent(Here, Role.SERVER),
             Sent(Terms, Role.SILO),
             Sent(Joined, Role.SERVER),
+            Sent(Heads, Role.SILO),
             Sent(Refused, Role.SERVER),
             Sent(Working, Role.SERVER),
             Sent(Asked, Role.SERVER),

@@ -129,7 +129,12 @@ class Code(Enum):
         "request",
         "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
     )
-    HEADS = 40, "request", "{found:.0f} heads of ledgers instead of {expected:.0f}"
+    HEADS = 40, "request", "silo {silo:.0f} did not sign what is said here of the heads of ledgers"
+    HEADS_FEW = (
+        46,
+        "request",
+        "{silos:.0f} other silos say what they have heard of this silo's ledger; {least:.0f} are needed",
+    )
     ROUNDS = 41, "policy", "rounds = {asked:.0f}: this silo plays at most {most:.0f}"
     EPOCHS = 42, "policy", "local.epochs = {asked:.0f}: this silo allows at most {most:.0f}"
     LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"
