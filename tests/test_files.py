@@ -28,10 +28,11 @@ from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.errors import DataError, FedveilError, RunFolderError
-from fedveil.federation.coordinator import STATE, CoordinatorParty
+from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.rounds import Rounds
+from fedveil.federation.run_record import STATE
 from fedveil.federation.share import FixedPopulation, silo_share
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import DEEPEST, parse_json, parse_toml, read_content, read_text

@@ -130,6 +130,11 @@ class Code(Enum):
         "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
     )
     HEADS = 40, "request", "{found:.0f} heads of ledgers instead of {expected:.0f}"
+    STATEMENT = (
+        50,
+        "request",
+        "the statement of the run is not the one that this silo computes from its terms",
+    )
     INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
 
     def __init__(self, number: int, cause: Cause, template: str) -> None:
