@@ -31,6 +31,7 @@ from fedveil.protection.messages import KINDS, SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import (
     PARTS,
+    Closing,
     Drawn,
     Here,
     Model,
@@ -274,7 +275,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Part]:
             world.close()
     found[Totals] = Totals(counts=np.full(6, 50))
     found[Drawn] = Drawn(commitment=bytes(range(32)))
-    found[Over] = Over()
+    found[Over], found[Closing] = Over(), Closing(round=2, charges=2, line=bytes(32), statement="{}")
     return found
 
 
@@ -375,7 +376,7 @@ def others(
         shapes += list(product(samples.values(), repeat=2))
     own = shape_of(honest)
     return (
-        parts for parts in shapes if shape_of(parts) not in (own, (Over,))
+        parts for parts in shapes if shape_of(parts) not in (own, *OUTSIDE)
     )  # which the coordinator may say
 
 
@@ -479,7 +480,7 @@ def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part]
             if others_first is None:
                 break
             parts = tuple(exchange.addressed(kinds[kind % len(kinds)], up=False) for kind in others_first)
-            if shape_of(parts) not in (shape_of(exchange.letter.parts), (Over,)):
+            if shape_of(parts) not in (shape_of(exchange.letter.parts), *OUTSIDE):
                 before = state_of(world, 0)
                 assert isinstance(exchange.to_silo(*parts)[0], Refused | Here)
                 assert state_of(world, 0) == before

@@ -107,9 +107,10 @@ def arrays_of(content: bytes, place: object) -> dict[str, np.ndarray]:
     """
     with reading(place, RunFolderError):
         try:
-            return load_arrays(content)
+            found: dict[str, np.ndarray] = load_arrays(content)
         except SafetensorError:
             raise RunFolderError(f"{place} is damaged: no safetensors file") from None
+    return found
 
 
 def digests_of(tensors: bytes) -> dict[str, str]:
