@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from jaxtyping import Float32
+from torch import Tensor
 
 from benchmarks.harness import Row
 from benchmarks.price_cases import POOLED, PriceCell, cells
@@ -86,7 +88,9 @@ def played(cell: PriceCell, seed: int, settings: str, populations: Populations) 
     if cell.column in POOLED:
         population = pooled(population)
     prepared = prepare(experiment, FixedPopulation(population))
-    values = _values(prepared, trained(prepared))
+    found = evaluate(prepared, trained(prepared))
+    assert found is not None, "no metric is released here"
+    values = _values(prepared, found)
     return Run(
         cell=cell.name,
         seed=seed,
@@ -104,8 +108,8 @@ def pooled(population: Population) -> Population:
     return replace(population, train=alone, silo_names=("all",))
 
 
-def trained(prepared: Prepared) -> dict[str, float | None]:
-    """Play all rounds and return the metrics of the run's model."""
+def trained(prepared: Prepared) -> Float32[Tensor, " d"]:
+    """Play all rounds and return the run's model."""
     experiment, method = prepared.experiment, prepared.method
     model = prepared.task.initial()
     state, privacy = method.init(model), privacy_randomness(experiment)
@@ -120,9 +124,7 @@ def trained(prepared: Prepared) -> dict[str, float | None]:
             privacy=privacy,
         )
         model, state, _ = play_round(turn, parties)
-    found = evaluate(prepared, method.model_of(model, state))
-    assert found is not None, "no metric is released here"
-    return found
+    return method.model_of(model, state)
 
 
 def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:

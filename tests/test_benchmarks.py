@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks import flamby, flamby_page
 from benchmarks.curves import Place, Point, fit, write_page
 from benchmarks.harness import Row, report
 from benchmarks.price import read, settings_of
@@ -58,3 +59,21 @@ def test_every_cell_of_the_price_is_an_experiment_of_its_own() -> None:
         found = parse(cell.document(20), cell.name)
         assert found.seed == 20
         assert found.data.seed == 0
+
+
+def test_flamby_s_claims_are_counted_and_the_page_is_that_of_its_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The noise of a claim is the least for 15 passes; 1,500 batches cost what two accountants say, and no less."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    kept = flamby.read()
+    assert (Path("docs") / "flamby.md").read_text(encoding="utf-8") == flamby_page.page(kept)
+    for claim in flamby.claims():
+        (run,) = kept.of(claim.name)
+        assert run.settings == claim.settings
+        assert run.values["epsilon"] == pytest.approx(run.values["epsilon by dp-accounting"], rel=2e-3)
+    found = [kept.of(claim.name)[0].values["epsilon"] for claim in flamby.claims()]
+    assert found[:4] == pytest.approx([1.50, 1.64, 4.56, 2.45], abs=0.006)
+    assert found[6] == pytest.approx(25.4, abs=0.1)
+    for cell in flamby.USER_LEVEL:
+        assert parse(cell.document(20), cell.name).privacy.delta == cell.delta

@@ -111,7 +111,7 @@ def make_evaluation(
     """
     asked, number = evaluation.asked, experiment.rounds + 1  # repeatable noise is not that of a round
     first, second = evaluation.releases
-    placed = noisy_sum(first.method, first.step, table, privacy, number)
+    placed = noisy_sum(first.numbered(number), table, privacy).vector
     step = LocalStatistic(layout=asked.layout(asked.edges(placed, _std(first, asked))))
     assert step.layout.length == second.step.layout.length
     return Evaluated(
@@ -119,7 +119,7 @@ def make_evaluation(
         round=round_number,
         asked=asked,
         first=placed,
-        second=noisy_sum(second.method, step, table, privacy, number + 1),
+        second=noisy_sum(second.numbered(number + 1, step), table, privacy).vector,
         first_std=_std(first, asked),
         second_std=_std(second, asked),
     )

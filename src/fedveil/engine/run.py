@@ -138,12 +138,13 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
 
 def _preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     """Return a run on its refined schema, which is released first where an experiment asks for it."""
-    planned, guarantee = prepared.preprocessing, prepared.guarantee
+    planned, guarantee, asked = prepared.preprocessing, prepared.guarantee, prepared.experiment
     if planned is None:
         return prepared
+    privacy = privacy_randomness(asked)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        refined = make_preprocessing(planned, prepared.experiment, prepared.population, folder, ledger)
-    return prepared if refined == prepared.experiment else prepare(refined)
+        refined = make_preprocessing(planned, asked, prepared.population, folder, ledger, privacy)
+    return prepared if refined == asked else prepare(refined)
 
 
 def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
-from fedveil.keys import Count, Fraction, NonNegative, Positive
+from fedveil.keys import Count, NonNegative, Positive
 from fedveil.population.allocation import Law
 from fedveil.statistics.limits import LEAST_BINS, MOST_BINS, MOST_GROUPINGS, SiloWeights, once
 
@@ -129,18 +129,6 @@ class ModelSection(Section):
         return self
 
 
-class LocalSection(Section):
-    """What one contribution computes: local stochastic gradient descent."""
-
-    learning_rate: Positive = Field(0.1, description="eta_l")
-    epochs: Count = Field(1, description="Q, passes over the contribution's own records")
-    steps: Count | None = Field(None, description="tau, where the one pass stops; default: whole passes")
-    batch_size: Count | None = Field(None, description="records per step; default: all of the contribution")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: NonNegative = 0.0
-    decay: Fraction = Field(1.0, description="factor by which learning_rate falls from round to round")
-
-
 class TrainerSection(Section):
     """How the local training is executed; changes the speed, not the result."""
 
@@ -149,6 +137,9 @@ class TrainerSection(Section):
         False, description="compile the vectorised step (pays for long runs of small networks)"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="in which layers compute; updates are float32, and bounded as they are"
+    )
     memory_mb: Count | None = Field(None, description="memory a chunk may take; default: what is fastest")
     processes: Count = Field(
         1, description="processes that share the contributions of a round, one core each"

@@ -137,6 +137,8 @@ def prepare(
     """
     population = (populations or Populations()).of(experiment.data, experiment.seed)
     task = task_of(experiment, population) if task is None else task
+    if experiment.trainer.precision != task.precision:
+        task = replace(task, precision=experiment.trainer.precision)
     evaluation = plan_evaluation(experiment, population)
     preprocessing = plan_preprocessing(experiment, population)
     beside = (
@@ -307,26 +309,28 @@ def _trainer(
     experiment: Experiment, task: Task, method: Method, cohort: Cohort
 ) -> SplitTrainer | DpSgdTrainer:
     local: Any = method.local  # a method's contribution goes with its local step: it says so itself
+    megabytes = experiment.trainer.memory_mb
+    memory = None if megabytes is None else megabytes << 20
     if local.own_noise:
         if experiment.trainer.processes > 1:
             raise ConfigError(
                 f"trainer.processes: {method.name} draws noise in every local step and runs in one process"
             )
-        return DpSgdTrainer(
+        trainer = DpSgdTrainer(
             task=task,
             local=local,
             noise=grid_gaussian,
             privacy=privacy_randomness(experiment),
             together=records_together(task, cohort),
         )
-    memory = experiment.trainer.memory_mb
+        return trainer if memory is None else replace(trainer, memory=memory)
     return choose_trainer(
         task,
         local,
         name=experiment.trainer.name,
         cohort=cohort,
         bound=method.bound,
-    ).tuned(memory=None if memory is None else memory << 20, compile=experiment.trainer.compile)
+    ).tuned(memory=memory, compile=experiment.trainer.compile)
 
 
 def _initial(experiment: Experiment) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ a round that does not follow the last one.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +22,9 @@ from typing import Final
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.sections import ModelSection, TrainerSection
-from fedveil.engine.setup import prepare
-from fedveil.errors import FedveilError, IntegrityError, RunFolderError
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import FedveilError, IntegrityError, PrivacyError, RunFolderError
+from fedveil.federation.allowance import Allowance, Outcome
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
@@ -112,6 +114,8 @@ class SiloParty:
         self._last: _Exchange | None = None
         self._over = False
         self._reception = Reception()
+        self._allowance = Allowance(policy.fruitless_seconds)
+        self._outcome: Outcome = "refused"
 
     def __enter__(self) -> SiloParty:
         """Return the silo."""
@@ -131,8 +135,18 @@ class SiloParty:
         """Read a letter of the coordinator; return the letter that answers it.
 
         Raises:
-            ProtocolError: no letter of the coordinator to this silo; it gets no answer and nothing changes.
+            ProtocolError: no letter of the coordinator to this silo, or too many before it led to nothing; it gets no
+                answer and nothing changes.
         """
+        self._allowance.check()
+        began, charges, self._outcome = time.thread_time(), self._ledger.charges, "refused"
+        try:
+            return self._receive(data)
+        finally:
+            outcome = "charged" if self._ledger.charges > charges else self._outcome
+            self._allowance.count(time.thread_time() - began, outcome)
+
+    def _receive(self, data: bytes) -> bytes:
         letter = SignedMessage.open(
             data,
             sender=SERVER,
@@ -176,7 +190,7 @@ class SiloParty:
         try:
             answers = session.answer(letter.parts)
             session.talk.answer(answers)
-            self._over = False
+            self._over, self._outcome = False, "answered"
         except (
             Exception
         ) as error:  # whatever it is: unanswered, the round would be asked for and charged again
@@ -203,12 +217,7 @@ class SiloParty:
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         self._check_heads(terms)
-        experiment = self._request(terms.experiment)
-        self._policy.check_request(experiment)
-        prepared = prepare(_own(experiment), FixedPopulation(self._share))
-        self._policy.check_method(prepared.method)
-        check_deployable(prepared)
-        check_own_client(prepared, self._number)
+        prepared = self._prepare(terms.experiment)
         event = self._policy.event(prepared.guarantee)
         self._ledger.reopen()
         books = Books(
@@ -216,10 +225,11 @@ class SiloParty:
             ledger=self._ledger,
             origin=self._origin(terms),
             budget=self._policy.budget,
+            seconds=self._policy.round_seconds,
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),
         )
-        self._check_budget(books, experiment.rounds, prepared.guarantee, event)
+        self._check_budget(books, prepared.experiment.rounds, prepared.guarantee, event)
         place = Place(
             run=session_run(letter.session, terms),
             number=self._number,
@@ -236,13 +246,28 @@ class SiloParty:
         session.talk.answer(answers)
         self._keep_terms(terms, data)
         self._reception.admit()
-        self._session, self._over = session, False
+        self._allowance.begin()
+        self._session, self._over, self._outcome = session, False, "answered"
         return self._reply(letter, data, answers)
 
-    def _request(self, text: str) -> Experiment:
+    def _prepare(self, text: str) -> Prepared:
+        """Return the experiment of a text as the silo holds it, within what its policy allows.
+
+        Raises:
+            FedveilError: it is not, or it cannot be run: of numbers too large or too small for its method, say.
+        """
         document = read_canonical(text)
         self._policy.check_packages(document)
-        return parse(document, "the coordinator's experiment")
+        experiment = parse(document, "the coordinator's experiment")
+        self._policy.check_request(experiment)
+        try:
+            prepared = prepare(_own(experiment), FixedPopulation(self._share))
+        except (PrivacyError, ArithmeticError) as error:
+            raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
+        self._policy.check_method(prepared.method, prepared.task.dimension)
+        check_deployable(prepared)
+        check_own_client(prepared, self._number)
+        return prepared
 
     def _check_budget(self, books: Books, rounds: int, guarantee: Guarantee, event: Event) -> None:
         """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.
@@ -309,7 +334,7 @@ def _own(experiment: Experiment) -> Experiment:
     return experiment.model_copy(
         update={
             "model": ModelSection(name=experiment.model.name, loss=experiment.model.loss),
-            "trainer": TrainerSection(name=experiment.trainer.name),
+            "trainer": TrainerSection(name=experiment.trainer.name, precision=experiment.trainer.precision),
         }
     )
 

@@ -46,14 +46,18 @@ def choose_trainer(
 
     Raises:
         ConfigError: a name that does not exist.
-        ModelError: ``span`` for a model that is not linear, or for projected steps with momentum; ``vmap`` for a model
-            that it cannot batch; either under a bound on a machine whose kernels let a contribution depend on those
-            beside it.
+        ModelError: ``span`` for a model that is not linear, for projected steps with momentum, or in bfloat16;
+            ``vmap`` for a model that it cannot batch; either under a bound on a machine whose kernels let a
+            contribution depend on those beside it.
     """
     if name == "auto":
         name, cohort = _fastest(task, local, cohort, bound), None
     bounds = bound is not None and bound.bounded
     if name == "span":
+        if task.precision != "float32":
+            raise ModelError(
+                f"trainer.precision = '{task.precision}': span computes in float32; use 'vmap' or 'loop' (or 'auto')"
+            )
         if (
             cohort is not None
             and bounds
@@ -95,6 +99,7 @@ _EPOCHS: Final = 2  # that are tried
 def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound | None) -> str:
     if (
         _linear(task)
+        and task.precision == "float32"
         and spannable(as_sgd(local))
         and (bound is None or bound.order == 2)
         and (cohort is None or _span_alone(task, local, cohort))

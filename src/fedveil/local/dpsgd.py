@@ -34,12 +34,13 @@ from torch import Tensor
 
 from fedveil.errors import CompositionError
 from fedveil.local.dropout import seed_names
+from fedveil.local.memory import rows_in_memory
 from fedveil.local.shapes import undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob
-from fedveil.local.vectorized import BatchedGradients, rows_in_memory
+from fedveil.local.vectorized import BatchedGradients
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.rows import contribution_norms
 from fedveil.randomness import BitSource, PrivacyRandomness

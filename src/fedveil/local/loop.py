@@ -6,16 +6,16 @@ cannot batch, such as an LSTM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
-from torch.func import functional_call
 
-from fedveil.local.counters import batch_order, step_seeds
+from fedveil.local.counters import batch_order, derive, step_seeds
 from fedveil.local.dropout import seed_names
+from fedveil.local.memory import LARGEST_BATCH, records_at_once
 from fedveil.local.projection import project_
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalStep, as_sgd
@@ -25,10 +25,20 @@ from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob
 
 @dataclass(frozen=True, kw_only=True)
 class LoopTrainer(SplitTrainer):
-    """Trains each contribution by itself; implements :class:`~fedveil.local.trainer.Trainer`."""
+    """Trains each contribution by itself; implements :class:`~fedveil.local.trainer.Trainer`.
+
+    Args:
+        memory: bytes that the records of a batch may take at once; a larger batch is computed in parts.
+    """
 
     name: ClassVar[str] = "loop"
     side_by_side: ClassVar[bool] = False
+
+    memory: int = LARGEST_BATCH
+
+    def tuned(self, *, memory: int | None = None, compile: bool = False) -> LoopTrainer:
+        """Return the trainer with the memory of a batch in bytes."""
+        return self if memory is None else replace(self, memory=memory)
 
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
@@ -38,7 +48,8 @@ class LoopTrainer(SplitTrainer):
         steps = steps_per_member(self.local, cohort, members)
         sums = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
-        gradient = BatchGradient(self.task, cohort.device)
+        at_once = records_at_once(self.task, cohort, self.memory)
+        gradient = BatchGradient(self.task, cohort.device, at_once)
         done, to_do = 0, int(steps.sum())
         for i, member in enumerate(members.tolist()):
             if steps[i] == 0:
@@ -78,10 +89,16 @@ def update_alone(
 
 
 class BatchGradient:
-    """The gradient of a task's mean loss over one batch of records."""
+    """The gradient of a task's mean loss over one batch of records.
 
-    def __init__(self, task: Task, device: torch.device) -> None:
+    A batch of more than ``at_once`` records is computed in parts whose gradients are added up, which is the same but
+    for float32 rounding. Every part has dropout masks of its own. A loss whose terms depend on one another is not
+    divided.
+    """
+
+    def __init__(self, task: Task, device: torch.device, at_once: int) -> None:
         self._task = task
+        self._at_once = at_once if task.loss.separable else None
         self._constants = task.constants(device)
         self._seeds = seed_names(task.model)
 
@@ -94,11 +111,23 @@ class BatchGradient:
         self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
     ) -> Float32[Tensor, " d"]:
         """Return the gradient at a model; ``seed`` draws the dropout masks of this step."""
+        if self._at_once is None or len(features) <= self._at_once:
+            return self._of(model, features, targets, seed)
+        total = torch.zeros_like(model)
+        parts = zip(torch.split(features, self._at_once), torch.split(targets, self._at_once), strict=True)
+        for number, (some, theirs) in enumerate(parts):
+            slope = self._of(model, some, theirs, derive(seed, number))
+            total.add_(slope, alpha=len(some) / len(features))
+        return total
+
+    def _of(
+        self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
+    ) -> Float32[Tensor, " d"]:
         task = self._task
         named = task.layout.unflatten(model)
         parameters = {name: _laid_out(view.detach()).requires_grad_() for name, view in named.items()}
         constants = self._constants | dict.fromkeys(self._seeds, seed.to(model.device))
-        outputs = functional_call(task.model, (parameters, constants), (features,))
+        outputs = task.outputs(parameters | constants, features)
         everyone = torch.ones(len(features), dtype=torch.bool, device=model.device)
         loss = task.loss(outputs, targets, everyone)
         gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)

@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Float32
@@ -21,6 +22,8 @@ from fedveil.errors import ModelError
 from fedveil.local.dropout import with_seeded_dropout
 from fedveil.local.losses import Loss, Metric
 from fedveil.local.validate import validate_layers
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ class Task:
             of the copy draw their masks from a seed per contribution (see :mod:`fedveil.local.dropout`).
         loss: ``loss(outputs, targets, mask)``, the mean over the records whose mask is 1.
         metrics: by the name a report gives them, ``metric(outputs, targets, weights)``.
+        precision: in which layers compute while they are trained; see :meth:`outputs`.
 
     Frozen parameters (``requires_grad=False``) and buffers are constants: they are no part of the vector.
 
@@ -78,6 +82,7 @@ class Task:
     model: nn.Module
     loss: Loss
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    precision: Precision = "float32"
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +117,19 @@ class Task:
         """Return the named tensors to save as a model file, under the names of the caller's own module."""
         return {name: value.detach().clone() for name, value in self.layout.unflatten(vector).items()}
 
+    def outputs(
+        self, state: Mapping[str, Tensor], features: Float[Tensor, "n *shape"]
+    ) -> Float32[Tensor, "n *outputs"]:
+        """Return the outputs of the model with these named tensors for n records, as it is trained.
+
+        Under bfloat16 PyTorch's autocast chooses which layers compute in 8 significant bits. Parameters, outputs, the
+        loss and so every update stay float32: an update is bounded as it is, however it was computed.
+        """
+        low = self.precision != "float32"
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=low, cache_enabled=False):
+            outputs: Tensor = functional_call(self.model, dict(state), (features,))
+        return outputs.float() if low else outputs
+
     @torch.no_grad()
     def predict(
         self,
@@ -119,7 +137,7 @@ class Task:
         features: Float32[Tensor, " n *shape"],
         batch_size: int = 1024,
     ) -> Float32[Tensor, " n *outputs"]:
-        """Return the outputs of the model w for n records, in evaluation mode (no dropout), in batches."""
+        """Return the outputs of the model w for n records, in evaluation mode (no dropout) and float32, in batches."""
         constants = self.constants(vector.device)
         parameters = self.layout.unflatten(vector)
         self.model.eval()

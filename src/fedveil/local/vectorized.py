@@ -26,11 +26,12 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fedveil.local.counters import batch_order, step_seeds
 from fedveil.local.dropout import seed_names
 from fedveil.local.loop import BatchGradient, update_alone
+from fedveil.local.memory import LARGEST_BATCH, floats_per_record, records_at_once
 from fedveil.local.projection import project_
 from fedveil.local.shapes import ladder, undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
@@ -61,7 +62,8 @@ class VmapTrainer(SplitTrainer):
         task: model and loss; the model must be one that vmap can batch.
         local: what each contribution computes.
         memory: bytes that a chunk may take, beyond the model and the sums; None takes 48 MiB on a CPU, where
-            larger chunks leave its caches and are slower, and 2 GiB on a CUDA device.
+            larger chunks leave its caches and are slower, and 2 GiB on a CUDA device. A batch that is trained by itself
+            takes as much where this is given.
         compile: compile the batched gradient with ``torch.compile`` (needs a C++ compiler). It takes tens of
             seconds for every new set of sizes, pays for long runs of networks of affine layers only, and changes
             results by float32 rounding.
@@ -100,7 +102,8 @@ class VmapTrainer(SplitTrainer):
     def _updates(self, job: TrainJob) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
         """Yield positions in the members and the updates of these contributions."""
         start, cohort, members, seeds = job.start, job.cohort, job.members, job.seeds
-        sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device)
+        at_once = records_at_once(self.task, cohort, self.memory or LARGEST_BATCH)
+        sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device, at_once)
         batched = BatchedGradients(self.task, cohort.device, self.compile)
         for chunk in self._chunks(cohort, members):
             if chunk.slots == 1:
@@ -188,8 +191,8 @@ class BatchedGradients:
         def loss(
             parameters: Tensors, features: Tensor, targets: Tensor, mask: Tensor, seed: Tensor
         ) -> Tensor:
-            state = (parameters, constants | dict.fromkeys(seeds, seed))
-            return task.loss(functional_call(task.model, state, (features,)), targets, mask)
+            state = parameters | constants | dict.fromkeys(seeds, seed)
+            return task.loss(task.outputs(state, features), targets, mask)
 
         self.layout = task.layout
         self.at_one: GradientFunction = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))
@@ -288,33 +291,3 @@ def train(
         for state, kept in idle:
             state[batch.active : rows] = kept
     return models if batches.steps == 1 else models.sub_(start)
-
-
-def rows_in_memory(task: Task, cohort: Cohort, memory: int) -> int:
-    """Return how many contributions of one record each fit into this many bytes, at least 1."""
-    return max(1, memory // (4 * (4 * task.dimension + floats_per_record(task, cohort))))
-
-
-def floats_per_record(task: Task, cohort: Cohort) -> int:
-    """Return about how many numbers one record of a batch takes while its gradient is computed.
-
-    Counts its features and, twice, the outputs of the layers: once for the forward pass, once for the
-    backward.
-    """
-    counted = 0
-
-    def count(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal counted
-        counted += output.numel() if isinstance(output, Tensor) else 0
-
-    hooks = [
-        layer.register_forward_hook(count) for layer in task.model.modules() if not any(layer.children())
-    ]
-    features, _ = cohort.batch(torch.zeros(1, dtype=torch.int64))
-    try:
-        with torch.no_grad():
-            functional_call(task.model, (task.constants(cohort.device)), (features,))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return int(features.numel() + 2 * counted)

@@ -130,8 +130,12 @@ class Code(Enum):
         "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
     )
     HEADS = 40, "request", "{found:.0f} heads of ledgers instead of {expected:.0f}"
+    ROUNDS = 41, "policy", "rounds = {asked:.0f}: this silo plays at most {most:.0f}"
+    EPOCHS = 42, "policy", "local.epochs = {asked:.0f}: this silo allows at most {most:.0f}"
+    LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"
+    OVERTIME = 44, "policy", "the round took longer than the {seconds:.0f} s that this silo trains for one"
     STATEMENT = (
-        50,
+        45,
         "request",
         "the statement of the run is not the one that this silo computes from its terms",
     )

@@ -1,9 +1,11 @@
 """UCI Heart Disease: four hospitals, prepared as FLamby's Fed-Heart-Disease and trained on as in ULDP-FL."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from fedveil.population.catalogue.data_set import DataSet, Request
 from fedveil.population.catalogue.files import DataFile, Store
@@ -16,27 +18,55 @@ SPLIT_SEED, TRAIN_SHARE = 43, 0.66
 LEAST_DEVIATION = 1e-10
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Hospital:
+    """One hospital's complete rows as its table has them, in FLamby's split: n for training, m for testing."""
+
+    train: Float64[np.ndarray, "n 13"]
+    train_labels: Int64[np.ndarray, "n"]
+    test: Float64[np.ndarray, "m 13"]
+    test_labels: Int64[np.ndarray, "m"]
+
+
+def hospitals(paths: Sequence[Path]) -> list[Hospital]:
+    """Read the hospitals' tables, in the order of :data:`HOSPITALS`."""
+    found = []
+    for path in paths:
+        features, labels = _read(path)
+        train, test = _split(labels)
+        found.append(
+            Hospital(
+                train=features[train],
+                train_labels=labels[train],
+                test=features[test],
+                test_labels=labels[test],
+            )
+        )
+    return found
+
+
+def normalised(
+    rows: Float64[np.ndarray, "n 13"], reference: Float64[np.ndarray, "m 13"]
+) -> Float32[np.ndarray, "n 13"]:
+    """Subtract the reference's mean, divide by its sample deviation; a constant column becomes 0."""
+    deviation = reference.std(axis=0, ddof=1) + LEAST_DEVIATION
+    return np.asarray((rows - reference.mean(axis=0)) / deviation, dtype=np.float32)
+
+
 def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
-    hospitals = [_read(source.path(file)) for file in files]
-    splits = [_split(labels) for _, labels in hospitals]
-    train = [features[rows] for (features, _), (rows, _) in zip(hospitals, splits, strict=True)]
-    test = [features[rows] for (features, _), (_, rows) in zip(hospitals, splits, strict=True)]
-    pooled = np.concatenate(train)
-    silo = np.repeat(np.arange(len(files), dtype=np.int32), [len(rows) for rows in train])
+    found = hospitals([source.path(file) for file in files])
+    pooled = np.concatenate([one.train for one in found])
+    silo = np.repeat(np.arange(len(files), dtype=np.int32), [len(one.train) for one in found])
     return Population(
         name="heart_disease",
         train=Records(
-            features=np.concatenate([_normalised(rows, rows) for rows in train]),
-            targets=np.concatenate(
-                [labels[rows] for (_, labels), (rows, _) in zip(hospitals, splits, strict=True)]
-            ),
+            features=np.concatenate([normalised(one.train, one.train) for one in found]),
+            targets=np.concatenate([one.train_labels for one in found]),
             silo=silo,
             user=request.hand_out_within(silo, HOSPITALS, least=1),
         ),
-        test_features=_normalised(np.concatenate(test), pooled),
-        test_targets=np.concatenate(
-            [labels[rows] for (_, labels), (_, rows) in zip(hospitals, splits, strict=True)]
-        ),
+        test_features=normalised(np.concatenate([one.test for one in found]), pooled),
+        test_targets=np.concatenate([one.test_labels for one in found]),
         n_users=request.n_users,
         silo_names=HOSPITALS,
         task="classification",
@@ -76,12 +106,6 @@ def _split(labels: Int64[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray]:
         stratify=labels if enough else None,
     )
     return train, test
-
-
-def _normalised(rows: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Subtract the reference's mean, divide by its sample deviation; a constant column becomes 0."""
-    deviation = reference.std(axis=0, ddof=1) + LEAST_DEVIATION
-    return np.asarray((rows - reference.mean(axis=0)) / deviation, dtype=np.float32)
 
 
 def _file(hospital: str, sha256: str) -> DataFile:
