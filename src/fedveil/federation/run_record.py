@@ -159,7 +159,7 @@ class RunRecord:
 
     def __init__(self, folder: RunFolder, membership: Membership, identity: IdentityKey) -> None:
         self._folder, self._membership, self._identity = folder, membership, identity
-        self.run = _identified(folder)
+        self.run = identified(folder)
         self._lines: list[bytes] = []
         self._terms = b""
         self._seen: _Seen | None = None
@@ -273,18 +273,18 @@ class RunRecord:
         return [self._closing]
 
     def agree(self, silo: int, answer: Sequence[Part]) -> None:
-        """Add a silo's signature of the end, if its answer to the last letter is one.
-
-        Raises:
-            ProtocolError: it is not the silo's, or of something else.
-        """
+        """Add a silo's signature of the end, if its answer to the last letter is one; the run has ended either way."""
+        name = self._membership.silos[silo]
         closing = self._closing
         for part in answer:
             if isinstance(part, Refused):
-                name = self._membership.silos[silo]
                 _log.warning("silo %s does not sign the statement: %s", name, part.why.sentence)
             if isinstance(part, Attested) and closing is not None:
-                self._check(silo, concluded(self.run, self._terms, closing), part.signature)
+                try:
+                    self._check(silo, concluded(self.run, self._terms, closing), part.signature)
+                except ProtocolError as error:
+                    _log.warning("silo %s: %s", name, error.reason)
+                    return
                 others = [one for one in self._agreed["silos"] if one["silo"] != silo]
                 found = [*others, {"silo": silo, "signature": part.signature.hex()}]
                 self._agreed["silos"] = sorted(found, key=lambda one: int(one["silo"]))
@@ -312,7 +312,7 @@ class RunRecord:
             raise ProtocolError("signs something else than what it was asked", silo=silo) from None
 
 
-def _identified(folder: RunFolder) -> bytes:
+def identified(folder: RunFolder) -> bytes:
     """Return the run's 16 bytes, from the folder or new."""
     path = folder / STATE
     if not path.exists():
