@@ -316,7 +316,8 @@ def play_by_hand(folder: Path, experiment: Path) -> None:
             "model": {"name": "linear", "loss": "binary_cross_entropy"},
             "data": {"table": {"test_file": "test.csv"}},
             "method": {"name": "uldp-avg", "noise_multiplier": 20.0},
-            **{"protection": {"name": "secure-aggregation"}, "privacy": {"epsilon": None}},
+            "protection": {"name": "secure-aggregation"},
+            "privacy": {"epsilon": None},
         },
     )
     experiment.write_text(tomlkit.dumps(asked))

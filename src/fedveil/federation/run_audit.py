@@ -211,7 +211,7 @@ class RecordedRun:
             raise Unchecked(f"{experiment.name}: nobody else holds a copy of it")
         said = [read_terms(content, name) for name, content in self._files.items() if name.startswith(TERMS)]
         for membership, text, _ in said:
-            if as_silos_see(experiment, membership.silos) != text:
+            if _but_trainer(as_silos_see(experiment, membership.silos)) != _but_trainer(text):
                 raise IntegrityError(f"{EXPERIMENT}: another experiment than the silos were asked for")
         return f"{experiment.name}: the one that the silos were asked for"
 
@@ -372,6 +372,14 @@ class RecordedRun:
 
 def _digests(ledger: bytes) -> list[str]:
     return parse_lines(Path(LEDGER), ledger)[1]
+
+
+def _but_trainer(text: str) -> dict[str, Any]:
+    """Return an experiment without its trainer, of which "auto" was asked and one was chosen from public facts."""
+    with reading("the experiment of the terms", IntegrityError):
+        document = dict(parse_json(text, "the experiment of the terms", IntegrityError))
+    document.pop("trainer", None)
+    return document
 
 
 def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:
