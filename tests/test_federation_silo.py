@@ -54,6 +54,7 @@ from fedveil.protection.parts import (
     Task,
     Terms,
     Totals,
+    Working,
 )
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.wire import Writer
@@ -70,6 +71,7 @@ EXAMPLES: list[Part] = [
         nonces=((3, bytes(16)),),
     ),
     Knock(),
+    Working(),
     Over(),
     Asked(signature=bytes(range(64))),
     Attested(signature=bytes(range(64))),
@@ -534,7 +536,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "6aeb43a918fb17e04b82d20798b98ebf4ccce3ee40dd294ea7ebd586bff59324"
+        == "fe8e46e23a469d281ebffa5f4a970a01cfc30384a01e39fee035c01a1c1b3379"
     )
 
 

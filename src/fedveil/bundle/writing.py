@@ -20,7 +20,8 @@ from fedveil.engine.folder import Row, RunFolder, stored_tensors
 from fedveil.engine.setup import load_population
 from fedveil.engine.task_choice import defaults_of, task_of
 from fedveil.errors import RunFolderError
-from fedveil.federation.run_record import AGREED, ROUNDS, STATE, TERMS, read_terms
+from fedveil.federation.rounds import STATE
+from fedveil.federation.run_record import AGREED, ROUNDS, TERMS, read_terms
 from fedveil.federation.share import public_share
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
 from fedveil.population.records import Population

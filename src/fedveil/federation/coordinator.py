@@ -35,16 +35,17 @@ from fedveil.federation.exchange import (
     Absentees,
     Answers,
     Exchange,
+    Heard,
     by_silo,
     check_learned,
     check_lengths,
     totals_of,
 )
-from fedveil.federation.grammar import Conversation, Grammar, ends
+from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import Rounds
+from fedveil.federation.rounds import Rounds, identify
 from fedveil.federation.run_record import RunRecord, digest_of_model
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
@@ -97,8 +98,8 @@ class CoordinatorParty:
         check_deployable(prepared)
         self._prepared, self._membership, self._identity = prepared, membership, identity
         self._heads = heads
-        self._record = RunRecord(folder, membership, identity)
-        self._run = self._record.run
+        self._run = identify(folder)
+        self._record = RunRecord(folder, self._run, membership, identity)
         self._rounds = Rounds(prepared, folder, observer, self._record)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
         check_lengths(self._agreement, prepared.task.dimension)
@@ -141,15 +142,19 @@ class CoordinatorParty:
         """Return the last letters of a run that has ended: they free the silos for another one, and may be lost."""
         return self._farewells
 
-    def go_on(self) -> tuple[str, ...]:
-        """Go on without the silos that have not answered, where the protocol allows it; return their names.
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The silos without whose answers the run does not go on."""
+        return () if self._exchange is None else self._exchange.missing
+
+    def go_on(self, silent: tuple[int, ...]) -> tuple[str, ...]:
+        """Go on without silos that are awaited, where the protocol allows it; return their names.
 
         Where too few would be left, but enough with those that are back meanwhile, the round is begun again with them.
         """
         exchange, least = self._exchange, self._agreement.least
-        if exchange is None:
+        if exchange is None or not silent:
             return ()
-        silent = exchange.missing
         if self._leave(silent):
             self._proceed()
         elif len(self._present) - len(silent) + self._absent.back >= least and self._absent.back:
@@ -160,10 +165,8 @@ class CoordinatorParty:
             return ()
         return tuple(self._membership.silos[silo] for silo in silent)
 
-    def receive(self, silo: int, data: bytes) -> bool:
-        """Read a silo's letter; return whether it was waited for. What belongs to an exchange that is over is not.
-
-        Nor is the word of a silo that another run has it: who waits for it counts its own patience.
+    def receive(self, silo: int, data: bytes) -> Heard:
+        """Read a silo's letter; return what it was. What belongs to an exchange that is over is passed over in silence.
 
         Args:
             silo: who sent it, as the carrier says.
@@ -184,16 +187,18 @@ class CoordinatorParty:
         )
         exchange, name = self._exchange, self._membership.silos[silo]
         if letter.run != self._run:
-            return False
+            return Heard.NOTHING
         if exchange is None:
             if (letter.session, letter.number) == (self._session, self._number):
                 self._record.agree(silo, letter.parts)
-            return False
+            return Heard.NOTHING
+        if works(letter.parts):
+            return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
         if silo in self._absent:
             self._absent.hear(silo, letter)
-            return False
+            return Heard.NOTHING
         if not exchange.awaits(silo, letter):
-            return False
+            return Heard.NOTHING
         if ends(letter.parts):
             return self._end(silo, letter)
         try:
@@ -202,25 +207,25 @@ class CoordinatorParty:
             self._talks[silo].answer(letter.parts)
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
-            return True
+            return Heard.ANSWER
         exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
-        return True
+        return Heard.ANSWER
 
-    def _end(self, silo: int, letter: SignedMessage) -> bool:
+    def _end(self, silo: int, letter: SignedMessage) -> Heard:
         """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
         (part,) = letter.parts
         name = self._membership.silos[silo]
         if isinstance(part, Refused):
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
-            return True
+            return Heard.ANSWER
         assert isinstance(part, Here)
         if self._exchange is not None and self._exchange.knocks:
             if part.busy:  # the question stands, and is asked again
-                return False
+                return Heard.NOTHING
             self._exchange.answers[silo] = letter.parts
             self._proceed()
-            return True
+            return Heard.ANSWER
         if self._absent.leaves_again(silo):
             self.stop(f"silo {name} left {MOST_LEFT} sessions of this run in which no round ended")
         elif self._leave((silo,)):
@@ -228,7 +233,7 @@ class CoordinatorParty:
             self._proceed()
         else:
             self._begin_session()
-        return True
+        return Heard.ANSWER
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""

@@ -23,13 +23,13 @@ from fedveil.federation.charter import Charter
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.ledger_audit import LedgerExport
 from fedveil.federation.membership import Membership
+from fedveil.federation.rounds import STATE
 from fedveil.federation.run_record import (
     AGREED,
     MADE_LATER,
     MODEL,
     NOTHING,
     ROUNDS,
-    STATE,
     STATEMENT,
     TERMS,
     arrays_of,

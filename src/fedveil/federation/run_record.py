@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from torch import Tensor
 
-from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.folder import RunFolder
@@ -47,8 +45,6 @@ from fedveil.protection.parts import Attested, Closing, Model, Part, Refused, Te
 
 _log = quiet_log("fedveil.coordinator")
 
-STATE: Final = "federation.json"
-"""In the run folder: the 16 bytes of the run."""
 ROUNDS: Final = "rounds.jsonl"
 AGREED: Final = "agreed.json"
 TERMS: Final = "terms-"
@@ -147,19 +143,17 @@ class RunRecord:
 
     Args:
         folder: the run folder.
+        run: 16 bytes that no other run has.
         membership: the federation.
         identity: the coordinator's key.
-
-    Attributes:
-        run: 16 bytes that no other run has.
 
     Raises:
         RunFolderError: the record is damaged.
     """
 
-    def __init__(self, folder: RunFolder, membership: Membership, identity: IdentityKey) -> None:
-        self._folder, self._membership, self._identity = folder, membership, identity
-        self.run = identified(folder)
+    def __init__(self, folder: RunFolder, run: bytes, membership: Membership, identity: IdentityKey) -> None:
+        self._folder, self._run = folder, run
+        self._membership, self._identity = membership, identity
         self._lines: list[bytes] = []
         self._terms = b""
         self._seen: _Seen | None = None
@@ -208,7 +202,7 @@ class RunRecord:
         for silo, parts in answers.items():
             head = heads[self._membership.silos[silo]]
             signature = only(parts, Attested, silo).signature
-            self._check(silo, attested(self.run, self._terms, number, context, model, head), signature)
+            self._check(silo, attested(self._run, self._terms, number, context, model, head), signature)
             seen.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
         self._seen = _Seen(context=context, model=model, silos=tuple(seen))
 
@@ -228,7 +222,7 @@ class RunRecord:
             kept = hashlib.sha256(after.cpu().numpy().astype("<f4").tobytes()).digest()
         line = {
             "schema_version": 1,
-            "run": self.run.hex(),
+            "run": self._run.hex(),
             "terms": self._terms.hex(),
             "round": number,
             "asked": seen.context.hex(),
@@ -255,7 +249,7 @@ class RunRecord:
         model = self._folder / MODEL
         self._agreed = {
             "schema_version": 1,
-            "run": self.run.hex(),
+            "run": self._run.hex(),
             "terms": self._terms.hex(),
             "round": rounds,
             "charges": charges,
@@ -281,7 +275,7 @@ class RunRecord:
                 _log.warning("silo %s does not sign the statement: %s", name, part.why.sentence)
             if isinstance(part, Attested) and closing is not None:
                 try:
-                    self._check(silo, concluded(self.run, self._terms, closing), part.signature)
+                    self._check(silo, concluded(self._run, self._terms, closing), part.signature)
                 except ProtocolError as error:
                     _log.warning("silo %s: %s", name, error.reason)
                     return
@@ -310,20 +304,6 @@ class RunRecord:
             self._membership.roster[silo].verify(content, signature)
         except CryptoError:
             raise ProtocolError("signs something else than what it was asked", silo=silo) from None
-
-
-def identified(folder: RunFolder) -> bytes:
-    """Return the run's 16 bytes, from the folder or new."""
-    path = folder / STATE
-    if not path.exists():
-        run = os.urandom(RUN_BYTES)
-        folder.write_json(STATE, {"run": run.hex()})
-        return run
-    with reading(f"{path}, by which the silos know the run,", RunFolderError):
-        run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
-        if len(run) != RUN_BYTES:
-            raise ValueError
-        return run
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

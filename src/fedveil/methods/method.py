@@ -35,6 +35,7 @@ from fedveil.protection.parts import (
     Over,
     Refused,
     Terms,
+    Working,
 )
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
@@ -110,6 +111,7 @@ class Method:
             Sent(Terms, Role.SILO),
             Sent(Joined, Role.SERVER),
             Sent(Refused, Role.SERVER),
+            Sent(Working, Role.SERVER),
             Sent(Asked, Role.SERVER),
             Sent(AskedOfAll, Role.SILO),
             Sent(Attested, Role.SERVER),

@@ -135,9 +135,15 @@ class Code(Enum):
     LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"
     OVERTIME = 44, "policy", "the round took longer than the {seconds:.0f} s that this silo trains for one"
     STATEMENT = (
-        45,
+        49,
         "request",
         "the statement of the run is not the one that this silo computes from its terms",
+    )
+    STANDING = (
+        45,
+        "schema",
+        "its own membership or policy cannot be read, is over, or is another than it was served under; its own log "
+        "says more",
     )
     INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
 
