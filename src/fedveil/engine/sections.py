@@ -5,6 +5,7 @@ The others name a registered member, whose keys they have (:mod:`fedveil.engine.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,14 @@ from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
 from fedveil.keys import Count, NonNegative, Positive
 from fedveil.population.allocation import Law
-from fedveil.statistics.limits import LEAST_BINS, MOST_BINS, MOST_GROUPINGS, SiloWeights, once
+from fedveil.statistics.limits import (
+    LEAST_BINS,
+    MOST_BINS,
+    MOST_GROUPINGS,
+    MOST_HORIZONS,
+    SiloWeights,
+    once,
+)
 
 SESSION = "session:"
 """How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
@@ -190,6 +198,22 @@ class EvaluationSection(Section):
     bins: Annotated[int, Field(ge=LEAST_BINS, le=MOST_BINS)] | None = Field(
         None, description="of scores; default: as few as lose less than a quarter of the noise"
     )
+    lower: float | None = Field(None, description="smallest target, where it is a number")
+    upper: float | None = Field(None, description="largest target, where it is a number")
+    largest_error: Positive | None = Field(
+        None,
+        description="error that counts in full at most, where the target is a number; default: upper - lower",
+    )
+    horizons: Annotated[tuple[Positive, ...], Field(max_length=MOST_HORIZONS)] = Field(
+        (), description="times by which events are predicted, where the target is a survival time; ascending"
+    )
+
+    @field_validator("horizons")
+    @classmethod
+    def _ascending(cls, horizons: tuple[float, ...]) -> tuple[float, ...]:
+        if any(after <= before for before, after in pairwise(horizons)):
+            raise ValueError("must be ascending")
+        return horizons
 
     @field_validator("by")
     @classmethod
