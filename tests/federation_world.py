@@ -101,7 +101,7 @@ def asked(**changes: Any) -> Experiment:
         "rounds": 4,
         "data": {"name": "digits", "n_users": 6, "n_silos": 3},
         "model": {"name": "linear", "loss": "binary_cross_entropy"},
-        "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 4},
+        "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 4},
         "trainer": {"name": "loop"},
         "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
         "privacy": {"insecure_seed": 11},
