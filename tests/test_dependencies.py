@@ -35,7 +35,9 @@ def declared(requirements: Iterable[str]) -> set[str]:
     return names - {"fedveil"}
 
 
-OPTIONAL = set[str]().union(*(declared(EXTRAS[extra]) for extra in ("excel", "federation", "onnx", "rlwe")))
+OPTIONAL = set[str]().union(
+    *(declared(EXTRAS[extra]) for extra in ("excel", "federation", "observers", "onnx", "rlwe"))
+)
 
 
 def modules(tree: ast.AST) -> set[str]:

@@ -15,6 +15,7 @@ from fedveil.commands.inference import go_on_with_inference
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
 from fedveil.commands.statistics import go_on_with_release
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
+from fedveil.engine.advice import advice_of
 from fedveil.engine.experiment import parse_assignment
 from fedveil.engine.inference import DOCUMENT as INFERENCE
 from fedveil.engine.release_document import DOCUMENT
@@ -238,6 +239,8 @@ def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
             print_rows(one.evaluated.rows)
         if one.stopped and one.rounds:
             OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
+        if (said := advice_of(one.folder)) is not None:
+            OUT.print(f"{one.folder.name}: {said}", highlight=False)
     if len(outcomes) == 1:
         for sentence in outcomes[0].statement.sentences():
             OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.coordinator_side import coordinate
-from fedveil.engine.folder import Checkpoint, RunFolder
+from fedveil.engine.folder import Checkpoint, Row, RunFolder
+from fedveil.engine.movement import movement
 from fedveil.engine.run import (
     Observer,
     Outcome,
@@ -183,7 +184,8 @@ class Rounds:
         model, state = coordinate(turn, total, n_silos=silos, summed=summed, drawn=drawn)
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
         released = prepared.method.model_of(model, state)
-        self._complete(model, state, evaluate(prepared, released) if due else None, summed)
+        moved = movement(prepared, self.checkpoint, model, summed)
+        self._complete(model, state, evaluate(prepared, released) if due else None, summed, moved)
 
     def pass_on(self, summed: int) -> None:
         """Put on the disk that a round has ended whose model the silos alone have."""
@@ -195,11 +197,13 @@ class Rounds:
         state: State,
         test: dict[str, float | None] | None,
         summed: int,
+        moved: Row | None = None,
     ) -> None:
         prepared, number, last = self._prepared, self.number, self.checkpoint
         row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
         seconds = time.perf_counter() - self._began
-        row |= {"summed": summed, "seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
+        row |= {"summed": summed, "movement": moved}
+        row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
         self._folder.write_checkpoint(checkpoint)
         self.checkpoint, self._attempts = checkpoint, 0
