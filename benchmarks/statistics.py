@@ -9,8 +9,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 from lifelines import KaplanMeierFitter
+from scipy.stats import ks_2samp
 
-from benchmarks import evaluation
+from benchmarks import evaluation, evaluation_targets
 from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
@@ -39,7 +40,9 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _codes()
     yield from _against_central(60 if quick else 200)
     yield from _curves(100 if quick else 300)
+    yield from _against_opendp(20 if quick else 200)
     yield from evaluation.rows(quick)
+    yield from evaluation_targets.rows(quick)
     yield _speed(100_000 if quick else 1_000_000)
 
 
@@ -79,6 +82,31 @@ def _against_central(repeats: int) -> Iterator[Row]:
             errors = [_sum(method, sums, seed) - exact for seed in seeds]
             ratio = float(np.sqrt(np.mean(np.square(errors)))) / _MULTIPLIERS[epsilon]
             yield at_most(f"{name}, epsilon {epsilon:g}: error over central", "times", ratio, 1.02)
+
+
+def _against_opendp(repeats: int) -> Iterator[Row]:
+    """The noise of five silos' shares beside OpenDP's discrete Gaussian of the same scale, if OpenDP is installed."""
+    try:
+        import opendp.prelude as dp
+    except ImportError:
+        return
+    dp.enable_features("contrib")
+    domain = dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float)
+    step = LocalStatistic(layout=_histograms(("x",), 24, "flat"))
+    for epsilon, multiplier in _MULTIPLIERS.items():
+        method, scale = _method(step, 5, 1000, multiplier), 2.0**18
+        ours = np.concatenate([_sum(method, np.zeros((5, step.length)), seed) for seed in range(repeats)])
+        central = dp.m.make_gaussian(*domain, scale=multiplier * scale)
+        theirs = np.concatenate([central([0] * step.length) for _ in range(repeats)]) / scale
+        own, peer = (float(np.sqrt(np.mean(one**2))) for one in (ours, theirs))
+        case = f"noise of five silos, epsilon {epsilon:g}"
+        spread = 1 + 4 / math.sqrt(2 * len(ours))
+        met = own <= 1.02 * spread * multiplier
+        yield Row(
+            case=f"{case}; peer: OpenDP", unit="sd", ours=own, peer=peer, target=1.02 * multiplier, met=met
+        )
+        same = float(ks_2samp(ours, theirs).pvalue)
+        yield Row(case=f"{case}: Kolmogorov-Smirnov with OpenDP's", unit="p", ours=same, met=same > 1e-3)
 
 
 def _sum(method: Method, sums: np.ndarray, seed: int) -> np.ndarray:
