@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
+from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.folder import Checkpoint, Row, RunFolder
@@ -34,6 +35,9 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
+
+STATE: Final = "federation.json"
+"""In the run folder: the 16 bytes of the run."""
 
 _DRAWN: Final = "checkpoint/participants.json"
 _SALT_BYTES: Final = 32
@@ -71,6 +75,24 @@ class Draw:
 
 
 EVERYBODY: Final = Draw()
+
+
+def identify(folder: RunFolder) -> bytes:
+    """Return the 16 bytes of a run, from its folder or new.
+
+    Raises:
+        RunFolderError: what the folder says is damaged.
+    """
+    path = folder / STATE
+    if not path.exists():
+        run = os.urandom(RUN_BYTES)
+        folder.write_json(STATE, {"run": run.hex()})
+        return run
+    with reading(f"{path}, by which the silos know the run,", RunFolderError):
+        run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
+        if len(run) != RUN_BYTES:
+            raise ValueError
+        return run
 
 
 class Rounds:
