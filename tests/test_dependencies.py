@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 OURS = {"fedveil", "fedveil_example", "tests", "benchmarks"}
 PEERS = {"pfl", "pfl_networks"}
-"""Imported by `benchmarks/pfl_peer.py` alone, which runs in an environment of its own."""
+"""Imported by `benchmarks/pfl_peer.py` and `benchmarks/opendp_peer.py` alone, which run in environments of their own."""
 TOOLS = {  # called by name, not imported
     "mkdocs": "/mkdocs build",
     "mypy": "/mypy",
