@@ -89,9 +89,10 @@ def _against_central(repeats: int) -> Iterator[Row]:
 
 
 def _against_opendp(repeats: int) -> Iterator[Row]:
-    """The noise of five silos' shares beside OpenDP's discrete Gaussian, where FEDVEIL_OPENDP_PYTHON has an interpreter.
+    """The noise of five silos' shares beside OpenDP's discrete Gaussian.
 
-    That is one of a virtual environment with ``pip install opendp==0.16.0``.
+    FEDVEIL_OPENDP_PYTHON names an interpreter that has it (a virtual environment with ``pip install opendp==0.16.0``);
+    without one there is no row.
     """
     python = os.environ.get("FEDVEIL_OPENDP_PYTHON")
     if python is None:

@@ -60,11 +60,11 @@ class ColumnRelease(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _declared(cls, given: Any) -> Any:
+    def _no_discovery(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "discover" in given:
             raise ValueError(
-                "discover is refused: to publish a category that nobody declared tells that somebody has it; declare the "
-                "code list in the schema, and all others are counted as undeclared"
+                "discover is refused: to publish a category that nobody declared tells that somebody has it; declare "
+                "the code list in the schema, and all others are counted as undeclared"
             )
         return given
 
