@@ -27,7 +27,7 @@ from fedveil.engine.setup import prepare
 from fedveil.federation.charter import Charter
 from fedveil.federation.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.run_audit import verify_run
-from fedveil.federation.run_record import AGREED, MADE_LATER, ROUNDS, by_coordinator, canonical
+from fedveil.federation.run_record import AGREED, CONTENTS, MADE_LATER, ROUNDS, by_coordinator, canonical
 from fedveil.federation.share import FixedPopulation
 from fedveil.protection.parts import Closing, Part, Refused
 from fedveil.protection.refusals import Code
@@ -140,12 +140,12 @@ def test_flipped_bits_all_over_are_noticed(copied: Path) -> None:
 
 
 def test_what_is_made_later_is_named_as_unsigned(copied: Path) -> None:
-    for name in MADE_LATER - {AGREED}:
+    for name in MADE_LATER - {AGREED, CONTENTS}:
         (copied / name).write_text("{}")
     found = verify_run(copied)
     assert found.holds
     (end,) = [one for one in found.checks if one.name == "end"]
-    assert all(name in end.detail for name in MADE_LATER - {AGREED})
+    assert all(name in end.detail for name in MADE_LATER - {AGREED, CONTENTS})
     (copied / "privacy-2.json").write_text("{}")
     assert "was not there when the run was signed" in first_fault(copied)
 

@@ -72,9 +72,9 @@ def write_bundle(path: Path, source: Source) -> Path:
     }
     described = _manifest(folder, experiment, source, checkpoint.row)
     copied |= {
-        path.name: read_content(path, RunFolderError, largest=LARGEST_FILE)
-        for path in sorted(folder.path.iterdir())
-        if path.name in (ROUNDS, AGREED) or path.name.startswith(TERMS)
+        name: read_content(folder / name, RunFolderError, largest=LARGEST_FILE)
+        for name in (TERMS, ROUNDS, AGREED)
+        if (folder / name).exists()
     }
     state = {name: value.contiguous() for name, value in source.predictor.model.state_dict().items()}
     files = {
@@ -128,10 +128,10 @@ def _population(folder: RunFolder, experiment: Experiment) -> Population:
     table = experiment.data.table
     if table is None or table.test_file is None or not (folder / STATE).exists():
         return load_population(experiment.data, experiment.seed)
-    terms = sorted(folder.path.glob(f"{TERMS}*"))
+    terms = read_terms(read_content(folder / TERMS, RunFolderError, largest=LARGEST_FILE))
     if not terms:
-        raise RunFolderError(f"{folder.path}: the terms of the run are missing")
-    membership, _, _ = read_terms(read_content(terms[-1], RunFolderError), terms[-1])
+        raise RunFolderError(f"{folder / TERMS}: the terms of the run are missing")
+    membership, _ = list(terms.values())[-1]
     return public_share(read_schema(table.schema_file), table.test_file, membership)
 
 

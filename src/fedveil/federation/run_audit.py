@@ -26,6 +26,7 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import STATE
 from fedveil.federation.run_record import (
     AGREED,
+    CONTENTS,
     MADE_LATER,
     MODEL,
     NOTHING,
@@ -40,7 +41,6 @@ from fedveil.federation.run_record import (
     digests_of,
     files_of,
     read_terms,
-    terms_file,
 )
 from fedveil.files import as_text, parse_json, parse_toml, reading
 from fedveil.privacy.ledger_lines import Entry, parse_lines
@@ -181,12 +181,7 @@ class RecordedRun:
         )
 
     def _memberships(self, charter: Path | None) -> str:
-        for name in sorted(self._files):
-            if name.startswith(TERMS):
-                membership, experiment, digest = read_terms(self._files[name], name)
-                if name != terms_file(digest):
-                    raise IntegrityError(f"{name}: holds other terms than those of its name")
-                self._terms[digest.hex()] = membership, experiment
+        self._terms = read_terms(self._file(TERMS))
         found = [membership for membership, _ in self._terms.values()]
         if not found:
             raise IntegrityError("the terms of the run are missing")
@@ -209,8 +204,7 @@ class RecordedRun:
         )
         if not self.federated:
             raise Unchecked(f"{experiment.name}: nobody else holds a copy of it")
-        said = [read_terms(content, name) for name, content in self._files.items() if name.startswith(TERMS)]
-        for membership, text, _ in said:
+        for membership, text in read_terms(self._file(TERMS)).values():
             if _but_trainer(as_silos_see(experiment, membership.silos)) != _but_trainer(text):
                 raise IntegrityError(f"{EXPERIMENT}: another experiment than the silos were asked for")
         return f"{experiment.name}: the one that the silos were asked for"
@@ -273,7 +267,8 @@ class RecordedRun:
                 raise IntegrityError(f"{AGREED}: the record of rounds does not end where it says")
             if hashlib.sha256(self._file(STATEMENT)).hexdigest() != data["statement"]:
                 raise IntegrityError(f"{STATEMENT}: not the statement that was signed")
-            self._same_files(data, whole)
+            files = self._contents(data["contents"]) if whole else frozenset[str]()
+            self._same_tensors(data["tensors"])
             closing = Closing(
                 round=data["round"],
                 charges=data["charges"],
@@ -287,15 +282,11 @@ class RecordedRun:
             signed = {one["silo"] for one in data["silos"]}
         if len(data["silos"]) != len(signed):
             raise IntegrityError(f"{AGREED}: signed twice by one silo")
-        return self._words(membership, data, signed, whole)
-
-    def _words(self, membership: Membership, data: Mapping[str, Any], signed: set[int], whole: bool) -> str:
-        others = sorted(self._files.keys() - set(data["files"]) - {AGREED}) if whole else []
         missing = [name for number, name in enumerate(membership.silos) if number not in signed]
-        added = [name for name in others if name not in MADE_LATER]
-        if added:
-            raise IntegrityError(f"{added[0]}: was not there when the run was signed")
-        words = f"statement and {len(data['files'])} files signed by the coordinator"
+        words = "statement and model signed by the coordinator"
+        others = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if whole else []
+        if whole:
+            words = f"statement, model and {len(files)} files signed by the coordinator"
         if missing:
             raise Unchecked(
                 f"{words}; the statement not by {', '.join(missing)}: they were silent, or refused"
@@ -304,19 +295,22 @@ class RecordedRun:
             words += f"; made later, and signed by nobody: {', '.join(others)}"
         return f"{words}; the statement by {len(signed)} silos, who computed it again"
 
-    def _same_files(self, data: Mapping[str, Any], whole: bool) -> None:
-        for name, digest in data["files"].items():
-            content = self._files.get(name)
-            if content is None and not whole:
-                continue
-            if name == MODEL and not whole:
-                continue
-            if content is None:
-                raise IntegrityError(f"{name}: is missing")
-            if hashlib.sha256(content).hexdigest() != digest:
+    def _contents(self, digest: str) -> frozenset[str]:
+        """Return the files that were there when the run was signed; they are there, and as they were."""
+        if hashlib.sha256(self._file(CONTENTS)).hexdigest() != digest:
+            raise IntegrityError(f"{CONTENTS}: was changed after the run was signed")
+        files = parse_json(self._file(CONTENTS), CONTENTS, IntegrityError)["files"]
+        for name, said in files.items():
+            if hashlib.sha256(self._file(name)).hexdigest() != said:
                 raise IntegrityError(f"{name}: was changed after the run was signed")
+        added = sorted(self._files.keys() - files.keys() - MADE_LATER)
+        if added:
+            raise IntegrityError(f"{added[0]}: was not there when the run was signed")
+        return frozenset(files)
+
+    def _same_tensors(self, tensors: Mapping[str, str]) -> None:
         found = digests_of(self._files[MODEL]) if MODEL in self._files else {}
-        for name, digest in data["tensors"].items():
+        for name, digest in tensors.items():
             if found.get(name) != digest:
                 raise IntegrityError(f"{MODEL}: tensor '{name}' is not the one that was signed")
 

@@ -1,8 +1,9 @@
 """What the parties of a run sign of it, round by round and at its end, kept in the coordinator's run folder.
 
-    terms-D.json    membership and experiment of the terms with digest T, of which D is the beginning
+    terms.jsonl     one line for each terms that sessions were begun on: membership and experiment, with digest T
     rounds.jsonl    one line a round: what every silo signed of it; the whole line signed by the coordinator
-    agreed.json     at the end: digests of statement, model and all other files, signed by the coordinator and the silos
+    agreed.json     at the end: digests of statement, model and contents, signed by the coordinator and the silos
+    checkpoint/contents.json    the digests of all files of the folder, with a random number: it stays in the folder
 
     silo, a round:  Ed25519 of "fedveil/3/attested"  | run 16 | T 32 | round 4 | X 32 | M 32 | ledger head 32
     silo, the end:  Ed25519 of "fedveil/3/statement" | run 16 | T 32 | round 4 | last line 32 | statement 32
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,20 +49,16 @@ _log = quiet_log("fedveil.coordinator")
 
 ROUNDS: Final = "rounds.jsonl"
 AGREED: Final = "agreed.json"
-TERMS: Final = "terms-"
-"""How the names of files of terms begin."""
+TERMS: Final = "terms.jsonl"
+CONTENTS: Final = "checkpoint/contents.json"
+"""Digests of files with private numbers (times, who was drawn) could be tried out: the number in it hides them."""
 MODEL: Final = "model.safetensors"
 STATEMENT: Final = "privacy.json"
 NOTHING: Final = bytes(32)
 """Stands for the digest of what is not there: a line before the first, a model that the silos alone have."""
 
-MADE_LATER: Final = frozenset({AGREED, "end.json", "report.html", "audit.json"})
+MADE_LATER: Final = frozenset({AGREED, CONTENTS, "end.json", "report.html", "audit.json"})
 """Files of a run folder that are written once the run is signed, from what is signed: they are not."""
-
-
-def terms_file(digest: bytes) -> str:
-    """Return the name of the file of terms."""
-    return f"{TERMS}{digest.hex()[:16]}.json"
 
 
 def digest_of_model(told: Sequence[Part]) -> bytes:
@@ -179,10 +177,11 @@ class RunRecord:
 
     def propose(self, terms: Terms) -> None:
         """Keep the terms that a session is begun on."""
-        self._terms, path = terms.digest, terms_file(terms.digest)
-        if not (self._folder / path).exists():
+        self._terms, path = terms.digest, self._folder / TERMS
+        before = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
+        if terms.digest.hex() not in read_terms(before):
             document = {"membership": self._membership.to_toml(), "experiment": terms.experiment}
-            self._folder.write(path, canonical(document))
+            self._folder.write(TERMS, before + canonical(document) + b"\n")
 
     def see(
         self, number: int, asked: tuple[bytes, bytes], answers: Answers, heads: Mapping[str, bytes]
@@ -245,6 +244,8 @@ class RunRecord:
         """
         if not self._terms:
             return []
+        contents = canonical({"schema_version": 1, "hidden": os.urandom(32).hex(), "files": self._files()})
+        self._folder.write(CONTENTS, contents)
         statement = read_content(self._folder / STATEMENT, RunFolderError)
         model = self._folder / MODEL
         self._agreed = {
@@ -258,7 +259,7 @@ class RunRecord:
             "tensors": digests_of(read_content(model, RunFolderError, largest=LARGEST_FILE))
             if model.exists()
             else {},
-            "files": {name: hashlib.sha256(content).hexdigest() for name, content in self._files().items()},
+            "contents": hashlib.sha256(contents).hexdigest(),
         }
         self._agreed["signature"] = self._sign(self._agreed)
         self._agreed["silos"] = []
@@ -288,9 +289,11 @@ class RunRecord:
     def _last(self) -> bytes:
         return hashlib.sha256(self._lines[-1]).digest() if self._lines else NOTHING
 
-    def _files(self) -> dict[str, bytes]:
+    def _files(self) -> dict[str, str]:
         return {
-            name: content for name, content in files_of(self._folder.path).items() if name not in MADE_LATER
+            name: hashlib.sha256(content).hexdigest()
+            for name, content in files_of(self._folder.path).items()
+            if name not in MADE_LATER
         }
 
     def _write(self) -> None:
@@ -319,16 +322,22 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def read_terms(content: bytes, place: object) -> tuple[Membership, str, bytes]:
-    """Return the membership and the experiment of a file of terms, and T.
+def read_terms(content: bytes) -> dict[str, tuple[Membership, str]]:
+    """Return membership and experiment of every line of terms, by T in hexadecimal digits.
 
     Raises:
-        RunFolderError: it is none.
+        RunFolderError: a line is none; names it.
     """
-    with reading(place, RunFolderError):
-        document = parse_json(content, place, RunFolderError)
-        membership = Membership.parse(str(document["membership"]), place)
-        experiment = str(document["experiment"])
-        if canonical({"membership": membership.to_toml(), "experiment": experiment}) != content:
-            raise RunFolderError(f"{place}: not as it was written")
-    return membership, experiment, hashlib.sha256(membership.digest + experiment.encode()).digest()
+    found = {}
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        place = f"{TERMS}, line {number}"
+        with reading(place, RunFolderError):
+            document = parse_json(line, place, RunFolderError)
+            membership = Membership.parse(str(document["membership"]), place)
+            experiment = str(document["experiment"])
+            if canonical({"membership": membership.to_toml(), "experiment": experiment}) != line:
+                raise RunFolderError(f"{place}: not as it was written")
+        found[hashlib.sha256(membership.digest + experiment.encode()).hexdigest()] = membership, experiment
+    if content and not content.endswith(b"\n"):
+        raise RunFolderError(f"{TERMS}: its last line is torn")
+    return found
