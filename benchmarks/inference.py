@@ -2,14 +2,17 @@
 
 Every cell of the table in docs/theory/inference.md: people with 1 + Poisson(2) records each (survival: 1 or 2) in one
 or two of five silos, whose targets are correlated by .4. Noise is that of one central Gaussian on the sums, which is
-what shares of silos add up to (``benchmarks.statistics``). Nominal coverage is 95 %.
+what shares of silos add up to (``benchmarks.statistics``). Nominal coverage is 95 %. ``fedveil bench inference`` plays
+1,000 simulations a cell, ``python -m benchmarks.inference 300`` as many as are asked for.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +20,7 @@ import numpy as np
 import statsmodels.api as sm
 from scipy.optimize import brentq
 
-from benchmarks.harness import Row
+from benchmarks.harness import Row, report
 from benchmarks.regressions import Made, made, released
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.statistics.inference.covariance import covariance
@@ -157,8 +160,12 @@ def _fitted_by_statsmodels(family: str, one: Made) -> list[np.ndarray]:
 
 def rows(quick: bool) -> Iterator[Row]:
     """Simulate every cell; quick takes a few runs of two of them."""
-    runs = 12 if quick else SIMULATIONS
-    for cell in itertools.islice(cells(), 2) if quick else cells():
+    yield from simulated(itertools.islice(cells(), 2) if quick else cells(), 12 if quick else SIMULATIONS)
+
+
+def simulated(asked: Iterable[Cell], runs: int) -> Iterator[Row]:
+    """Simulate cells so many times each."""
+    for cell in asked:
         found = simulate(cell, runs, peer=True)
         d = found.held.shape[1]
         # runs are independent, coefficients of a run nearly so: errors count as those of runs x d draws, three of them
@@ -184,3 +191,7 @@ def rows(quick: bool) -> Iterator[Row]:
         most = MOST_ERROR.get(cell.family) if (cell.n_users, cell.epsilon) == (1000, 1.0) else None
         met = None if most is None else found.rmse <= most
         yield Row(case=case, unit="rmse", ours=found.rmse, peer=beside, target=most, met=met)
+
+
+if __name__ == "__main__":
+    print(json.dumps(report("inference", simulated(cells(), int(sys.argv[1]))), indent=1))
