@@ -98,7 +98,7 @@ def asked(**changes: Any) -> Experiment:
         "rounds": 4,
         "data": {"name": "digits", "n_users": 6, "n_silos": 3},
         "model": {"name": "linear", "loss": "binary_cross_entropy"},
-        "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 4},
+        "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 4},
         "trainer": {"name": "loop"},
         "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
         "privacy": {"insecure_seed": 11},
@@ -360,12 +360,13 @@ class World:
         """What a silo answers to a letter."""
         party = self.silos[letter.recipient]
         assert party is not None
+        return self.opened_answer(letter.recipient, party.receive(letter.seal(self.key)))
+
+    def opened_answer(self, number: int, data: bytes) -> tuple[Part, ...]:
+        """What a silo's letter says."""
+        identity = self.membership.roster[number]
         return SignedMessage.open(
-            party.receive(letter.seal(self.key)),
-            sender=letter.recipient,
-            identity=self.membership.roster[letter.recipient],
-            recipient=SERVER,
-            largest=LARGEST_LETTER,
+            data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
         ).parts
 
     def terms(self, experiment: Experiment, membership: bytes | None = None) -> Terms:
@@ -392,7 +393,7 @@ class World:
         for number, data in self.coordinator.farewells():
             party = self.silos[number]
             assert party is not None
-            party.receive(data)
+            self.coordinator.receive(number, party.receive(data))
 
     def close(self) -> None:
         for party in (*self.silos, self.coordinator):

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.federation.grammar import ENDINGS, OUTSIDE, SIGNS, Grammar
+from fedveil.federation.grammar import ENDINGS, OUTSIDE, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
@@ -31,6 +31,7 @@ from fedveil.protection.messages import KINDS, SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import (
     PARTS,
+    Closing,
     Drawn,
     Here,
     Model,
@@ -142,7 +143,7 @@ def test_totals_change_no_weight_of_a_method_without_them(tmp_path: Path) -> Non
             own = np.bincount(held.train.user[held.train.silo == silo], minlength=6)
             if name == "lying":
                 told(world, Totals(counts=own), silo=silo, number=1)
-            (part,) = told(world, *task, silo=silo, number=2)
+            part, _ = told(world, *task, silo=silo, number=2)
             assert isinstance(part, Relay)
             content = Envelope.decode(part.message).message
             assert isinstance(content, OpenVector)
@@ -266,8 +267,8 @@ class Undisturbed:
                 self.worlds[name] = self._played(made(name, folder / name))
         self.samples[Totals] = Totals(counts=np.full(6, 50))
         self.samples[Drawn] = Drawn(commitment=bytes(range(32)))
-        self.samples[Over] = Over()
-        self.samples[Working] = Working()
+        self.samples[Over], self.samples[Working] = Over(), Working()
+        self.samples[Closing] = Closing(round=2, charges=2, line=bytes(32), statement="{}")
 
     def _played(self, world: World) -> World:
         for exchange in exchanges(world):
@@ -399,7 +400,7 @@ def others(
         shapes += list(product(samples.values(), repeat=2))
     own = shape_of(honest)
     return (
-        parts for parts in shapes if shape_of(parts) not in (own, (Over,))
+        parts for parts in shapes if shape_of(parts) not in (own, *OUTSIDE)
     )  # which the coordinator may say
 
 
@@ -502,7 +503,7 @@ def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part]
             if others_first is None:
                 break
             parts = tuple(exchange.addressed(kinds[kind % len(kinds)], up=False) for kind in others_first)
-            if shape_of(parts) not in (shape_of(exchange.letter.parts), (Over,)):
+            if shape_of(parts) not in (shape_of(exchange.letter.parts), *OUTSIDE):
                 before = state_of(world, 0)
                 assert isinstance(exchange.to_silo(*parts)[0], Refused | Here)
                 assert state_of(world, 0) == before

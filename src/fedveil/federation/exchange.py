@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int64
 
+from fedveil.federation.heads import heads_for
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
@@ -22,7 +23,7 @@ from fedveil.protection.parts import (
     Part,
     Refused,
     Relay,
-    SignedHead,
+    Totals,
     only,
 )
 from fedveil.protection.protocol import Agreement, Outgoing
@@ -60,25 +61,27 @@ def check_learned(answers: Answers) -> None:
             )
 
 
-def heads_of(answers: Answers, silos: int) -> dict[int, tuple[SignedHead, ...]]:
-    """Return what every silo said of all ledgers' heads when it joined.
+def told_first(answers: Answers, silos: int, users: int | None) -> dict[int, list[Part]]:
+    """Return what every silo is told ahead of the first round, of what all said when they joined.
+
+    Args:
+        answers: with which they joined.
+        silos: how many there are in the federation.
+        users: how many there are, where silos counted their records; else None.
 
     Raises:
-        ProtocolError: names a silo that speaks of another number of silos.
+        ProtocolError: names a silo that speaks of another number of silos or users, or of too many records.
     """
     said = {silo: only(parts, Joined, silo).heads for silo, parts in answers.items()}
     for silo, heads in said.items():
         if len(heads) != silos:
             raise ProtocolError(f"speaks of the ledgers of {len(heads)} silos instead of {silos}", silo=silo)
-    return said
+    totals = () if users is None else (Totals(counts=_totals(answers, users)),)
+    return {silo: [heads_for(silo, said), *totals] for silo in said}
 
 
-def totals_of(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
-    """Return how many records every user has over all silos, of the counts with which they joined.
-
-    Raises:
-        ProtocolError: names a silo that counts other users, or too many records.
-    """
+def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
+    """Return how many records every user has over all silos."""
     counts = {silo: only(parts, Counts, silo).counts for silo, parts in answers.items()}
     for silo, own in counts.items():
         if len(own) != users:

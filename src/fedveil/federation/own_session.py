@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,19 +25,21 @@ from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
+from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
-from fedveil.federation.heads import HeadsSeen, check_heads, sign_heads
 from fedveil.federation.own_round import OwnTurn, Told, as_tensor
+from fedveil.federation.own_statement import check_statement
 from fedveil.federation.promise import Promise
-from fedveil.federation.silo_ledger import SiloLedger
-from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tensors
-from fedveil.privacy.ledger import Budget
-from fedveil.privacy.ledger_lines import Origin
+from fedveil.federation.run_record import attested, concluded, digest_of_model
+from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
+    Attested,
+    Closing,
     Counts,
     Drawn,
     DrawnUsers,
@@ -51,6 +53,7 @@ from fedveil.protection.parts import (
     Task,
     Terms,
     Totals,
+    only,
 )
 from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.refusals import Code
@@ -62,45 +65,6 @@ _TOLD: Final = (Model, DrawnUsers, OwnDraw, Drawn)
 _MODEL: Final = "model"
 _STATE: Final = "state."
 """Before the names of the optimiser's tensors in what is kept of a round."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Books:
-    """Where a silo writes down what it spends and gives in one run.
-
-    Attributes:
-        run: 16 bytes, the run.
-        ledger: the silo's over all runs.
-        origin: who asks for the run, and under what.
-        budget: what the ledger may hold; None: anything.
-        seconds: that the training of a round may take.
-        heads: what it has heard of the other silos' ledgers.
-        records: what it gave to the last round of each run.
-        models: the last model of the run, where the silos alone have it.
-    """
-
-    run: bytes
-    ledger: SiloLedger
-    origin: Origin
-    budget: Budget | None
-    seconds: float
-    heads: HeadsSeen
-    records: RecordStore
-    models: ModelStore
-
-    @property
-    def name(self) -> str:
-        """What the ledger calls the run: what the coordinator calls it may repeat."""
-        return self.run.hex()
-
-    @property
-    def known(self) -> bool:
-        """Whether a round of the run was charged before."""
-        return any(entry.run == self.name for entry in self.ledger.ledger.entries)
-
-    def charged(self) -> list[int]:
-        """Return the rounds of the run that were charged, once for each charge."""
-        return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
 
 
 class OwnSession:
@@ -130,8 +94,9 @@ class OwnSession:
     ) -> None:
         self.prepared, self.promise, self.number = prepared, promise, place.number
         self._books, self._run = books, place.run
-        self._terms = terms.digest
-        self._session = session
+        self._session, self._place = session, place
+        self._proposed = self._terms = terms.digest
+        self._round, self._model = 0, b""
         self._context = session_context(session, self._terms)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         self._privacy = privacy_randomness(prepared.experiment)
@@ -148,10 +113,7 @@ class OwnSession:
 
     def join(self) -> list[Part]:
         """Return what the silo says when it joins."""
-        names = self.prepared.population.silo_names
-        heads = [self._books.heads.last(name) for name in names]
-        heads[self.number] = self._books.ledger.head
-        answers: list[Part] = [Joined(heads=sign_heads(self._identity, self._session, heads))]
+        answers: list[Part] = [Joined(heads=self._books.speak(self._session, self._place))]
         if self.prepared.method.shows_counts:
             answers.append(Counts(counts=_scores(self.prepared)))
         first = self.client.announce()
@@ -167,11 +129,29 @@ class OwnSession:
         if begins:
             self._terms = with_totals(self._terms, parts)
             self._asked = round_context(self._context, self._terms, parts)
+            self._round, self._model = only(parts, Task, SERVER).round, digest_of_model(parts)
             self.client.bind(self._asked)
         answers = [answer for part in parts for answer in self._read(part)]
         if begins and self.talk.signs:
             answers.append(Asked(signature=sign_asked(self._identity, self._asked)))
+        if self.talk.attests:
+            answers.append(Attested(signature=self._identity.sign(self._of_round())))
         return answers
+
+    def sign_statement(self, closing: Closing) -> Attested:
+        """Return the silo's signature of what the run states, computed again.
+
+        Raises:
+            RefusalError: it states something else than the terms give.
+        """
+        books = self._books
+        check_statement(self.prepared, closing, books.charged())
+        return Attested(signature=self._identity.sign(concluded(books.run, self._proposed, closing)))
+
+    def _of_round(self) -> bytes:
+        """Return what the silo signs at the end of a round."""
+        books = self._books
+        return attested(books.run, self._proposed, self._round, self._asked, self._model, books.ledger.head)
 
     def _read(self, part: Part) -> list[Part]:
         """Read a part of a letter whose shape is due; return what follows.
@@ -186,7 +166,7 @@ class OwnSession:
             self._weigh(part)
             return []
         if isinstance(part, Heads):
-            self._hear(part)
+            self._books.hear(part, self._session, self._place, least=self._least - 1)
             return []
         if isinstance(part, AskedOfAll):
             check_asked(self._roster, self._asked, part.signatures, self._least)
@@ -201,16 +181,6 @@ class OwnSession:
             self._task = part
             return self._contribute()
         raise RefusalError(Code.SHAPE)
-
-    def _hear(self, told: Heads) -> None:
-        """Hold what others have heard of this silo's ledger against it, and note the heads of theirs."""
-        own, peers = check_heads(
-            told, session=self._session, reader=self.number, roster=self._roster, least=self._least - 1
-        )
-        for head in own:
-            self._books.ledger.require(head)
-        names = self.prepared.population.silo_names
-        self._books.heads.hear({names[silo]: head for silo, head in peers.items()})
 
     def _weigh(self, totals: Totals) -> None:
         """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""

@@ -1,6 +1,7 @@
 """A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
 
     Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
+    Closing      -> Attested            the run's statement, computed again and signed
     Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own_session`)
     other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
 
@@ -24,12 +25,13 @@ from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError, IntegrityError, PrivacyError, RunFolderError
 from fedveil.federation.allowance import Allowance, Outcome
+from fedveil.federation.books import Books
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.own_session import Books, OwnSession
+from fedveil.federation.own_session import OwnSession
 from fedveil.federation.promise import Promise
 from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import FixedPopulation
@@ -44,7 +46,7 @@ from fedveil.population.records import Population
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Over, Part, Refused, Terms, Working, only
+from fedveil.protection.parts import Closing, Over, Part, Refused, Terms, Working, only
 from fedveil.protection.protocol import Place
 from fedveil.protection.refusals import Code, Refusal
 
@@ -187,9 +189,11 @@ class SiloParty:
             return self._here(letter)
         if letter.number <= last.number:
             raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
-        if kind is Over:
+        if kind in (Over, Closing):
             self._over = True
             self._reception.keep(letter.run, busy=False)
+        if kind is Closing:
+            return self._seal(letter, session.sign_statement(only(letter.parts, Closing, SERVER)))
         if self._over or kind is not None:
             return self._here(letter)
         session.talk.ask(letter.parts)
@@ -231,6 +235,7 @@ class SiloParty:
         self._ledger.reopen(self._policy)
         books = Books(
             run=letter.run,
+            silos=self._membership.silos,
             ledger=self._ledger,
             origin=self._origin(terms),
             budget=self._policy.budget,
