@@ -743,6 +743,7 @@ def test_all_silos_of_a_sum_play_the_same_round(
     """A sum of two silos' kept vectors of round 1 and a new one of the third's round 2 showed, less the sum of round 1,
     what the third trained, under two shares of noise instead of all: half the variance that was charged.
     """
+    caplog.set_level("WARNING", "fedveil")
     small_keys(monkeypatch)
     world = World(tmp_path, asked(**changes), population(), ANY)
     first: dict[int, tuple[Part, ...]] = {}
@@ -775,6 +776,7 @@ def test_all_silos_of_a_sum_were_told_the_same_terms(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A silo charged its users for noise of which the others, who were told less, added less."""
+    caplog.set_level("WARNING", "fedveil")
     small_keys(monkeypatch)
     world = World(tmp_path, asked(**changes), population(), ANY)
 
