@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.federation.grammar import ENDINGS, OUTSIDE, Grammar
+from fedveil.federation.grammar import ENDINGS, OUTSIDE, SIGNS, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
