@@ -211,7 +211,7 @@ def test_messages_are_those_of_the_program(
         assert capsys.readouterr().err.startswith(expected.removesuffix("..."))
     prepared: Any = SimpleNamespace(
         experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
-        epsilon_with=lambda role, rounds, beside: 1.535,
+        epsilon_with=lambda role, rounds, beside, again: 1.535,
         beside=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
