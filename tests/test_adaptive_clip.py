@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from fedveil.privacy.audit import canary_bound
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.messages import sender
 from tests.test_run import Silent, experiment, files, same_model
 
 POPULATIONS = Populations()
@@ -107,6 +109,13 @@ def test_one_user_moves_the_stored_numbers_by_at_most_the_claim(quantile: float,
     assert found > 0.97 * bound.norm**2, "a claim a few percent smaller would be wrong"
 
 
+@cache
+def linear() -> Task:
+    """Return a task over two features, which training leaves as it was."""
+    model = build_model("linear", input_shape=(2,), n_outputs=2, randomness=ExperimentRandomness(0))
+    return Task(model=model, loss=load_loss("cross_entropy"))
+
+
 def totals(trainer: Any, bound: AdaptiveClip, weights: Weights, records: Records) -> np.ndarray:
     groups = records.by_silo_user()
     cohort = Cohort.of(records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu"))
@@ -135,8 +144,7 @@ def test_one_user_moves_the_sum_of_every_trainer_by_at_most_the_claim(kind: Any,
         silo=random.integers(0, SILOS, n).astype(np.int32),
         user=np.sort(random.integers(0, USERS, n)).astype(np.int32),
     )
-    model = build_model("linear", input_shape=(2,), n_outputs=2, randomness=ExperimentRandomness(0))
-    trainer = kind(task=Task(model=model, loss=load_loss("cross_entropy")), local=LOCAL)
+    trainer = kind(task=linear(), local=LOCAL)
     bound = AdaptiveClip(start=data.draw(st.sampled_from([1e-6, 0.3, 1e6])))
     weights = data.draw(st.sampled_from([Weights.UNIFORM, Weights.BY_RECORDS, Weights.MAIN]))
     whole = totals(trainer, bound, weights, records)
@@ -219,8 +227,8 @@ def test_an_attack_on_the_marks_is_held_by_the_statement_and_finds_marks_without
     for trial, there in enumerate(coins):
         mark = np.array([0.5 * there])
         for number in range(rounds):
-            noise = channel.transmit(np.zeros(1), bound.grid, 1, privacy.stream("try", trial, number))
-            held[trial] += (mark + noise)[0]
+            at = sender(privacy, trial, grid=bound.grid, round=number)
+            held[trial] += channel.send(mark, at).numbers[0]
             bare[trial] += mark[0]
     assert canary_bound(held, coins, delta=delta).epsilon < stated
     assert canary_bound(bare, coins, delta=delta).epsilon > stated

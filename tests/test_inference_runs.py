@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,38 @@ def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> N
         charges = [entry.event for entry in read_entries(done.folder / "ledger.jsonl")]
         found.append((charges, [len(one.vector) for one in done.fitted.releases], done.fitted.names))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.engine.release_run.noisy_sum"]
+)
+def test_a_killed_regression_goes_on_under_its_charges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fatal: str
+) -> None:
+    """Killed ahead of the second charge and behind it: the same bytes as without a kill, and three charges."""
+    tables(tmp_path, people=80)
+    document = read_inference_document(written(tmp_path, privacy="epsilon = 8.0\ninsecure_seed = 1"))
+    prepared = prepare_inference(document)
+    whole = make_inference(prepared, tmp_path / "whole").folder
+    work, calls = pkgutil.resolve_name(fatal), []
+
+    def mortal(*given: Any, **named: Any) -> Any:
+        calls.append(fatal)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return work(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fatal, mortal)
+        with pytest.raises(KeyboardInterrupt):
+            make_inference(prepared, tmp_path / "runs")
+    folder = tmp_path / "runs" / "odds"
+    with pytest.raises(RunFolderError, match="1 of 3 releases are made"):
+        read_fitted(folder)
+    main_with("resume", str(folder), "--json")
+    assert json.loads(capsys.readouterr().out)["folder"] == str(folder)
+    assert (folder / "inference.json").read_bytes() == (whole / "inference.json").read_bytes()
+    assert [entry.round for entry in read_entries(folder / "ledger.jsonl")] == [1, 2, 3]
 
 
 # --- what is released ---------------------------------------------------------------------------------------

@@ -228,13 +228,36 @@ def test_what_is_stored_reads_back_and_a_damaged_file_does_not(released: Path, t
             read_released(tmp_path)
 
 
+def test_a_release_killed_after_its_charge_is_made_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables(tmp_path, people=60)
+    statistics = 'silos = "uniform"\nlargest_error = 1e6'
+    document = read_release_document(written(tmp_path, people=60, statistics=statistics))
+
+    def killed(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedveil.engine.release_run.noisy_sum", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_release(prepare_release(document), tmp_path / "runs")
+    folder = tmp_path / "runs" / "cohort"
+    kept = set()
+    for _ in range(2):  # what is made is stated again and released no second time
+        main_with("resume", str(folder), "--json")
+        kept.add((folder / "statistics.json").read_bytes())
+        assert json.loads(capsys.readouterr().out)["statement"]["epsilon"] == pytest.approx(2.0, abs=1e-3)
+    assert len(kept) == len(read_entries(folder / "ledger.jsonl")) == 1
+
+
 def test_rows_are_near_the_exact_figures(released: Path) -> None:
     """Within 6 standard deviations of their noise: decoding finds what was sent, cell by cell."""
     found = read_released(released)
     document = read_release_document(released.parent.parent / "cohort.toml")
     prepared = prepare_release(document)
     assert document.data.table is not None
-    table = read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
+    table = read_columns(prepared.declared.schema, document.data.table.files, prepared.step.columns)
     pairs = table.pairs()
     shown = {(row.figure, row.cell): row.interval for row in rows(found)}
     total = shown["person-silo pairs", ""]
@@ -272,21 +295,20 @@ def test_one_cell_of_one_person_changes_no_decision(tmp_path: Path) -> None:
         tables(tmp_path, without=without)
         document = read_release_document(tmp_path / "cohort.toml")
         prepared = prepare_release(document)
-        found.append((prepared.method, prepared.silos, sum_of(prepared, table_of(document)).shape))
+        found.append((prepared.method, prepared.declared, sum_of(prepared, table_of(document)).shape))
     assert found[0] == found[1]
 
 
 def sum_of(prepared: PreparedRelease, table: ColumnTable) -> np.ndarray:
     """Return the noisy sum of a release."""
-    found: np.ndarray = noisy_sum(prepared.method, prepared.step, table, PrivacyRandomness.system())
-    return found
+    return noisy_sum(prepared.release(()), table, PrivacyRandomness.system()).vector
 
 
 def table_of(document: ReleaseDocument) -> Any:
     """Return the columns that a document's release reads."""
     prepared = prepare_release(document)
     assert document.data.table is not None
-    return read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
+    return read_columns(prepared.declared.schema, document.data.table.files, prepared.step.columns)
 
 
 def test_groups_by_silo_and_category_add_up_to_all(tmp_path: Path) -> None:

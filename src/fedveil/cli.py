@@ -53,7 +53,8 @@ COMMANDS: Final = {
         "Train: one experiment, or every experiment of a preset, and end with a table and a report.",
     ),
     "resume": Command(
-        "training:resume_command", "Go on with an interrupted run from its last complete round."
+        "training:resume_command",
+        "Go on with an interrupted run from its last complete round, or with an interrupted release.",
     ),
     "check": Command(
         "training:check_command", "Check data, model, configuration and budget, before any training."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEve
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
+from tests.messages import sender
 
 SILOS, USERS, CLIP, SIGMA = 3, 6, 0.7, 5.0
 LOCAL = LocalSgd(learning_rate=0.5, epochs=2, batch_size=2)
@@ -127,12 +129,16 @@ def test_without_noise_there_is_no_guarantee_and_a_reason(name: str) -> None:
 # --- the bound on the sum -------------------------------------------------------------------------------------
 
 
+@cache
+def linear() -> Task:
+    """Return a task over two features, which training leaves as it was."""
+    model = build_model("linear", input_shape=(2,), n_outputs=2, randomness=ExperimentRandomness(0))
+    return Task(model=model, loss=load_loss("cross_entropy"))
+
+
 def totals(method: Method, records: Records) -> np.ndarray:
     """Return the sum over all silos of a round's clipped, weighted contributions."""
-    task = Task(
-        model=build_model("linear", input_shape=(2,), n_outputs=2, randomness=ExperimentRandomness(0)),
-        loss=load_loss("cross_entropy"),
-    )
+    task = linear()
     pairs = isinstance(method.contribution, SiloUserContribution | ClientContribution)
     groups = records.by_silo_user() if pairs else records.by_silo(SILOS)
     cohort = Cohort.of(records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu"))
@@ -342,9 +348,9 @@ def test_shares_add_up_to_the_stated_noise_against_the_honest_silos(name: str, c
     method = METHOD_CASES[name](SIGMA)
     channel = dataclasses.replace(method.channel, colluding_silos=colluding)
     d = 30_000
-    source = PrivacyRandomness.insecure(7)
+    privacy, grid = PrivacyRandomness.insecure(7), method.bound.grid
     honest = sum(
-        channel.transmit(np.zeros(d), method.bound.grid, SILOS, source.stream("noise", silo))
+        channel.send(np.zeros(d), sender(privacy, silo, senders=SILOS, grid=grid)).numbers
         for silo in range(SILOS - colluding)
     )
     scale = CLIP * SILOS if name == "uldp-naive" else CLIP
@@ -359,8 +365,8 @@ def test_noisy_sums_lie_on_a_grid_that_divides_the_contributions() -> None:
     grid = method.bound.grid
     fine = grid_law(method.channel.share_std(SILOS), grid).grid
     assert (grid / fine).is_integer()
-    source = PrivacyRandomness.system().stream("noise", 0, 0)
-    noisy = method.channel.transmit(np.arange(100) * grid, grid, SILOS, source)
+    at = sender(PrivacyRandomness.system(), senders=SILOS, grid=grid)
+    noisy = method.channel.send(np.arange(100) * grid, at).numbers
     assert (noisy / fine == np.round(noisy / fine)).all()
 
 

@@ -10,7 +10,14 @@ import typer
 
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import number, print_json, rows_table
-from fedveil.engine.inference import PreparedInference, make_inference, prepare_inference
+from fedveil.engine.inference import (
+    DOCUMENT,
+    InferenceOutcome,
+    PreparedInference,
+    make_inference,
+    prepare_inference,
+    resume_inference,
+)
 from fedveil.engine.release_document import read_inference_document
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.inference import p_text, write_inference
@@ -30,7 +37,17 @@ def infer_command(
     if plan:
         _print_plan(prepared, as_json)
         return
-    outcome = make_inference(prepared, runs)
+    _print_made(make_inference(prepared, runs), as_json)
+
+
+def go_on_with_inference(folder: Path, as_json: bool) -> None:
+    """Make the releases that a folder lacks if it was interrupted before, and print the regression."""
+    prepared = prepare_inference(read_inference_document(folder / DOCUMENT))
+    _print_made(resume_inference(prepared, folder), as_json)
+
+
+def _print_made(outcome: InferenceOutcome, as_json: bool) -> None:
+    """Write the page of a regression, and print it."""
     report = write_inference(outcome.folder)
     if as_json:
         found = told(outcome.fitted)

@@ -11,8 +11,15 @@ from fedveil.commands.figures import print_rows
 from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import print_json, rows_table
-from fedveil.engine.release_document import read_release_document
-from fedveil.engine.releases import PreparedRelease, answered, make_release, prepare_release
+from fedveil.engine.release_document import DOCUMENT, read_release_document
+from fedveil.engine.releases import (
+    PreparedRelease,
+    ReleaseOutcome,
+    answered,
+    make_release,
+    prepare_release,
+    resume_release,
+)
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.statistics import write_statistics
@@ -52,7 +59,17 @@ def stats_command(
             f"{file}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` reads it "
             "again for nothing, --again pays for another"
         )
-    outcome = make_release(prepared, runs)
+    _print_made(make_release(prepared, runs), here, as_json)
+
+
+def go_on_with_release(folder: Path, as_json: bool) -> None:
+    """Make the release of a folder if it was interrupted before, and print it."""
+    prepared = prepare_release(read_release_document(folder / DOCUMENT))
+    _print_made(resume_release(prepared, folder), False, as_json)
+
+
+def _print_made(outcome: ReleaseOutcome, here: bool, as_json: bool) -> None:
+    """Write the page of a release, and print what it shows."""
     report = write_statistics(outcome.folder)
     found = rows(outcome.released)
     if as_json:

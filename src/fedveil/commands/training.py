@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from fedveil.commands.data import print_report
 from fedveil.commands.figures import print_rows
+from fedveil.commands.inference import go_on_with_inference
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
+from fedveil.commands.statistics import go_on_with_release
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
+from fedveil.engine.advice import advice_of
 from fedveil.engine.experiment import parse_assignment
+from fedveil.engine.inference import DOCUMENT as INFERENCE
+from fedveil.engine.release_document import DOCUMENT
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study
 from fedveil.engine.sweep import Axis, points, spent_together, sweep
 from fedveil.errors import BudgetError, ConfigError
-from fedveil.federation.coordinator import STATE
+from fedveil.federation.rounds import STATE
 from fedveil.population.data_report import data_report
 from fedveil.population.schema import read_schema
 from fedveil.privacy.claims import Role
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
+
+_RELEASES: Final[Mapping[str, Callable[[Path, bool], None]]] = {
+    DOCUMENT: go_on_with_release,
+    INFERENCE: go_on_with_inference,
+}
+"""Documents of releases in a folder, and what goes on with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +102,13 @@ def run_command(
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
 ) -> None:
-    """Go on with an interrupted run from its last complete round."""
+    """Go on with an interrupted run from its last complete round, or with an interrupted release."""
     if (folder / STATE).exists():
         raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
+    for document, go_on in _RELEASES.items():
+        if (folder / document).exists():
+            go_on(folder, as_json)
+            return
     with observer(OUT, quiet=as_json) as watching:
         outcome = resume(folder, watching)
     _end([outcome], write_report(outcome.folder), as_json)
@@ -176,7 +191,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "trainer": type(prepared.setting.trainer).__name__,
         "rounds": experiment.rounds,
         "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
-        "noise of auc (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
+        "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
         "epsilon": epsilon if epsilon < float("inf") else None,
         "within budget": None if budget is None else epsilon <= budget,
     }
@@ -224,6 +239,8 @@ def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
             print_rows(one.evaluated.rows)
         if one.stopped and one.rounds:
             OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
+        if (said := advice_of(one.folder)) is not None:
+            OUT.print(f"{one.folder.name}: {said}", highlight=False)
     if len(outcomes) == 1:
         for sentence in outcomes[0].statement.sentences():
             OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)

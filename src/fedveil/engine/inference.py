@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
+from fedveil.engine.declared import Declared, declared
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_series import Guaranteed, Series, calibrated, declared_silos
-from fedveil.engine.release_sum import noisy_sum
+from fedveil.engine.release_run import PreparedReleases, make, resume
+from fedveil.engine.release_series import Guaranteed, calibrated
+from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.population.columns import ColumnTable, read_columns
-from fedveil.population.schema import read_schema
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.inference.equation import Equation
-from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, dumps
+from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, dumps, read_begun, read_fitted
 from fedveil.statistics.inference.plan import PlannedEffect, check, planned
 
 DOCUMENT: Final = "inference.toml"
@@ -32,24 +32,63 @@ DOCUMENT: Final = "inference.toml"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PreparedInference:
+class PreparedInference(PreparedReleases):
     """A regression, ready to be made; public numbers alone.
 
     Attributes:
-        document: what was asked for.
+        asked: what was asked for.
         fitted: the regression without any release.
         multiplier: of all releases together.
         build: the method of a release by its local step and its noise multiplier.
-        series: what the releases guarantee.
         plan: what is predicted of every coefficient.
     """
 
-    document: InferenceDocument
+    file: ClassVar[str] = DOCUMENT
+
+    asked: InferenceDocument
     fitted: Fitted
     multiplier: float
     build: Callable[[Equation, float], Method]
-    series: Series
     plan: tuple[PlannedEffect, ...]
+
+    @property
+    def document(self) -> InferenceDocument:
+        """What was asked for."""
+        return self.asked
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Under which conditions intervals hold."""
+        return NOTES
+
+    def release(self, before: NoisySums) -> Release:
+        """Return the release after these: at the coefficients that follow from them."""
+        return self._release(self._with(before))
+
+    def read(self, folder: RunFolder) -> NoisySums:
+        """Return what a folder has of the releases."""
+        if not (folder / FILE).exists():
+            return ()
+        return tuple(NoisySum(one.vector, one.std) for one in read_begun(folder.path).releases)
+
+    def write(self, folder: RunFolder, made: NoisySums) -> None:
+        """Put the releases on the disk."""
+        folder.write(FILE, dumps(self._with(made)))
+
+    def _with(self, made: NoisySums) -> Fitted:
+        found = self.fitted
+        for one in made:
+            multiplier = self._release(found).method.channel.nominal()
+            found = found.with_release(Noisy(vector=one.vector, multiplier=multiplier, std=one.std))
+        return found
+
+    def _release(self, fitted: Fitted) -> Release:
+        place, public = len(fitted.releases), self.public
+        step = fitted.equation(place)
+        method = self.build(step, fitted.parts[place].multiplier(self.multiplier))
+        return Release(
+            method=method, step=step, n_silos=public.n_silos, n_users=public.n_users, number=place + 1
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,16 +100,20 @@ class InferenceOutcome:
     statement: Statement
 
 
-def prepare_inference(document: InferenceDocument) -> PreparedInference:
+def prepare_inference(document: InferenceDocument, of: Declared | None = None) -> PreparedInference:
     """Compose the releases and find their noise, from the document and the schema; no table is opened.
+
+    Args:
+        document: what is asked for.
+        of: what is declared of the tables; None: what the files say that the document names.
 
     Raises:
         FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
     """
-    table, request = document.data.table, document.inference
-    assert table is not None
-    schema = read_schema(table.schema_file)
-    silos = declared_silos(schema, table.files)
+    request = document.inference
+    assert document.data.table is not None, "TableDocument asks for it"
+    of = declared(document.data.table) if of is None else of
+    schema, silos = of.schema, of.silos
     fitted = Fitted(name=document.name, request=request, schema=schema, silos=silos)
     steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
 
@@ -106,7 +149,13 @@ def prepare_inference(document: InferenceDocument) -> PreparedInference:
         lambda z: series.accountant.epsilon(GaussianEvent(noise_multiplier=z), document.privacy.delta),
     )
     return PreparedInference(
-        document=document, fitted=fitted, multiplier=multiplier, build=build, series=series, plan=plan
+        asked=document,
+        declared=of,
+        fitted=fitted,
+        multiplier=multiplier,
+        build=build,
+        series=series,
+        plan=plan,
     )
 
 
@@ -116,29 +165,18 @@ def make_inference(prepared: PreparedInference, parent: Path) -> InferenceOutcom
     Raises:
         FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing more is released then.
     """
-    document, fitted, series = prepared.document, prepared.fitted, prepared.series
-    assert document.data.table is not None
-    table = read_columns(fitted.schema, document.data.table.files, fitted.equation(0).columns)
-    folder = RunFolder.create(parent, document, DOCUMENT)
-    with series.ledger(folder) as ledger:
-        for number, guarantee in enumerate(series.guarantees, start=1):
-            ledger.charge(run=document.name, round=number, attempt=0, event=guarantee.event)
-            fitted = fitted.with_release(_release(prepared, fitted, table))
-        spent = ledger.spent()
-    folder.write(FILE, dumps(fitted))
-    public = PublicFacts(n_silos=len(fitted.silos), n_users=fitted.schema.n_users)
-    statement = series.statement(document.name, spent, public, notes=NOTES)
-    folder.write_json("privacy.json", statement.to_json())
-    return InferenceOutcome(folder=folder.path, fitted=fitted, statement=statement)
+    folder, statement = make(prepared, parent)
+    return InferenceOutcome(folder=folder.path, fitted=read_fitted(folder.path), statement=statement)
 
 
-def _release(prepared: PreparedInference, fitted: Fitted, table: ColumnTable) -> Noisy:
-    """Return the next release."""
-    place = len(fitted.releases)
-    step = fitted.equation(place)
-    method = prepared.build(step, fitted.parts[place].multiplier(prepared.multiplier))
-    vector = noisy_sum(method, step, table, prepared.series.randomness(), place + 1)
-    return Noisy(vector=vector, multiplier=method.channel.nominal(), std=_std(method, fitted.silos))
+def resume_inference(prepared: PreparedInference, path: Path) -> InferenceOutcome:
+    """Make the releases that the folder of an interrupted regression lacks.
+
+    Raises:
+        FedveilError: as :func:`make_inference`; a damaged folder.
+    """
+    statement = resume(prepared, RunFolder(path))
+    return InferenceOutcome(folder=path, fitted=read_fitted(path), statement=statement)
 
 
 def _std(method: Method, silos: tuple[str, ...]) -> float:

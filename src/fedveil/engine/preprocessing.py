@@ -159,7 +159,7 @@ def plan_preprocessing(experiment: Experiment, population: Population) -> Prepro
     multiplier = multiplier_of(experiment.shares.preprocessing, whole_of(experiment.privacy))
     purpose = "histograms of columns, which bounds, medians and pooled categories follow from"
     release = side_release("prep/1", purpose, step, build(multiplier), facts)
-    noise = cdf_noise(wanted, _std(release, population.n_silos)) / population.n_users
+    noise = cdf_noise(wanted, release.numbered(0).std()) / population.n_users
     if noise > MOST_NOISE:
         raise ConfigError(
             f"preprocessing: the noise on a number of people below a bound would be {noise:.0%} of all people, and "
@@ -169,11 +169,16 @@ def plan_preprocessing(experiment: Experiment, population: Population) -> Prepro
 
 
 def make_preprocessing(
-    planned: Preprocessing, experiment: Experiment, population: Population, folder: RunFolder, ledger: Ledger
+    planned: Preprocessing,
+    experiment: Experiment,
+    population: Population,
+    folder: RunFolder,
+    ledger: Ledger,
+    privacy: PrivacyRandomness,
 ) -> Experiment:
     """Charge, make and write a preprocessing that is not written yet; return the experiment on the refined schema.
 
-    It is of the records that are trained on; held-out ones have no part in it.
+    It is of the records that are trained on; held-out ones have no part in it. Noise comes from the run's own source.
 
     Raises:
         ConfigError: the declared schema is the one that another run has refined. It was planned on the schema that run
@@ -190,15 +195,14 @@ def make_preprocessing(
     found = read_preprocessed(folder.path)
     if found is None:
         charge(ledger, experiment.name, (planned.release,))
-        seed = experiment.privacy.insecure_seed
-        privacy = PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
         number = experiment.rounds + 3  # repeatable noise is neither that of a round nor of the evaluation
-        step, method = planned.release.step, planned.release.method
+        release = planned.release.numbered(number)
+        made = noisy_sum(release, _trained(planned, experiment, population), privacy)
         found = Preprocessed(
             provenance=planned.release.of_run(experiment.name),
             wanted=planned.wanted,
-            vector=noisy_sum(method, step, _trained(planned, experiment, population), privacy, number),
-            noise_std=_std(planned.release, population.n_silos),
+            vector=made.vector,
+            noise_std=made.std,
         )
         folder.write(PREPROCESSED, (json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n").encode())
     document = found.schema.model_dump(mode="json", exclude_none=True)
@@ -214,9 +218,3 @@ def _trained(planned: Preprocessing, experiment: Experiment, population: Populat
     if population.test_rows is None:
         return found
     return found.take(np.setdiff1d(np.arange(len(found)), population.test_rows))
-
-
-def _std(release: SideRelease, n_silos: int) -> float:
-    found = release.method.noise_std(n_silos)
-    assert found is not None
-    return found

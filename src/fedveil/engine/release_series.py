@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fedveil.engine.folder import RunFolder, finite
 from fedveil.engine.sections import PrivacySection
-from fedveil.errors import ConfigError
 from fedveil.methods.claims import Guarantee, PublicFacts
-from fedveil.population.schema import Schema
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
@@ -77,27 +74,39 @@ class Series:
         first = self.guarantees[0]
         return Ledger(folder / "ledger.jsonl", unit=first.unit, adjacency=first.adjacency)
 
-    def statement(self, name: str, spent: Event, public: PublicFacts, notes: tuple[str, ...]) -> Statement:
+    def charged(self, times: Sequence[int]) -> Series:
+        """Return the series in which every release happens so many times: what was asked for again is another one."""
+        repeated = [
+            (one, length)
+            for one, length, many in zip(self.guarantees, self.lengths, times, strict=True)
+            for _ in range(many)
+        ]
+        guarantees, lengths = zip(*repeated, strict=True)
+        return replace(self, guarantees=guarantees, lengths=lengths)
+
+    def statement(
+        self, name: str, times: Sequence[int], public: PublicFacts, notes: tuple[str, ...]
+    ) -> Statement:
         """Return what the releases guarantee: the fold's lines, and what was charged.
 
         Args:
             name: of the run.
-            spent: the ledger's.
+            times: how often the ledger was charged with each of them.
             public: how many people and silos there are.
             notes: what else a reader should know.
         """
-        first = self.guarantees[0]
+        first, made = self.guarantees[0], self.charged(times)
         mechanisms = dict.fromkeys(text for one in self.guarantees for text in one.mechanisms)
         seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
         source = "the operating system's cryptographic generator"
         return Statement(
             unit=first.unit,
             adjacency=first.adjacency,
-            epsilon=self.epsilon_of(self.event) if self.secure else None,
+            epsilon=made.epsilon_of(made.event) if self.secure else None,
             delta=self.privacy.delta,
             accountant=self.accountant.name,
-            epsilons=epsilons_by_accountant(spent, self.privacy.delta, first.adjacency, loss=self.loss),
-            event=spent,
+            epsilons=epsilons_by_accountant(made.event, self.privacy.delta, first.adjacency, loss=made.loss),
+            event=made.event,
             units=public.n_users,
             mechanisms=(
                 *(
@@ -112,7 +121,7 @@ class Series:
                     role=view.role,
                     party=view.party,
                     sees=view.sees,
-                    epsilon=finite(self.epsilon_of(self.against(view.role))) if self.secure else None,
+                    epsilon=finite(made.epsilon_of(made.against(view.role))) if self.secure else None,
                 )
                 for view in first.views
             ),
@@ -150,21 +159,6 @@ def calibrated(privacy: PrivacySection, guaranteed: Callable[[float], Guaranteed
     budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
     found = calibrate_noise(lambda z: series(z).event, budget, loss=lambda z: series(z).loss)
     return found, series(found)
-
-
-def declared_silos(schema: Schema, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return the names of all silos, without a look at a record.
-
-    Raises:
-        ConfigError: they are told by records alone.
-    """
-    if schema.silos is not None:
-        return schema.silos
-    if schema.silo is not None:
-        raise ConfigError(
-            "schema: the silos are those that occur in a column, and which occur is for records to tell; declare silos"
-        )
-    return tuple(sorted({path.stem for path in files}))
 
 
 def _all(events: Sequence[Event]) -> Event:

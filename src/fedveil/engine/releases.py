@@ -1,57 +1,88 @@
-"""One release of statistics: planned from public numbers, charged, summed over the silos, and written down.
+"""One release of statistics: planned from public numbers; what a release shows is decoded from its file.
 
-In this order: everything that can be refused is refused from public numbers; the tables are read; the ledger is
-charged, durably; the silos' vectors are bounded, added up and sent through the method's protection; what was released
-is written. What a release shows is decoded from that file.
+Everything that can be refused is refused from public numbers, before the tables are read
+(:mod:`fedveil.engine.release_run` says in which order a release is made).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-import numpy as np
-from jaxtyping import Float64
-
+from fedveil.engine.declared import Declared, declared
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import DOCUMENT, ReleaseDocument, read_release_document
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_series import Series, calibrated, declared_silos
-from fedveil.engine.release_sum import noisy_sum
+from fedveil.engine.release_run import PreparedReleases, make, resume
+from fedveil.engine.release_series import calibrated
+from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.population.columns import read_columns
-from fedveil.population.schema import Schema, read_schema
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.compose import compose
+from fedveil.statistics.limits import SiloWeights
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
 from fedveil.statistics.released import FILE, Released, dumps, read_released, unit_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PreparedRelease:
+class PreparedRelease(PreparedReleases):
     """A release, ready to be made; public numbers alone.
 
     Attributes:
-        document: what was asked for.
-        schema: of the tables.
-        silos: names of all silos.
+        asked: what was asked for.
         method: the composition.
         step: its local step.
-        series: what it guarantees.
         plan: what is predicted of every block.
     """
 
-    document: ReleaseDocument
-    schema: Schema
-    silos: tuple[str, ...]
+    file: ClassVar[str] = DOCUMENT
+
+    asked: ReleaseDocument
     method: Method
     step: LocalStatistic
-    series: Series
     plan: tuple[Planned, ...]
+
+    @property
+    def document(self) -> ReleaseDocument:
+        """What was asked for."""
+        return self.asked
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is counted."""
+        return (_counted(self.asked.statistics.silos, len(self.declared.silos)),)
+
+    def release(self, before: NoisySums) -> Release:
+        """Return the one release."""
+        assert not before, "there is no second release"
+        public = self.public
+        return Release(method=self.method, step=self.step, n_silos=public.n_silos, n_users=public.n_users)
+
+    def read(self, folder: RunFolder) -> NoisySums:
+        """Return what a folder has of the release."""
+        if not (folder / FILE).exists():
+            return ()
+        found = read_released(folder.path)
+        return (NoisySum(found.vector, found.noise_std),)
+
+    def write(self, folder: RunFolder, made: NoisySums) -> None:
+        """Put the release on the disk."""
+        (found,) = made
+        released = Released(
+            name=self.asked.name,
+            request=self.asked.statistics,
+            schema=self.declared.schema,
+            silos=self.declared.silos,
+            noise_multiplier=self.method.channel.nominal(),
+            noise_std=found.std,
+            vector=found.vector,
+        )
+        folder.write(FILE, dumps(released))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,18 +94,20 @@ class ReleaseOutcome:
     statement: Statement
 
 
-def prepare_release(document: ReleaseDocument) -> PreparedRelease:
+def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> PreparedRelease:
     """Compose a release and find its noise, from the document and the schema; no table is opened.
+
+    Args:
+        document: what is asked for.
+        of: what is declared of the tables; None: what the files say that the document names.
 
     Raises:
         FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
     """
-    table = document.data.table
-    assert table is not None
-    schema = read_schema(table.schema_file)
-    silos = declared_silos(schema, table.files)
-    step = compose(document.statistics, schema, silos)
-    facts = PublicFacts(n_silos=len(silos), n_users=schema.n_users, dimension=step.layout.length)
+    assert document.data.table is not None, "TableDocument asks for it"
+    of = declared(document.data.table) if of is None else of
+    step = compose(document.statistics, of.schema, of.silos)
+    facts = PublicFacts(n_silos=len(of.silos), n_users=of.schema.n_users, dimension=step.layout.length)
     build = release_builder(
         document.protection,
         document.statistics.silos,
@@ -86,29 +119,21 @@ def prepare_release(document: ReleaseDocument) -> PreparedRelease:
     privacy = document.privacy
     multiplier, series = calibrated(privacy, lambda z: ((derive(build(z), facts), step.length),))
     method = build(multiplier)
-    std = method.noise_std(len(silos))
+    std = method.noise_std(len(of.silos))
     assert std is not None
     plan = planned(
         document.statistics,
         step.layout,
-        n_users=schema.n_users,
+        n_users=of.schema.n_users,
         noise_std=std,
-        unit=unit_of(document.statistics, len(silos)),
+        unit=unit_of(document.statistics, len(of.silos)),
     )
     check(
         plan,
         multiplier,
         lambda z: series.accountant.epsilon(GaussianEvent(noise_multiplier=z), privacy.delta),
     )
-    return PreparedRelease(
-        document=document,
-        schema=schema,
-        silos=silos,
-        method=method,
-        step=step,
-        series=series,
-        plan=plan,
-    )
+    return PreparedRelease(asked=document, declared=of, method=method, step=step, series=series, plan=plan)
 
 
 def make_release(prepared: PreparedRelease, parent: Path) -> ReleaseOutcome:
@@ -117,28 +142,26 @@ def make_release(prepared: PreparedRelease, parent: Path) -> ReleaseOutcome:
     Raises:
         FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing is released then.
     """
-    document = prepared.document
-    assert document.data.table is not None
-    table = read_columns(prepared.schema, document.data.table.files, prepared.step.columns)
-    folder = RunFolder.create(parent, document, DOCUMENT)
-    series = prepared.series
-    with series.ledger(folder) as ledger:
-        ledger.charge(run=document.name, round=1, attempt=0, event=series.guarantees[0].event)
-        spent = ledger.spent()
-    vector = noisy_sum(prepared.method, prepared.step, table, series.randomness())
-    released = _released(prepared, vector)
-    folder.write(FILE, dumps(released))
-    public = PublicFacts(n_silos=len(prepared.silos), n_users=prepared.schema.n_users)
-    statement = series.statement(document.name, spent, public, notes=(_counted(prepared),))
-    folder.write_json("privacy.json", statement.to_json())
-    return ReleaseOutcome(folder=folder.path, released=released, statement=statement)
+    folder, statement = make(prepared, parent)
+    return ReleaseOutcome(folder=folder.path, released=read_released(folder.path), statement=statement)
+
+
+def resume_release(prepared: PreparedRelease, path: Path) -> ReleaseOutcome:
+    """Make the release of a folder that was interrupted before; one that is made is stated again, nothing else.
+
+    Raises:
+        FedveilError: as :func:`make_release`; a damaged folder.
+    """
+    statement = resume(prepared, RunFolder(path))
+    return ReleaseOutcome(folder=path, released=read_released(path), statement=statement)
 
 
 def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
     """Return a folder whose release has every cell that is asked for, of the same tables; None if there is none."""
     for path in sorted(parent.glob(f"*/{FILE}")):
         before, stored = read_release_document(path.parent / DOCUMENT), read_released(path.parent)
-        same = (before.data, stored.schema, stored.silos) == (document.data, prepared.schema, prepared.silos)
+        of = prepared.declared
+        same = (before.data, stored.schema, stored.silos) == (document.data, of.schema, of.silos)
         asked, had = document.statistics, stored.request
         alike = (asked.combine, asked.order, asked.silos) == (had.combine, had.order, had.silos)
         cells = {(block.encoder, block.groups) for block in stored.layout.blocks}
@@ -147,22 +170,8 @@ def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path)
     return None
 
 
-def _released(prepared: PreparedRelease, vector: Float64[np.ndarray, " d"]) -> Released:
-    std = prepared.method.noise_std(len(prepared.silos))
-    assert std is not None
-    return Released(
-        name=prepared.document.name,
-        request=prepared.document.statistics,
-        schema=prepared.schema,
-        silos=prepared.silos,
-        noise_multiplier=prepared.method.channel.nominal(),
-        noise_std=std,
-        vector=vector,
-    )
-
-
-def _counted(prepared: PreparedRelease) -> str:
-    if prepared.document.statistics.silos == "uniform" and len(prepared.silos) > 1:
+def _counted(silos: SiloWeights, n_silos: int) -> str:
+    if silos == "uniform" and n_silos > 1:
         return (
             "what is counted is person-silo pairs: a person counts 1 in every silo that has a record of hers, and is "
             "protected in all of them together"

@@ -5,16 +5,24 @@ The others name a registered member, whose keys they have (:mod:`fedveil.engine.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
-from fedveil.keys import Count, Fraction, NonNegative, Positive
+from fedveil.keys import Count, NonNegative, Positive
 from fedveil.population.allocation import Law
-from fedveil.statistics.limits import LEAST_BINS, MOST_BINS, MOST_GROUPINGS, SiloWeights, once
+from fedveil.statistics.limits import (
+    LEAST_BINS,
+    MOST_BINS,
+    MOST_GROUPINGS,
+    MOST_HORIZONS,
+    SiloWeights,
+    once,
+)
 
 SESSION = "session:"
 """How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
@@ -31,6 +39,9 @@ def refuse_session(key: str, name: str) -> None:
             f"{key}: '{name}' was handed over in a Python session, and is nowhere to be found from here; "
             "fedveil.resume(folder, model, people) goes on with the same objects"
         )
+
+
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
 class Section(BaseModel):
@@ -129,18 +140,6 @@ class ModelSection(Section):
         return self
 
 
-class LocalSection(Section):
-    """What one contribution computes: local stochastic gradient descent."""
-
-    learning_rate: Positive = Field(0.1, description="eta_l")
-    epochs: Count = Field(1, description="Q, passes over the contribution's own records")
-    steps: Count | None = Field(None, description="tau, where the one pass stops; default: whole passes")
-    batch_size: Count | None = Field(None, description="records per step; default: all of the contribution")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: NonNegative = 0.0
-    decay: Fraction = Field(1.0, description="factor by which learning_rate falls from round to round")
-
-
 class TrainerSection(Section):
     """How the local training is executed; changes the speed, not the result."""
 
@@ -148,7 +147,7 @@ class TrainerSection(Section):
     compile: bool = Field(
         False, description="compile the vectorised step (pays for long runs of small networks)"
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="in which layers compute; updates are float32, and bounded as they are"
     )
@@ -202,6 +201,22 @@ class EvaluationSection(Section):
     bins: Annotated[int, Field(ge=LEAST_BINS, le=MOST_BINS)] | None = Field(
         None, description="of scores; default: as few as lose less than a quarter of the noise"
     )
+    lower: float | None = Field(None, description="smallest target, where it is a number")
+    upper: float | None = Field(None, description="largest target, where it is a number")
+    largest_error: Positive | None = Field(
+        None,
+        description="error that counts in full at most, where the target is a number; default: upper - lower",
+    )
+    horizons: Annotated[tuple[Positive, ...], Field(max_length=MOST_HORIZONS)] = Field(
+        (), description="times by which events are predicted, where the target is a survival time; ascending"
+    )
+
+    @field_validator("horizons")
+    @classmethod
+    def _ascending(cls, horizons: tuple[float, ...]) -> tuple[float, ...]:
+        if any(after <= before for before, after in pairwise(horizons)):
+            raise ValueError("must be ascending")
+        return horizons
 
     @field_validator("by")
     @classmethod

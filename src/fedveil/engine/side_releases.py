@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fedveil.engine.release_sum import Release
 from fedveil.engine.sections import PrivacySection
 from fedveil.errors import CompositionError
 from fedveil.methods.claims import Guarantee, PublicFacts
@@ -40,6 +41,7 @@ class SideRelease:
         step: its local step. Where it depends on an earlier release, one of the same length and norm stands here.
         method: the composition.
         guarantee: what it guarantees.
+        facts: how many silos and people there are.
     """
 
     name: str
@@ -47,6 +49,23 @@ class SideRelease:
     step: LocalStatistic
     method: Method
     guarantee: Guarantee
+    facts: PublicFacts
+
+    def numbered(self, number: int, step: LocalStatistic | None = None) -> Release:
+        """Return the release as its parties play it.
+
+        Args:
+            number: by which its repeatable noise is told from that of others.
+            step: its local step, where that depends on an earlier release.
+        """
+        facts = self.facts
+        return Release(
+            method=self.method,
+            step=self.step if step is None else step,
+            n_silos=facts.n_silos,
+            n_users=facts.n_users,
+            number=number,
+        )
 
     @property
     def grid_loss(self) -> float:
@@ -67,10 +86,9 @@ def side_release(
     name: str, purpose: str, step: LocalStatistic, method: Method, facts: PublicFacts
 ) -> SideRelease:
     """Return a release with what it guarantees among these people and silos."""
-    guarantee = derive(
-        method, PublicFacts(n_silos=facts.n_silos, n_users=facts.n_users, dimension=step.layout.length)
-    )
-    return SideRelease(name=name, purpose=purpose, step=step, method=method, guarantee=guarantee)
+    known = PublicFacts(n_silos=facts.n_silos, n_users=facts.n_users, dimension=step.layout.length)
+    guarantee = derive(method, known)
+    return SideRelease(name=name, purpose=purpose, step=step, method=method, guarantee=guarantee, facts=known)
 
 
 def check_beside(releases: Sequence[SideRelease], rounds: Guarantee) -> None:

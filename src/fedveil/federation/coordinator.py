@@ -14,9 +14,8 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -26,26 +25,33 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.setup import Prepared
-from fedveil.errors import IntegrityError, ModelError, RunFolderError
+from fedveil.errors import IntegrityError, ModelError
 from fedveil.federation.binding import misled, round_context, session_context, signed, with_totals
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.exchange import Absentees, Answers, Exchange, by_silo, check_learned, check_lengths
-from fedveil.federation.grammar import Conversation, Grammar, ends
+from fedveil.federation.exchange import (
+    MOST_LEFT,
+    Absentees,
+    Answers,
+    Exchange,
+    Heard,
+    by_silo,
+    check_learned,
+    check_lengths,
+    totals_of,
+)
+from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import Rounds
+from fedveil.federation.rounds import Rounds, identify
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.files import parse_json, read_content, reading
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
-    LARGEST_COUNT,
     AskedOfAll,
-    Counts,
     Here,
     Knock,
     Over,
@@ -59,9 +65,6 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 from fedveil.protection.refusals import Code
-
-STATE: Final = "federation.json"
-"""In the run folder: the 16 bytes of the run."""
 
 
 class CoordinatorParty:
@@ -98,7 +101,7 @@ class CoordinatorParty:
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
         check_lengths(self._agreement, prepared.task.dimension)
         self._offered = as_silos_see(prepared.experiment, membership.silos)
-        self._run, self._session, self._number = self._identify(), b"", 0
+        self._run, self._session, self._number = identify(folder), b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
@@ -136,15 +139,19 @@ class CoordinatorParty:
         """Return the last letters of a run that has ended: they free the silos for another one, and may be lost."""
         return self._farewells
 
-    def go_on(self) -> tuple[str, ...]:
-        """Go on without the silos that have not answered, where the protocol allows it; return their names.
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The silos without whose answers the run does not go on."""
+        return () if self._exchange is None else self._exchange.missing
+
+    def go_on(self, silent: tuple[int, ...]) -> tuple[str, ...]:
+        """Go on without silos that are awaited, where the protocol allows it; return their names.
 
         Where too few would be left, but enough with those that are back meanwhile, the round is begun again with them.
         """
         exchange, least = self._exchange, self._agreement.least
-        if exchange is None:
+        if exchange is None or not silent:
             return ()
-        silent = exchange.missing
         if self._leave(silent):
             self._proceed()
         elif len(self._present) - len(silent) + self._absent.back >= least and self._absent.back:
@@ -155,8 +162,8 @@ class CoordinatorParty:
             return ()
         return tuple(self._membership.silos[silo] for silo in silent)
 
-    def receive(self, silo: int, data: bytes) -> None:
-        """Read a silo's letter. What belongs to an exchange that is over is passed over in silence.
+    def receive(self, silo: int, data: bytes) -> Heard:
+        """Read a silo's letter; return what it was. What belongs to an exchange that is over is passed over in silence.
 
         Args:
             silo: who sent it, as the carrier says.
@@ -177,42 +184,49 @@ class CoordinatorParty:
         )
         exchange, name = self._exchange, self._membership.silos[silo]
         if exchange is None or letter.run != self._run:
-            return
+            return Heard.NOTHING
+        if works(letter.parts):
+            return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
         if silo in self._absent:
             self._absent.hear(silo, letter)
-            return
+            return Heard.NOTHING
         if not exchange.awaits(silo, letter):
-            return
+            return Heard.NOTHING
         if ends(letter.parts):
-            self._end(silo, letter)
-            return
+            return self._end(silo, letter)
         try:
             if exchange.knocks:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
-            return
+            return Heard.ANSWER
         exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
+        return Heard.ANSWER
 
-    def _end(self, silo: int, letter: SignedMessage) -> None:
+    def _end(self, silo: int, letter: SignedMessage) -> Heard:
         """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
         (part,) = letter.parts
+        name = self._membership.silos[silo]
         if isinstance(part, Refused):
-            self.stop(
-                f"silo {self._membership.silos[silo]} refuses ({part.why.code.cause}): {part.why.sentence}"
-            )
-        elif self._exchange is not None and self._exchange.knocks:
-            assert isinstance(part, Here)
-            if not part.busy:  # else the question stands, and is asked again
-                self._exchange.answers[silo] = letter.parts
-                self._proceed()
+            self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
+            return Heard.ANSWER
+        assert isinstance(part, Here)
+        if self._exchange is not None and self._exchange.knocks:
+            if part.busy:  # the question stands, and is asked again
+                return Heard.NOTHING
+            self._exchange.answers[silo] = letter.parts
+            self._proceed()
+            return Heard.ANSWER
+        if self._absent.leaves_again(silo):
+            self.stop(f"silo {name} left {MOST_LEFT} sessions of this run in which no round ended")
         elif self._leave((silo,)):
             self._absent.hear(silo, letter)
             self._proceed()
         else:
             self._begin_session()
+        return Heard.ANSWER
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
@@ -239,19 +253,6 @@ class CoordinatorParty:
         for silo in silos:
             self._absent.leave(silo, exchange)
         return True
-
-    def _identify(self) -> bytes:
-        """Return the run's 16 bytes, from the folder or new."""
-        path = self._folder / STATE
-        if not path.exists():
-            run = os.urandom(RUN_BYTES)
-            self._folder.write_json(STATE, {"run": run.hex()})
-            return run
-        with reading(f"{path}, by which the silos know the run,", RunFolderError):
-            run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
-            if len(run) != RUN_BYTES:
-                raise ValueError
-            return run
 
     def _begin_session(self) -> None:
         """Ask the silos for nonces."""
@@ -288,17 +289,7 @@ class CoordinatorParty:
 
     def _joined(self, answers: Answers) -> None:
         if self._prepared.method.shows_counts:
-            users = self._prepared.population.n_users
-            counts = {silo: only(parts, Counts, silo).counts for silo, parts in answers.items()}
-            for silo, own in counts.items():
-                if len(own) != users:
-                    raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
-            self._totals = np.sum(list(counts.values()), axis=0)
-            if (self._totals > LARGEST_COUNT).any():
-                most = max(counts, key=lambda silo: int(counts[silo].max()))
-                raise ProtocolError(
-                    f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most
-                )
+            self._totals = totals_of(answers, self._prepared.population.n_users)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
@@ -343,6 +334,7 @@ class CoordinatorParty:
         else:
             check_learned(answers)
             self._rounds.pass_on(self._server.summed)
+        self._absent.round_ended()
         if self._absent.back and self._rounds.left:
             self._begin_session()
         else:

@@ -23,6 +23,7 @@ from fedveil.crypto.agreement import RoundId
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn
+from fedveil.federation.allowance import Deadline
 from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
@@ -32,6 +33,7 @@ from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tensors
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
+from fedveil.protection.errors import ProtocolError
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
@@ -69,6 +71,7 @@ class Books:
         ledger: the silo's over all runs.
         origin: who asks for the run, and under what.
         budget: what the ledger may hold; None: anything.
+        seconds: that the training of a round may take.
         records: what it gave to the last round of each run.
         models: the last model of the run, where the silos alone have it.
     """
@@ -77,6 +80,7 @@ class Books:
     ledger: SiloLedger
     origin: Origin
     budget: Budget | None
+    seconds: float
     records: RecordStore
     models: ModelStore
 
@@ -177,7 +181,10 @@ class OwnSession:
             check_asked(self._roster, self._asked, part.signatures, self._least)
             return []
         if isinstance(part, Relay):
-            replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
+            try:
+                replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
+            except ArithmeticError as error:  # numbers that no party of the protocol sends
+                raise ProtocolError(str(error)) from error
             return [*replies, *self._learn(), *self._contribute()]
         if isinstance(part, Task):
             self._task = part
@@ -248,6 +255,7 @@ class OwnSession:
         )
         start = as_tensor(before[_MODEL] if model is None else model)
         turn = OwnTurn.of(self.prepared, task.round, start, drawn, self._privacy)
+        turn = replace(turn, progress=Deadline(books.seconds))
         work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
         work.begin(0 if repeats else again)
         self._record = RoundRecord(

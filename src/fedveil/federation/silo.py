@@ -11,7 +11,8 @@ a round that does not follow the last one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -20,21 +21,21 @@ from typing import Final
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.sections import ModelSection, TrainerSection
-from fedveil.engine.setup import prepare
-from fedveil.errors import FedveilError, IntegrityError, RunFolderError
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import FedveilError, IntegrityError, PrivacyError, RunFolderError
+from fedveil.federation.allowance import Allowance, Outcome
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.membership import Membership
 from fedveil.federation.own_session import Books, OwnSession
-from fedveil.federation.policy import Policy
 from fedveil.federation.promise import Promise
 from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import SiloLedger
+from fedveil.federation.standing import Standing
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.files import replace_file
 from fedveil.foreign import quiet_log
@@ -43,7 +44,7 @@ from fedveil.population.records import Population
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Over, Part, Refused, Terms, only
+from fedveil.protection.parts import Over, Part, Refused, Terms, Working, only
 from fedveil.protection.protocol import Place
 from fedveil.protection.refusals import Code, Refusal
 
@@ -79,10 +80,9 @@ class SiloParty:
     """One silo's state machine.
 
     Args:
-        membership: the federation.
+        standing: reads membership and policy, at once and before every session.
         number: the silo's own.
         identity: its long-term key.
-        policy: what it takes part in.
         share: the population as it holds it: its own records, and the public facts of the federation.
         state: a folder that survives restarts: the ledger, and the last answer of each run.
 
@@ -93,24 +93,26 @@ class SiloParty:
     def __init__(
         self,
         *,
-        membership: Membership,
+        standing: Callable[[], Standing],
         number: int,
         identity: IdentityKey,
-        policy: Policy,
         share: Population,
         state: Path,
     ) -> None:
-        self._membership, self._number, self._identity = membership, number, identity
-        self._policy, self._share = policy, share
+        self._standing, self._number, self._identity, self._share = standing, number, identity, share
+        now = standing()
+        self._membership, self._policy = now.membership, now.policy
         self._store = RecordStore(state / "answers")
         self._state = state
         self._heads = HeadsSeen(state / HEADS)
-        self._ledger = SiloLedger(state, policy, self._store)
+        self._ledger = SiloLedger(state, now.policy, self._store)
         self._check_serial()
         self._session: OwnSession | None = None
         self._last: _Exchange | None = None
         self._over = False
         self._reception = Reception()
+        self._allowance = Allowance()
+        self._outcome: Outcome = "refused"
 
     def __enter__(self) -> SiloParty:
         """Return the silo."""
@@ -130,15 +132,38 @@ class SiloParty:
         """Read a letter of the coordinator; return the letter that answers it.
 
         Raises:
-            ProtocolError: no letter of the coordinator to this silo; it gets no answer and nothing changes.
+            ProtocolError: no letter of the coordinator to this silo, or too many before it led to nothing; it gets no
+                answer and nothing changes.
         """
-        letter = SignedMessage.open(
+        self._allowance.check(self._policy.fruitless_seconds)
+        began, charges, self._outcome = time.thread_time(), self._ledger.charges, "refused"
+        try:
+            return self._receive(data)
+        finally:
+            outcome = "charged" if self._ledger.charges > charges else self._outcome
+            self._allowance.count(time.thread_time() - began, outcome)
+
+    def working(self, data: bytes) -> bytes:
+        """Return the word that the silo is at work, on this letter or on another; it may be asked while it is.
+
+        It says nothing of how far the work is: steps would count records.
+
+        Raises:
+            ProtocolError: no letter of the coordinator to this silo.
+        """
+        return self._open(data).answer(Working()).seal(self._identity)
+
+    def _open(self, data: bytes) -> SignedMessage:
+        return SignedMessage.open(
             data,
             sender=SERVER,
             identity=self._membership.coordinator,
             recipient=self._number,
             largest=self._policy.largest_letter,
         )
+
+    def _receive(self, data: bytes) -> bytes:
+        letter = self._open(data)
         digest, last = hashlib.sha256(data).digest(), self._last
         if last is not None and (letter.run, letter.session, letter.number) == (
             last.run,
@@ -173,7 +198,7 @@ class SiloParty:
         try:
             answers = session.answer(letter.parts)
             session.talk.answer(answers)
-            self._over = False
+            self._over, self._outcome = False, "answered"
         except (
             Exception
         ) as error:  # whatever it is: unanswered, the round would be asked for and charged again
@@ -197,26 +222,23 @@ class SiloParty:
         terms = only(letter.parts, Terms, SERVER)
         if not self._reception.admits(self._number, letter.run, letter.session, terms):
             return self._here(letter)
+        self._stand()
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         self._check_heads(terms)
-        experiment = self._request(terms.experiment)
-        self._policy.check_request(experiment)
-        prepared = prepare(_own(experiment), FixedPopulation(self._share))
-        self._policy.check_method(prepared.method)
-        check_deployable(prepared)
-        check_own_client(prepared, self._number)
+        prepared = self._prepare(terms.experiment)
         event = self._policy.event(prepared.guarantee)
-        self._ledger.reopen()
+        self._ledger.reopen(self._policy)
         books = Books(
             run=letter.run,
             ledger=self._ledger,
             origin=self._origin(terms),
             budget=self._policy.budget,
+            seconds=self._policy.round_seconds,
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),
         )
-        self._check_budget(books, experiment.rounds, prepared.guarantee, event)
+        self._check_budget(books, prepared.experiment.rounds, prepared.guarantee, event)
         place = Place(
             run=session_run(letter.session, terms),
             number=self._number,
@@ -233,13 +255,28 @@ class SiloParty:
         session.talk.answer(answers)
         self._keep_terms(terms, data)
         self._reception.admit()
-        self._session, self._over = session, False
+        self._allowance.begin()
+        self._session, self._over, self._outcome = session, False, "answered"
         return self._reply(letter, data, answers)
 
-    def _request(self, text: str) -> Experiment:
+    def _prepare(self, text: str) -> Prepared:
+        """Return the experiment of a text as the silo holds it, within what its policy allows.
+
+        Raises:
+            FedveilError: it is not, or it cannot be run: of numbers too large or too small for its method, say.
+        """
         document = read_canonical(text)
         self._policy.check_packages(document)
-        return parse(document, "the coordinator's experiment")
+        experiment = parse(document, "the coordinator's experiment")
+        self._policy.check_request(experiment)
+        try:
+            prepared = prepare(_own(experiment), FixedPopulation(self._share))
+        except (PrivacyError, ArithmeticError) as error:
+            raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
+        self._policy.check_method(prepared.method, prepared.task.dimension)
+        check_deployable(prepared)
+        check_own_client(prepared, self._number)
+        return prepared
 
     def _check_budget(self, books: Books, rounds: int, guarantee: Guarantee, event: Event) -> None:
         """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.
@@ -252,6 +289,17 @@ class SiloParty:
             return
         if self._ledger.ledger.would_exceed(guarantee.after(event, rounds), budget):
             raise RefusalError(Code.RUN_BUDGET, rounds, budget.epsilon, budget.delta)
+
+    def _stand(self) -> None:
+        """Read membership and policy again; without them, or under another membership, nothing is joined."""
+        try:
+            now = self._standing()
+        except FedveilError as error:
+            raise RefusalError(Code.STANDING, detail=str(error)) from error
+        if now.membership.digest != self._membership.digest:
+            detail = "membership.toml has changed since this silo is served: serve it again"
+            raise RefusalError(Code.STANDING, detail=detail)
+        self._policy = now.policy
 
     # --- its own files -----------------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import check_ranges
 from fedveil.methods.channels import GaussianShares, grid_law, refuses_unbounded
 from fedveil.methods.method import Method
+from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
 from fedveil.privacy.schedule import Scheduled
-from fedveil.randomness import BitSource
 from fedveil.stage import Moves
 
 _UNIT: Final = 2.0**-BITS
@@ -125,7 +125,7 @@ class CorrelatedShares(GaussianShares):
                 "correlated noise adds up a silo's weighted sums of several rounds, which private weighting and "
                 "partial encryption never let it see: take secure aggregation, or independent noise"
             )
-        if method.denoiser.assumes_white:
+        if method.denoiser.changes:
             yield (
                 f"{method.denoiser.description} takes the noise of a round for independent, and what is decoded has "
                 "noise that is correlated over rounds: remove the denoiser"
@@ -158,11 +158,9 @@ class CorrelatedShares(GaussianShares):
             f"{self.share_std(n):g} per silo; single rounds of the ledger mean nothing alone",
         )
 
-    def transmit(
-        self, total: Float64[np.ndarray, " d"], grid: float, n_silos: int, source: BitSource
-    ) -> Float64[np.ndarray, " d"]:
-        """Add one silo's share to an encoded sum, which lies on a grid 2^-6 times that of the contributions."""
-        return super().transmit(total, grid * _UNIT, n_silos, source)
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+        """Return a silo's encoded sum with its share of the noise, on a grid 2^-6 times that of the contributions."""
+        return super().send(total, replace(at, grid=at.grid * _UNIT))
 
     def encoded(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
         """Return sum_j c_j g_{t-j} of a silo's sums, this round's first; exact, all are multiples of one grid."""

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
@@ -57,6 +57,12 @@ class Groups:
     silo: Int32[np.ndarray, "m"]
     user: Int32[np.ndarray, "m"]
     key: Int64[np.ndarray, "m"] | None = None
+
+    @classmethod
+    def nobodys(cls) -> Self:
+        """Return no contribution at all."""
+        none, nobody = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+        return cls(order=none, start=none, size=none, silo=nobody, user=nobody)
 
     def __len__(self) -> int:
         """Return m, the number of contributions."""

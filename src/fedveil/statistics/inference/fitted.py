@@ -199,7 +199,7 @@ class Fitted:
                     found = _checked(found, noisy, np.array(one["theta"], dtype=np.float64), origin)
             except (ValidationError, ConfigError, DataError) as error:
                 raise RunFolderError(f"{origin} is damaged: its request is none") from error
-            if len(found.releases) != len(found.parts):
+            if not 0 < len(found.releases) <= len(found.parts):
                 raise RunFolderError(
                     f"{origin} is damaged: {len(found.releases)} of {len(found.parts)} releases"
                 )
@@ -219,6 +219,21 @@ def _checked(found: Fitted, noisy: Noisy, theta: Float64[np.ndarray, " d"], orig
 
 def read_fitted(folder: Path) -> Fitted:
     """Return what a run folder released.
+
+    Raises:
+        RunFolderError: it has no regression, a damaged one, or one that was killed between its releases.
+    """
+    found = read_begun(folder)
+    made, parts = len(found.releases), len(found.parts)
+    if made < parts:
+        raise RunFolderError(
+            f"{folder}: {made} of {parts} releases are made; `fedveil resume {folder}` makes the others"
+        )
+    return found
+
+
+def read_begun(folder: Path) -> Fitted:
+    """Return what a run folder released so far.
 
     Raises:
         RunFolderError: it has no regression, or a damaged one.
