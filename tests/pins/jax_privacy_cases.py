@@ -8,7 +8,6 @@ between two participations.
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,9 @@ CASES = 40
 
 def cases() -> list[dict[str, object]]:
     """Return the cases, drawn by a fixed seed, with the squared sensitivities of both of its functions."""
-    jax = import_module("jax")
-    factorization = "jax_privacy.matrix_factorization"
-    sensitivity, toeplitz = (import_module(f"{factorization}.{name}") for name in ("sensitivity", "toeplitz"))
+    import jax
+    from jax_privacy.matrix_factorization import sensitivity, toeplitz
+
     jax.config.update("jax_enable_x64", True)
     random, found = np.random.default_rng(1), []
     for _ in range(CASES):
