@@ -51,7 +51,8 @@ def coordinate(
     noisy = torch.from_numpy(aggregate[:dimension] / divisor) * bound.unit
     mean = method.denoiser.estimate(noisy, noise_std, setting.shapes)
     marks = torch.from_numpy(aggregate[dimension:])
-    after, state = method.step(turn.model, mean, turn.state, marks, method.sampler.rate * setting.n_users)
+    after, server = method.server.step(turn.model, mean, turn.state)
+    state = method.kept(after, server, marks, method.sampler.rate * setting.n_users, turn.state)
     state = {**state, **stream}
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
