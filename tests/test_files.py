@@ -28,10 +28,9 @@ from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare, privacy_randomness
 from fedveil.errors import DataError, FedveilError, RunFolderError
-from fedveil.federation.coordinator import STATE, CoordinatorParty
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
-from fedveil.federation.rounds import Rounds
+from fedveil.federation.rounds import STATE, Rounds, identify
 from fedveil.federation.share import FixedPopulation, silo_share
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import DEEPEST, parse_json, parse_toml, read_content, read_text
@@ -153,9 +152,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
         "answer": FileKind(path=kept, read=answer, sealed=True),
         "answer, sealed": FileKind(path=kept, read=answer, seal=answer_of),
         "weighted input": FileKind(path=weighted, read=lambda at: WeightedGiven.decode(at.read_bytes())),
-        "federation.json": FileKind(
-            path=path / STATE, read=lambda _: CoordinatorParty._identify(coordinator)
-        ),
+        "federation.json": FileKind(path=path / STATE, read=lambda at: identify(RunFolder(at.parent))),
         "participants.json": FileKind(
             path=path / "checkpoint" / "participants.json",
             read=lambda _: Rounds._drawn(coordinator, 2, 0),

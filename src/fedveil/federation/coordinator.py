@@ -46,6 +46,7 @@ from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import Rounds, identify
+from fedveil.federation.run_record import RunRecord, digest_of_model
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
@@ -96,12 +97,14 @@ class CoordinatorParty:
     ) -> None:
         check_deployable(prepared)
         self._prepared, self._membership, self._identity = prepared, membership, identity
-        self._folder, self._heads = folder, heads
-        self._rounds = Rounds(prepared, folder, observer)
+        self._heads = heads
+        self._run = identify(folder)
+        self._record = RunRecord(folder, self._run, membership, identity)
+        self._rounds = Rounds(prepared, folder, observer, self._record)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
         check_lengths(self._agreement, prepared.task.dimension)
         self._offered = as_silos_see(prepared.experiment, membership.silos)
-        self._run, self._session, self._number = identify(folder), b"", 0
+        self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
@@ -183,7 +186,11 @@ class CoordinatorParty:
             largest=self._largest_answer(),
         )
         exchange, name = self._exchange, self._membership.silos[silo]
-        if exchange is None or letter.run != self._run:
+        if letter.run != self._run:
+            return Heard.NOTHING
+        if exchange is None:
+            if (letter.session, letter.number) == (self._session, self._number):
+                self._record.agree(silo, letter.parts)
             return Heard.NOTHING
         if works(letter.parts):
             return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
@@ -231,8 +238,11 @@ class CoordinatorParty:
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
-        self._farewells = [(silo, self._sealed(silo, [Over()], self._number + 1)) for silo in self._present]
+        charges = self._rounds.charges
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
+        last = [*self._record.close(self.outcome.rounds, charges), Over()]
+        self._number += 1
+        self._farewells = [(silo, self._sealed(silo, last, self._number)) for silo in self._present]
 
     def _proceed(self) -> None:
         """Read the answers once all of an exchange are in."""
@@ -271,6 +281,7 @@ class CoordinatorParty:
             nonces=nonces,
             experiment=self._offered,
         )
+        self._record.propose(terms)
         self._session = session_name(self._run, self._session, nonces)
         self._session_run = session_run(self._session, terms)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
@@ -314,12 +325,15 @@ class CoordinatorParty:
         kinds = self._prepared.method.kinds
         told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, totals)
-        self._asked = round_context(self._context, self._agreed, told[self._present[0]])
+        first = told[self._present[0]]
+        self._asked, self._told = round_context(self._context, self._agreed, first), digest_of_model(first)
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         self._ask({silo: [*totals, *relays.get(silo, []), *told[silo]] for silo in told}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
+        exchange = self._exchange
+        assert exchange is not None
         signatures = signed(answers)
         if apart := misled(self._membership.roster, self._asked, signatures):
             raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
@@ -328,6 +342,7 @@ class CoordinatorParty:
             shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
+        self._record.see(self._rounds.number, (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
             total = self._prepared.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)
