@@ -25,10 +25,10 @@ from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.setup import prepare
-from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
+from fedveil.federation.opening import open_training
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.signed_message import SignedMessage
@@ -95,7 +95,7 @@ class World(Unwatched):
             )
         prepared = prepare(experiment, FixedPopulation(shares[0]))
         self.agreed = prepared.agreed
-        self.coordinator = CoordinatorParty(
+        self.coordinator = open_training(
             prepared=prepared,
             membership=self.membership,
             identity=self.key,

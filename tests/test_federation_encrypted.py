@@ -252,7 +252,8 @@ def test_the_coordinator_has_no_model(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any(content in data for data in (*kept, *seen.all))
     assert world.coordinator is not None
     assert equal_arrays(
-        world.coordinator._rounds.checkpoint.model.numpy(), world.coordinator._prepared.task.initial().numpy()
+        world.coordinator._rounds.checkpoint.model.numpy(),
+        world.coordinator._rounds._prepared.task.initial().numpy(),
     )
     world.close()
 
@@ -306,7 +307,7 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
 
 def test_a_next_round_needs_the_last_sum() -> None:
     session = OwnSession.__new__(OwnSession)
-    session.prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
+    session.work.prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
     zeros, after = np.zeros(4, dtype=np.float32), np.arange(4, dtype=np.float32)
     kept = RoundRecord(round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros})
     with pytest.raises(RefusalError, match="has not ended here"):

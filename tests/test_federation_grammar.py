@@ -159,7 +159,7 @@ def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Pat
     party = world.silos[0]
     assert party is not None
     assert party._session is not None
-    party._session.prepared.setting.weights.mul_(1.0 + 2.0**-52)
+    party._session.work.prepared.setting.weights.mul_(1.0 + 2.0**-52)
     (answer,) = told(world, Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.WEIGHTS
@@ -286,7 +286,7 @@ def test_every_kind_has_its_place_in_a_grammar(samples: dict[Kind, Part], tmp_pa
         world = made(name, tmp_path / name)
         coordinator = world.coordinate()
         for silo in (0, 1):
-            grammar = Grammar.of(coordinator._prepared, coordinator._agreement.exchanges(silo))
+            grammar = Grammar.of(coordinator._plan, coordinator._agreement.exchanges(silo))
             steps = [grammar.opening, *grammar.protocol.setup]
             steps += [step for first in (True, False) for step in grammar.round(1, first=first)]
             listed |= {kind for step in steps for kind in (*step.asked, *step.answered)}
@@ -302,11 +302,9 @@ def test_no_letter_has_a_kind_that_the_method_does_not_list(name: str, tmp_path:
     """The statement is a fold over the messages a method lists: a kind beside them would be told and not counted."""
     world = made(name, tmp_path)
     coordinator = world.coordinate()
-    listed = {
-        role: {one.kind for one in coordinator._prepared.method.sends() if one.to & role} for role in Role
-    }
+    listed = {role: {one.kind for one in coordinator._plan.method.sends() if one.to & role} for role in Role}
     for silo in (0, 1):
-        grammar = Grammar.of(coordinator._prepared, coordinator._agreement.exchanges(silo))
+        grammar = Grammar.of(coordinator._plan, coordinator._agreement.exchanges(silo))
         steps = [grammar.opening, *grammar.protocol.setup]
         steps += [step for first in (True, False) for step in grammar.round(1, first=first)]
         assert {kind for step in steps for kind in step.asked} <= listed[Role.SILO]

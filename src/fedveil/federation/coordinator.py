@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 import numpy as np
 from jaxtyping import Int64
@@ -24,19 +24,15 @@ from jaxtyping import Int64
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.folder import RunFolder
-from fedveil.engine.run import Observer, Outcome
-from fedveil.engine.setup import Prepared
 from fedveil.errors import IntegrityError, ModelError, RunFolderError
-from fedveil.federation.binding import misled, round_context, session_context, signed, with_totals
-from fedveil.federation.deployable import check_deployable
-from fedveil.federation.document import as_silos_see
+from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import Absentees, Answers, Exchange, by_silo, check_learned, check_lengths
 from fedveil.federation.grammar import Conversation, Grammar, ends
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import Rounds
+from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.files import parse_json, read_content, reading
@@ -64,40 +60,37 @@ STATE: Final = "federation.json"
 """In the run folder: the 16 bytes of the run."""
 
 
-class CoordinatorParty:
-    """The coordinator's state machine for one run.
+class CoordinatorParty(Generic[EndingT]):
+    """The coordinator's state machine for one run, or for one part of it.
 
     Args:
-        prepared: the experiment; its population is the coordinator's own share: a public test table.
+        rounds: what is played, as the run folder has it.
+        offered: the document that silos are sent.
         membership: the federation.
         identity: the coordinator's long-term key.
         folder: the run folder, new or of a run that was interrupted.
         heads: the ends of the silos' ledgers, over all runs.
-        observer: who is told how the run goes on.
 
     Raises:
-        CompositionError: a method that does not run between institutions.
         ProtocolError: a letter of its protocol would be longer than any party reads.
-        RunFolderError: a damaged folder, or another process at work in it.
+        RunFolderError: a damaged folder.
     """
 
     def __init__(
         self,
         *,
-        prepared: Prepared,
+        rounds: CoordinatorRounds[EndingT],
+        offered: str,
         membership: Membership,
         identity: IdentityKey,
         folder: RunFolder,
         heads: HeadsSeen,
-        observer: Observer,
     ) -> None:
-        check_deployable(prepared)
-        self._prepared, self._membership, self._identity = prepared, membership, identity
+        self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
+        self._membership, self._identity = membership, identity
         self._folder, self._heads = folder, heads
-        self._rounds = Rounds(prepared, folder, observer)
-        self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
-        check_lengths(self._agreement, prepared.task.dimension)
-        self._offered = as_silos_see(prepared.experiment, membership.silos)
+        self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
+        check_lengths(self._agreement, self._plan.dimension)
         self._run, self._session, self._number = self._identify(), b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
@@ -105,7 +98,7 @@ class CoordinatorParty:
         self._exchange: Exchange | None = None
         self._absent = Absentees()
         self._farewells: list[tuple[int, bytes]] = []
-        self.outcome: Outcome | None = None
+        self.outcome: EndingT | None = None
         self._begin_session()
 
     @property
@@ -271,15 +264,18 @@ class CoordinatorParty:
             experiment=self._offered,
         )
         self._session = session_name(self._run, self._session, nonces)
-        self._session_run = session_run(self._session, terms)
+        phase = self._plan.phase
+        self._agreed = proposed(terms, phase)
+        self._session_run = session_run(self._session, self._agreed)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
-        self._agreed, self._context = terms.digest, session_context(self._session, terms.digest)
+        self._context = session_context(self._session, self._agreed)
         self._server.bind(self._context)
         self._talks = {
-            silo: Conversation(Grammar.of(self._prepared, self._agreement.exchanges(silo)))
+            silo: Conversation(Grammar.of(self._plan, self._agreement.exchanges(silo)))
             for silo in self._present
         }
-        self._ask({silo: [terms] for silo in self._present}, self._joined)
+        opening: list[Part] = [terms] if phase is None else [terms, phase]
+        self._ask(dict.fromkeys(self._present, opening), self._joined)
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -287,8 +283,8 @@ class CoordinatorParty:
         return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
 
     def _joined(self, answers: Answers) -> None:
-        if self._prepared.method.shows_counts:
-            users = self._prepared.population.n_users
+        if self._plan.method.shows_counts:
+            users = self._plan.n_users
             counts = {silo: only(parts, Counts, silo).counts for silo, parts in answers.items()}
             for silo, own in counts.items():
                 if len(own) != users:
@@ -319,8 +315,8 @@ class CoordinatorParty:
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
-        model = self._rounds.checkpoint.model.cpu().numpy()
-        kinds = self._prepared.method.kinds
+        model = rounds.model
+        kinds = self._plan.method.kinds
         told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, totals)
         self._asked = round_context(self._context, self._agreed, told[self._present[0]])
@@ -338,7 +334,7 @@ class CoordinatorParty:
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
         if self._agreement.result_at_server:
-            total = self._prepared.agreed.vector(self._server.result())
+            total = self._plan.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)
         else:
             check_learned(answers)
@@ -388,4 +384,4 @@ class CoordinatorParty:
     def _largest_answer(self) -> int:
         """Return how long an answer may be: messages of the protocol, and a count per user."""
         up, _ = self._agreement.largest
-        return min(LARGEST_LETTER, up + 4 * self._prepared.population.n_users + (1 << 16))
+        return min(LARGEST_LETTER, up + 4 * self._plan.n_users + (1 << 16))

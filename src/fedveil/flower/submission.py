@@ -12,11 +12,12 @@ from typing import Final
 from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.folder import Row, RunFolder
-from fedveil.engine.run import Observer
+from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
+from fedveil.federation.opening import open_training
 from fedveil.federation.share import FixedPopulation, public_share
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
@@ -70,7 +71,7 @@ def read_experiment(path: Path, home: CoordinatorFolder) -> Experiment:
     return experiment
 
 
-def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
+def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty[Outcome]:
     """Open a run folder as the coordinator, new or interrupted.
 
     Raises:
@@ -82,7 +83,7 @@ def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
         raise RunFolderError(f"{path}: not a run of a federation")
     membership = home.membership
     share = public_share(home.schema, table.test_file, membership)
-    return CoordinatorParty(
+    return open_training(
         prepared=prepare(experiment, FixedPopulation(share)),
         membership=membership,
         identity=home.identity,

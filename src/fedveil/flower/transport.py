@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -45,7 +45,7 @@ class _UnderWay:
     wait: float
 
 
-def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
+def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> None:
     """Carry letters until the run ends, or until nobody has answered for the coordinator's patience.
 
     Where the run's protocol recovers, it goes on without silent silos before that.
@@ -80,7 +80,7 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
     _bid_farewell(grid, party, nodes)
 
 
-def _bid_farewell(grid: Grid, party: CoordinatorParty, nodes: dict[int, int]) -> None:
+def _bid_farewell(grid: Grid, party: CoordinatorParty[Any], nodes: dict[int, int]) -> None:
     """Push the last letters, and wait a little until they have arrived: what is lost of them costs others a wait."""
     letters = [(silo, letter) for silo, letter in party.farewells() if silo in nodes]
     messages = [
@@ -103,7 +103,7 @@ def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
 
 def _push(
     grid: Grid,
-    party: CoordinatorParty,
+    party: CoordinatorParty[Any],
     nodes: dict[int, int],
     under_way: dict[bytes, _UnderWay],
     resend_after: float,
@@ -137,7 +137,7 @@ def _push(
         under_way[letter] = sent
 
 
-def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]) -> bool:
+def _pull(grid: Grid, party: CoordinatorParty[Any], under_way: dict[bytes, _UnderWay]) -> bool:
     """Hand over the answers that have arrived; return whether there was one."""
     by_key = {key: sent for sent in under_way.values() for key in sent.keys}
     if not by_key:
