@@ -44,6 +44,7 @@ from fedveil.privacy.audit import canary_bound
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.messages import sender
 from tests.test_run import Silent, experiment, files, same_model
 
 POPULATIONS = Populations()
@@ -219,8 +220,8 @@ def test_an_attack_on_the_marks_is_held_by_the_statement_and_finds_marks_without
     for trial, there in enumerate(coins):
         mark = np.array([0.5 * there])
         for number in range(rounds):
-            noise = channel.transmit(np.zeros(1), bound.grid, 1, privacy.stream("try", trial, number))
-            held[trial] += (mark + noise)[0]
+            at = sender(privacy, trial, grid=bound.grid, round=number)
+            held[trial] += channel.send(mark, at).numbers[0]
             bare[trial] += mark[0]
     assert canary_bound(held, coins, delta=delta).epsilon < stated
     assert canary_bound(bare, coins, delta=delta).epsilon > stated

@@ -88,7 +88,7 @@ def _is_station(frame: FrameType) -> bool:
         return False
     return (
         (module.startswith("local/") and name == "sums")
-        or (module.startswith("methods/") and name in ("send", "transmit"))
+        or (module.startswith("methods/") and name == "send")
         or (module.startswith("protection/") and name == "result")
         or (module == "server/optimizers.py" and name == "step")
     )

@@ -44,6 +44,7 @@ from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, SampledWithoutReplacementEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.messages import received, sender
 from tests.test_run import Silent, files, same_model
 from tests.training import cohort_of, task_of
 
@@ -68,15 +69,8 @@ def updates(d: int, grid: float) -> np.ndarray:
 def errors(one: ClientMessages, rows: np.ndarray, grid: float) -> np.ndarray:
     """Return what every client's decoded message differs from her update by."""
     privacy = PrivacyRandomness.insecure(5)
-    return np.array(
-        [
-            one.transmit(
-                row, grid=grid, client=client, round_number=2, source=privacy.stream("channel", 2, client)
-            ).received
-            - row
-            for client, row in enumerate(rows)
-        ]
-    )
+    senders = (sender(privacy, client, senders=CLIENTS, grid=grid, round=2) for client in range(CLIENTS))
+    return np.array([received(one, row, at) - row for row, at in zip(rows, senders, strict=True)])
 
 
 # --- the law --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import NoGuarantee
 from fedveil.quantization import UpdateError
 from fedveil.randomness import PrivacyRandomness
+from tests.messages import received, sender
 from tests.test_run import Silent, files, same_model
 
 SILOS, CLIP, SIGMA = 3, 0.7, 5.0
@@ -53,20 +54,10 @@ def sums(d: int, size: float) -> np.ndarray:
     return values
 
 
-def received(
-    method: Method, totals: np.ndarray, privacy: PrivacyRandomness, silos: int = SILOS
-) -> np.ndarray:
-    channel = method.channel
-    assert isinstance(channel, LayeredShares)
+def summed(method: Method, totals: np.ndarray, privacy: PrivacyRandomness, silos: int = SILOS) -> np.ndarray:
     return np.sum(
         [
-            channel.transmit(
-                totals[silo],
-                n_silos=SILOS,
-                silo=silo,
-                round_number=1,
-                source=privacy.stream("channel", 1, silo),
-            ).received
+            received(method.channel, totals[silo], sender(privacy, silo, senders=SILOS))
             for silo in range(silos)
         ],
         axis=0,
@@ -84,7 +75,7 @@ def test_uldp_avg_w_over_the_channel_has_the_noise_of_uldp_avg_w(lattice: str | 
     totals = sums(d, 0.1 * CLIP)
     honest = SILOS - colluding
     method = layered(lattice, colluding)
-    noise = received(method, totals, PrivacyRandomness.insecure(3), honest) - totals[:honest].sum(axis=0)
+    noise = summed(method, totals, PrivacyRandomness.insecure(3), honest) - totals[:honest].sum(axis=0)
     std = SIGMA * CLIP
     assert stats.kstest(noise, "norm", args=(0, std)).pvalue > 1e-6
     sixth = 6 * np.sqrt(2 / d)  # six standard deviations of the mean square
@@ -99,34 +90,26 @@ def test_uldp_avg_w_over_the_channel_has_the_noise_of_uldp_avg_w(lattice: str | 
 
 def test_every_message_has_a_key_of_its_own_and_a_seed_repeats_it() -> None:
     totals = np.zeros((SILOS, 500))
-    once = received(layered(), totals, PrivacyRandomness.insecure(3), 1)
-    np.testing.assert_array_equal(once, received(layered(), totals, PrivacyRandomness.insecure(3), 1))
-    channel = layered().channel
-    assert isinstance(channel, LayeredShares)
-    source = PrivacyRandomness.system().stream("channel", 1, 0)
-    first, again = (
-        channel.transmit(totals[0], n_silos=SILOS, silo=0, round_number=1, source=source).received
-        for _ in range(2)
-    )
+    once = summed(layered(), totals, PrivacyRandomness.insecure(3), 1)
+    np.testing.assert_array_equal(once, summed(layered(), totals, PrivacyRandomness.insecure(3), 1))
+    at = sender(PrivacyRandomness.system(), senders=SILOS)
+    first, again = (received(layered().channel, totals[0], at) for _ in range(2))
     assert not np.isclose(first, again).any()
 
 
 def test_a_message_is_far_shorter_than_float32_and_above_the_information_limit() -> None:
     totals = sums(50_000, 0.02 * CLIP)
-    channel = layered().channel
-    assert isinstance(channel, LayeredShares)
-    source = PrivacyRandomness.insecure(0).stream("channel", 1, 0)
-    sent = channel.transmit(totals[0], n_silos=SILOS, silo=0, round_number=1, source=source)
-    bits = 8 * sent.cost.bytes / len(totals[0])
-    assert sent.cost.limit < bits < 32 / 100
+    cost = layered().channel.send(totals[0], sender(PrivacyRandomness.insecure(0), senders=SILOS)).cost
+    assert cost is not None
+    assert cost.limit is not None
+    bits = 8 * cost.bytes / len(totals[0])
+    assert cost.limit < bits < 32 / 100
 
 
 def test_a_sum_that_the_noise_cannot_hide_is_not_sent() -> None:
-    channel = layered().channel
-    assert isinstance(channel, LayeredShares)
-    source = PrivacyRandomness.insecure(0).stream("channel", 1, 0)
+    at = sender(PrivacyRandomness.insecure(0), senders=SILOS)
     with pytest.raises(UpdateError, match="2\\^30"):
-        channel.transmit(np.full(10, 1e12), n_silos=SILOS, silo=0, round_number=1, source=source)
+        layered().channel.send(np.full(10, 1e12), at)
 
 
 # --- what is derived ------------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ import tomllib
 import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
 
 from fedveil import cli, reference
-from fedveil.engine.choice import Choice
+from fedveil.engine.choice import Choice, Keys
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.study import presets
 from fedveil.local.losses import LOSSES
@@ -45,6 +45,8 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def section(annotation: object) -> type[BaseModel] | None:
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    marks = [mark for one in options if get_origin(one) is Annotated for mark in get_args(one)[1:]]
+    options = (*options, *(mark.section for mark in marks if isinstance(mark, Keys)))
     return next((one for one in options if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 

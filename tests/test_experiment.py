@@ -13,6 +13,7 @@ from fedveil.engine.experiment import merge, parse, parse_assignment
 from fedveil.engine.setup import Populations, prepare
 from fedveil.engine.study import Selection, load_study, preset_text, presets
 from fedveil.errors import ConfigError
+from fedveil.local.steps import LocalSgd
 from fedveil.population.catalogue import catalogue
 
 
@@ -38,6 +39,9 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"rouns": 3}, r"rouns: no such key; known here: .*rounds"),
         ({"method": {"clipp": 1}}, r"method\.clipp: no such key; known here: .*clip"),
         ({"rounds": 0}, r"rounds: must be >= 1, not 0"),
+        ({"local": {"epochs": 0}}, r"local\.epochs: must be >= 1, not 0"),
+        ({"local": {"projection": 1.0}}, r"local\.projection: no such key; known here: .*weight_decay"),
+        ({"local": {"epochs": 2, "steps": 1}}, r"local: .*epochs must be 1, not 2"),
         ({"rounds": "many"}, "rounds: must be a whole number, not 'many'"),
         ({"method": {"clip": 0}}, r"method\.clip: must be > 0, not 0"),
         ({"method": {"clip": -1.0}}, r"method\.clip"),
@@ -68,6 +72,11 @@ def test_a_missing_parameter_of_the_method_is_named() -> None:
     del wrong["method"]["clip"]
     with pytest.raises(ConfigError, match=r"method\.clip: is required"):
         parse(wrong, "test.toml")
+
+
+def test_the_table_local_is_the_stage() -> None:
+    local = parse(document(local={"epochs": 2, "batch_size": 4}), "test").local
+    assert local == LocalSgd(learning_rate=0.1, epochs=2, batch_size=4)
 
 
 def test_local_training_is_asked_for_where_it_happens_and_only_there() -> None:

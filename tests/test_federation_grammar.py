@@ -26,7 +26,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.exchanges import Kind, shape_of
+from fedveil.protection.exchanges import Kind, Step, shape_of
 from fedveil.protection.messages import KINDS, SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import (
@@ -254,91 +254,115 @@ def exchanges(world: World) -> Iterator[Exchange]:
     assert coordinator.outcome.stopped is None
 
 
+class Undisturbed:
+    """An honest run of each case, its world closed, and one part of every kind that was sent in any of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.worlds: dict[str, World] = {}
+        self.samples: dict[Kind, Part] = {Refused: Refused(why=Refusal(Code.ROUND_BUDGET))}
+        for name in CASES:
+            if "encrypted" not in name or find_spec("tenseal") is not None:
+                self.worlds[name] = self._played(made(name, folder / name))
+        self.samples[Totals] = Totals(counts=np.full(6, 50))
+        self.samples[Drawn] = Drawn(commitment=bytes(range(32)))
+        self.samples[Over] = Over()
+
+    def _played(self, world: World) -> World:
+        for exchange in exchanges(world):
+            exchange.deliver()
+            assert exchange.answered is not None
+            for part in (*exchange.letter.parts, *exchange.answered.parts):
+                self.samples[shape_of([part])[0]] = part
+        world.close()
+        return world
+
+
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Part]:
-    """One part of every kind, as honest runs send them, with contents that would do harm where they were read."""
-    found: dict[Kind, Part] = {Refused: Refused(why=Refusal(Code.ROUND_BUDGET))}
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Honest runs, whose parts would do harm where they were read at another time."""
     with pytest.MonkeyPatch.context() as patched:
         small_keys(patched)
-        for name in CASES:
-            if "encrypted" in name and find_spec("tenseal") is None:
-                continue
-            world = made(name, tmp_path_factory.mktemp("samples"))
-            for exchange in exchanges(world):
-                for part in exchange.letter.parts:
-                    found[shape_of([part])[0]] = part
-                exchange.deliver()
-                assert exchange.answered is not None
-                for part in exchange.answered.parts:
-                    found[shape_of([part])[0]] = part
-            world.close()
-    found[Totals] = Totals(counts=np.full(6, 50))
-    found[Drawn] = Drawn(commitment=bytes(range(32)))
-    found[Over] = Over()
+        return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture
+def samples(undisturbed: Undisturbed) -> dict[Kind, Part]:
+    return undisturbed.samples
+
+
+def steps_of(world: World) -> list[Step]:
+    """Every step that the grammars of two silos have."""
+    coordinator, found = world.coordinator, list[Step]()
+    assert coordinator is not None
+    for silo in (0, 1):
+        grammar = Grammar.of(coordinator._plan, coordinator._agreement.exchanges(silo))
+        found += [grammar.opening, *grammar.protocol.setup]
+        found += [step for first in (True, False) for step in grammar.round(1, first=first)]
     return found
 
 
 @needs_tenseal
-def test_every_kind_has_its_place_in_a_grammar(samples: dict[Kind, Part], tmp_path: Path) -> None:
+def test_every_kind_has_its_place_in_a_grammar(undisturbed: Undisturbed) -> None:
     """A kind of part or message that no session has is either dead or unguarded."""
     listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE) for kind in shape}
-    for name in CASES:
-        world = made(name, tmp_path / name)
-        coordinator = world.coordinate()
-        for silo in (0, 1):
-            grammar = Grammar.of(coordinator._plan, coordinator._agreement.exchanges(silo))
-            steps = [grammar.opening, *grammar.protocol.setup]
-            steps += [step for first in (True, False) for step in grammar.round(1, first=first)]
-            listed |= {kind for step in steps for kind in (*step.asked, *step.answered)}
-        coordinator.close()
-        world.close()
+    for world in undisturbed.worlds.values():
+        for step in steps_of(world):
+            listed |= {*step.asked, *step.answered}
     assert listed == {*KINDS.values()} - {Relay}
-    assert set(samples) == listed
+    assert set(undisturbed.samples) == listed
 
 
-@needs_tenseal
-@pytest.mark.parametrize("name", CASES)
-def test_no_letter_has_a_kind_that_the_method_does_not_list(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", IDS)
+def test_no_letter_has_a_kind_that_the_method_does_not_list(name: str, undisturbed: Undisturbed) -> None:
     """The statement is a fold over the messages a method lists: a kind beside them would be told and not counted."""
-    world = made(name, tmp_path)
-    coordinator = world.coordinate()
-    listed = {role: {one.kind for one in coordinator._plan.method.sends() if one.to & role} for role in Role}
-    for silo in (0, 1):
-        grammar = Grammar.of(coordinator._plan, coordinator._agreement.exchanges(silo))
-        steps = [grammar.opening, *grammar.protocol.setup]
-        steps += [step for first in (True, False) for step in grammar.round(1, first=first)]
-        assert {kind for step in steps for kind in step.asked} <= listed[Role.SILO]
-        assert {kind for step in steps for kind in step.answered} <= listed[Role.SERVER]
+    world = undisturbed.worlds[name]
+    assert world.coordinator is not None
+    sends = world.coordinator._plan.method.sends()
+    listed = {role: {one.kind for one in sends if one.to & role} for role in Role}
+    for step in steps_of(world):
+        assert {*step.asked} <= listed[Role.SILO]
+        assert {*step.answered} <= listed[Role.SERVER]
     assert {kind for shape in ENDINGS for kind in shape} <= listed[Role.SERVER]
-    coordinator.close()
-    world.close()
 
 
-def fingerprint(value: Any, seen: dict[int, int] | None = None) -> str:
+PLAIN = (bytes, bytearray, str, int, float, bool, type(None), Enum, Path, type)
+
+
+def fingerprint(value: Any) -> str:
     """A digest of everything that a value holds: numbers, bytes, arrays, and the objects of this package."""
-    seen = {} if seen is None else seen
+    content: list[bytes] = []
+    _content(value, {}, content.append)
+    return hashlib.sha256(b"".join(content)).hexdigest()
+
+
+def _content(value: Any, seen: dict[int, int], add: Callable[[bytes], None]) -> None:
+    """Add what a value holds, each value with its type and its size before it."""
+    of = type(value)
+    if isinstance(value, PLAIN):
+        text = repr(value).encode()
+        add(b"%s %d " % (of.__name__.encode(), len(text)) + text)
+        return
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
-        content = f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
-    elif isinstance(value, torch.Tensor):
-        return fingerprint(value.detach().cpu().numpy())
-    elif isinstance(value, bytes | bytearray | str | int | float | bool | None | Enum | Path | type):
-        content = repr(value).encode()
-    elif id(value) in seen:
-        content = b"again %d" % seen[id(value)]
-    else:
-        seen[id(value)] = len(seen)
-        if isinstance(value, dict):
-            pairs = [(repr(key), fingerprint(one, seen)) for key, one in value.items()]
-            content = repr(pairs).encode()
-        elif isinstance(value, list | tuple):
-            content = repr([fingerprint(one, seen) for one in value]).encode()
-        elif isinstance(value, set | frozenset):
-            content = repr(sorted(map(repr, value))).encode()
-        elif type(value).__module__.startswith("fedveil.") and hasattr(value, "__dict__"):
-            content = fingerprint(vars(value), seen).encode()
-        else:
-            content = repr(type(value)).encode()
-    return hashlib.sha256(type(value).__name__.encode() + content).hexdigest()
+        add(f"{of.__name__} {value.dtype} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
+        return
+    if id(value) in seen:
+        add(b"again %d " % seen[id(value)])
+        return
+    seen[id(value)] = len(seen)
+    inside: list[Any] = []
+    if isinstance(value, dict):
+        inside = [one for key, held in value.items() for one in (repr(key), held)]
+    elif isinstance(value, list | tuple):
+        inside = list(value)
+    elif isinstance(value, set | frozenset):
+        inside = sorted(map(repr, value))
+    elif of.__module__.startswith("fedveil.") and hasattr(value, "__dict__"):
+        inside = [vars(value)]
+    add(b"%s %d " % (of.__name__.encode(), len(inside)))
+    for one in inside:
+        _content(one, seen, add)
 
 
 def on_disk(folder: Path) -> dict[str, bytes]:
@@ -377,73 +401,72 @@ def others(
     )  # which the coordinator may say
 
 
-def harmless_to_a_silo(name: str, samples: dict[Kind, Part], folder: Path, *, pairs: bool) -> None:
-    undisturbed, world = made(name, folder / "undisturbed"), made(name, folder / "disturbed")
-    undisturbed.play()
+def tries_at_a_silo(exchange: Exchange, samples: dict[Kind, Part], *, pairs: bool) -> int:
+    """Send a silo other letters in an honest one's place, and see that nothing changes; return how many."""
+    before, mine = state_of(exchange.world, exchange.silo), exchange.addressed_all(samples, up=False)
+    tried = 0
+    for parts in others(exchange.letter.parts, mine, pairs=pairs):
+        (answer,) = exchange.to_silo(*parts)
+        assert isinstance(answer, Refused | Here)
+        if isinstance(answer, Refused):
+            assert answer.why.code is Code.SHAPE or answer.why.code.cause == "replay"
+        tried += 1
+    assert state_of(exchange.world, exchange.silo) == before
+    return tried
+
+
+def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, Part]) -> None:
+    """Give other answers in an honest one's place: each ends the run, by the silo's name, and none of it is read."""
+    exchange.deliver()
+    coordinator, honest = exchange.world.coordinator, exchange.answered
+    assert coordinator is not None
+    assert honest is not None
+    stops: list[str] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(coordinator, "stop", stops.append)
+        state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
+        mine = exchange.addressed_all(samples, up=True)
+        before = fingerprint(state), on_disk(exchange.world.run_folder.path)
+        letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in ENDINGS]
+        for parts in letters:
+            exchange.from_silo(*parts)
+        assert (fingerprint(state), on_disk(exchange.world.run_folder.path)) == before
+    assert stops == [f"silo silo{exchange.silo}: sent {Code.SHAPE.template}"] * len(letters)
+    assert len(letters) > 40
+
+
+def disturbed(name: str, undisturbed: Undisturbed, folder: Path, *, pairs: bool) -> None:
+    """Play a run in which both ends are sent other letters than the honest ones; it ends as it does without them."""
+    honest, world = undisturbed.worlds[name], made(name, folder)
     tried = 0
     for exchange in exchanges(world):
         if exchange.silo > 1 or (exchange.silo and exchange.round == 2):
             continue
-        before, mine = state_of(world, exchange.silo), exchange.addressed_all(samples, up=False)
-        for parts in others(exchange.letter.parts, mine, pairs=pairs):
-            (answer,) = exchange.to_silo(*parts)
-            assert isinstance(answer, Refused | Here)
-            if isinstance(answer, Refused):
-                assert answer.why.code is Code.SHAPE or answer.why.code.cause == "replay"
-            tried += 1
-        assert state_of(world, exchange.silo) == before
+        tried += tries_at_a_silo(exchange, undisturbed.samples, pairs=pairs)
+        tries_at_the_coordinator(exchange, undisturbed.samples)
     assert tried > 100
     for number in range(3):
         ledger = f"state-{number}/{LEDGER}"
-        assert len(read_entries(world.folder / ledger)) == len(read_entries(undisturbed.folder / ledger)) == 2
-    if (undisturbed.run_folder / "model.safetensors").exists() and "transfer" not in name:  # draws by lot
-        assert same_model(files(undisturbed.run_folder.path)[1], files(world.run_folder.path)[1])
-    undisturbed.close()
+        assert len(read_entries(world.folder / ledger)) == len(read_entries(honest.folder / ledger)) == 2
+    if (honest.run_folder / "model.safetensors").exists() and "transfer" not in name:  # draws by lot
+        assert same_model(files(honest.run_folder.path)[1], files(world.run_folder.path)[1])
     world.close()
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_no_other_letter_changes_anything_at_a_silo(
-    name: str, samples: dict[Kind, Part], tmp_path: Path
+def test_no_other_letter_or_answer_changes_anything(
+    name: str, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Every kind alone and every letter near to the honest one, in every state of the session."""
-    harmless_to_a_silo(name, samples, tmp_path, pairs=False)
+    """Every kind alone and every letter near to the honest one, in every state of the session, at both ends."""
+    disturbed(name, undisturbed, tmp_path, pairs=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
 def test_no_pair_of_parts_changes_anything_at_a_silo(
-    name: str, samples: dict[Kind, Part], tmp_path: Path
+    name: str, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    harmless_to_a_silo(name, samples, tmp_path, pairs=True)
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_no_other_answer_changes_anything_at_the_coordinator(
-    name: str, samples: dict[Kind, Part], tmp_path: Path
-) -> None:
-    """A silo that answers something else ends the run, by its name, and nothing of its answer is read."""
-    world = made(name, tmp_path)
-    for exchange in exchanges(world):
-        if exchange.silo > 1 or (exchange.silo and exchange.round == 2):
-            continue
-        exchange.deliver()
-        coordinator, honest = world.coordinator, exchange.answered
-        assert coordinator is not None
-        assert honest is not None
-        stops: list[str] = []
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(coordinator, "stop", stops.append)
-            state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
-            mine = exchange.addressed_all(samples, up=True)
-            before = fingerprint(state), on_disk(world.run_folder.path)
-            letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in ENDINGS]
-            for parts in letters:
-                exchange.from_silo(*parts)
-            assert (fingerprint(state), on_disk(world.run_folder.path)) == before
-        assert stops == [f"silo silo{exchange.silo}: sent {Code.SHAPE.template}"] * len(letters)
-        assert len(letters) > 40
-    world.close()
+    disturbed(name, undisturbed, tmp_path, pairs=True)
 
 
 SEQUENCES = ("open, by records", "masked", "blind, sampled", "recovering")

@@ -21,7 +21,8 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
 from fedveil.protection.ends import ServerEnd
 from fedveil.protection.parts import Model, Task
-from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo
+from fedveil.protection.recovery_server import RecoverableServer
+from fedveil.protection.recovery_silo import RecoverableSilo
 from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
 
@@ -52,7 +53,7 @@ def step(coordinator: CoordinatorParty) -> str:
     assert isinstance(end, ServerEnd)
     machine = end._server
     assert isinstance(machine, RecoverableServer)
-    return machine._step.name
+    return machine._phase.name
 
 
 def exchange(world: World, coordinator: CoordinatorParty, without: Collection[int] = ()) -> None:

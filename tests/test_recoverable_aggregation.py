@@ -23,8 +23,6 @@ from fedveil.protection.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
     SHARE_PURPOSE,
-    RecoverableServer,
-    RecoverableSilo,
     check_threshold,
 )
 from fedveil.protection.recovery_messages import (
@@ -36,6 +34,8 @@ from fedveil.protection.recovery_messages import (
     ShareBundle,
     Survivors,
 )
+from fedveil.protection.recovery_server import RecoverableServer
+from fedveil.protection.recovery_silo import RecoverableSilo
 from fedveil.protection.secure_aggregation import MASK_PURPOSE, AggregationPlan
 
 FALSE_ALARM = 1e-6

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import pytest
 
 from fedveil.commands import lists
-from fedveil.engine.choice import Choice, Chosen, known_keys, own_keys
+from fedveil.engine.choice import Choice, Chosen, own_keys
 from fedveil.engine.experiment import asked_for, parse
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
@@ -187,7 +187,7 @@ def test_a_package_that_fails_to_import_is_named_and_breaks_nothing_else(
     ):
         parse(denoised("broken"), "t")
     assert parse(denoised("laplacian"), "t").server.denoiser is not None
-    assert "smoothing" in known_keys("denoisers")
+    assert "smoothing" in Chosen("denoisers").known()
     assert {one.name: one for one in catalogue()}["broken"].package == "fv-broken"
     lists.methods_command(as_json=True)
     lists.stages_command(as_json=True)

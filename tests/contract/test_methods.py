@@ -50,6 +50,7 @@ from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEve
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
+from tests.messages import sender
 
 SILOS, USERS, CLIP, SIGMA = 3, 6, 0.7, 5.0
 LOCAL = LocalSgd(learning_rate=0.5, epochs=2, batch_size=2)
@@ -342,9 +343,9 @@ def test_shares_add_up_to_the_stated_noise_against_the_honest_silos(name: str, c
     method = METHOD_CASES[name](SIGMA)
     channel = dataclasses.replace(method.channel, colluding_silos=colluding)
     d = 30_000
-    source = PrivacyRandomness.insecure(7)
+    privacy, grid = PrivacyRandomness.insecure(7), method.bound.grid
     honest = sum(
-        channel.transmit(np.zeros(d), method.bound.grid, SILOS, source.stream("noise", silo))
+        channel.send(np.zeros(d), sender(privacy, silo, senders=SILOS, grid=grid)).numbers
         for silo in range(SILOS - colluding)
     )
     scale = CLIP * SILOS if name == "uldp-naive" else CLIP
@@ -359,8 +360,8 @@ def test_noisy_sums_lie_on_a_grid_that_divides_the_contributions() -> None:
     grid = method.bound.grid
     fine = grid_law(method.channel.share_std(SILOS), grid).grid
     assert (grid / fine).is_integer()
-    source = PrivacyRandomness.system().stream("noise", 0, 0)
-    noisy = method.channel.transmit(np.arange(100) * grid, grid, SILOS, source)
+    at = sender(PrivacyRandomness.system(), senders=SILOS, grid=grid)
+    noisy = method.channel.send(np.arange(100) * grid, at).numbers
     assert (noisy / fine == np.round(noisy / fine)).all()
 
 

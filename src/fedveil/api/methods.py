@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from fedveil.engine.choice import Choice, own_keys
-from fedveil.engine.sections import LocalSection
 from fedveil.errors import ConfigError
 from fedveil.keys import Key
+from fedveil.local.steps import LocalSgd
 from fedveil.registry import find
 
 _SERVER: Final = "learning_rate"
@@ -65,7 +65,7 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     """
     own = {key.name for key in _keys(name)}
     trains = _trains(name)
-    local = set(LocalSection.model_fields) if trains else set()
+    local = {key.name for key in own_keys(LocalSgd)} if trains else set()
     unknown = [key for key in parameters if key not in own | local]
     if unknown:
         hint = (
@@ -107,8 +107,7 @@ def _signature(name: str) -> inspect.Signature:
     """Return a builder's own parameters, with those of local training where it trains."""
     found = {key.name: "calibrated" if key.name == "noise_multiplier" else key.default for key in _keys(name)}
     if _trains(name):
-        fields = LocalSection.model_fields.items()
-        found |= {key: field.default for key, field in fields if key not in found}
+        found |= {key.name: key.default for key in own_keys(LocalSgd) if key.name not in found}
     keyword = inspect.Parameter.KEYWORD_ONLY
     given = [inspect.Parameter(key, keyword, default=default) for key, default in found.items()]
     return inspect.Signature(given, return_annotation=MethodChoice)

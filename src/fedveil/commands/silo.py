@@ -16,7 +16,7 @@ from fedveil.federation.silo_ledger import adopt
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.joining import accept, join_as_silo, rotate
 from fedveil.flower.requests import Request
-from fedveil.flower.silo import ServedSilo
+from fedveil.flower.silo import ServedSilo, limit_memory
 
 silo = typer.Typer(
     help="Join a federation as a silo, accept its membership, serve; export the ledger.",
@@ -82,6 +82,7 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
     """Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened."""
     home = SiloFolder(folder, Asked(descriptor))
     end_by_terminate()
+    limit_memory(home)
     served = ServedSilo(home)
     try:
         OUT.print(f"silo {home.settings.name} answers {home.settings.coordinator}; Ctrl-C ends it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -135,7 +136,7 @@ class IdentityKey:
             path, self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         )
 
-    @property
+    @cached_property
     def public(self) -> PublicIdentity:
         """The half to give to everybody."""
         return PublicIdentity(self._private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))

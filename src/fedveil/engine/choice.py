@@ -105,12 +105,7 @@ class Choice:
 
     def document(self) -> dict[str, Any]:
         """Return the section as a document has it, defaults included; what has no value is left out."""
-        written = {
-            key: _JSON.dump_python(value, mode="json")
-            for key, value in self.keys.items()
-            if value is not None
-        }
-        return {_NAME: self.name, **written}
+        return {_NAME: self.name, **_written(self.keys)}
 
 
 @dataclass(frozen=True)
@@ -148,6 +143,16 @@ class Chosen:
         _try(choice)
         return choice
 
+    def known(self) -> list[str]:
+        """Return the keys that any member of the kind has."""
+        found = {_NAME}
+        for one in members(self.kind):
+            try:
+                found |= {key.name for key in own_keys(one.load())}
+            except ConfigError:
+                continue  # its own command says so
+        return sorted(found)
+
     def _told(self, problem: Any, section: type[BaseModel]) -> dict[str, Any]:
         """Return a problem; an unknown key says whose it is, if it is that of a few others of the house."""
         if problem["type"] != "extra_forbidden":
@@ -160,6 +165,49 @@ class Chosen:
         return {"type": "value_error", "loc": problem["loc"], "msg": told, "input": None}
 
 
+@dataclass(frozen=True)
+class Keys:
+    """Marks a field of an experiment as the section of one stage, as in ``Annotated[LocalSgd, Keys(LocalSgd)]``.
+
+    Attributes:
+        stage: its class, whose fields are the keys.
+    """
+
+    stage: type[Any]
+
+    @property
+    def section(self) -> type[BaseModel]:
+        """The keys as a pydantic model."""
+        return _section(self.stage.__name__, own_keys(self.stage))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Return how a document's table becomes the stage, and back."""
+        both = Annotated[Any, PlainValidator(self.read), PlainSerializer(self.document)]
+        return handler.generate_schema(both)
+
+    def read(self, given: Any) -> Any:
+        """Return the stage of a table; each problem is told with its key."""
+        if isinstance(given, self.stage):
+            return given
+        if not isinstance(given, dict):
+            raise _refused(f"must be a table, not {foreign(repr(given))}")
+        try:
+            return self.stage(**dict(self.section.model_validate(given)))
+        except ValidationError as error:
+            problems = [dict(one) for one in error.errors(include_url=False)]
+            raise WrongChoiceError(problems, self.known()) from None
+        except FedveilError as error:
+            raise _refused(str(error)) from None
+
+    def known(self) -> list[str]:
+        """Return the keys."""
+        return sorted(key.name for key in own_keys(self.stage))
+
+    def document(self, stage: Any) -> dict[str, Any]:
+        """Return the section as a document has it, defaults included; what has no value is left out."""
+        return _written({key.name: getattr(stage, key.name) for key in own_keys(self.stage)})
+
+
 @cache
 def section_of(kind: str, name: str) -> type[BaseModel]:
     """Return the keys of a member as a pydantic model.
@@ -167,19 +215,31 @@ def section_of(kind: str, name: str) -> type[BaseModel]:
     Raises:
         ConfigError: no such member, or one that cannot be loaded or has no keys that a document could give.
     """
-    fields: dict[str, Any] = {}
-    for key in own_keys(_loaded(kind, name)):
-        if key.name == _NAME:
-            raise ConfigError(f"{KINDS[kind]} '{name}': a key of its own is called 'name', which is taken")
-        wanted = key.type if not key.words else key.type | Literal[key.words]
-        fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
-    config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    keys = own_keys(_loaded(kind, name))
+    if any(key.name == _NAME for key in keys):
+        raise ConfigError(f"{KINDS[kind]} '{name}': a key of its own is called 'name', which is taken")
     try:
-        return create_model(f"{kind}:{name}", __config__=config, **fields)
+        return _section(f"{kind}:{name}", keys)
     except (PydanticUserError, NameError) as error:
         raise ConfigError(
             f"{KINDS[kind]} '{name}': a key that no document can give: {foreign(str(error))}"
         ) from error
+
+
+@cache
+def _section(title: str, keys: tuple[Key, ...]) -> type[BaseModel]:
+    """Return keys as a pydantic model."""
+    fields: dict[str, Any] = {}
+    for key in keys:
+        wanted = key.type if not key.words else key.type | Literal[key.words]
+        fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
+    config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    return create_model(title, __config__=config, **fields)
+
+
+def _written(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that have a value, as a document has them."""
+    return {key: _JSON.dump_python(value, mode="json") for key, value in keys.items() if value is not None}
 
 
 def flat(
@@ -211,17 +271,6 @@ def choice_of(kind: str, stage: Any) -> Choice | None:
             keys = {key.name: getattr(stage, key.name) for key in own_keys(type(stage))}
             return Choice(kind=kind, name=one.name, keys=keys)
     return None
-
-
-def known_keys(kind: str) -> list[str]:
-    """Return the keys that any member of a kind has."""
-    found = {_NAME}
-    for one in members(kind):
-        try:
-            found |= {key.name for key in own_keys(one.load())}
-        except ConfigError:
-            continue  # its own command says so
-    return sorted(found)
 
 
 @cache

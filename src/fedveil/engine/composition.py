@@ -16,7 +16,6 @@ from typing import Any
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.side_releases import SideRelease, check_beside, together
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
@@ -145,7 +144,7 @@ class Composition:
         """Return what composition can fill in."""
         experiment, population = self.experiment, self.population
         return {
-            "local": None if experiment.local is None else LocalSgd(**experiment.local.model_dump()),
+            "local": experiment.local,
             "n_silos": population.n_silos,
             "n_users": population.n_users,
             "largest_silo": max(1, int(population.records_per_silo().max())),

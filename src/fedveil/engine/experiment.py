@@ -14,12 +14,11 @@ import tomlkit
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from fedveil.engine.choice import Choice, Chosen, flat, known_keys
+from fedveil.engine.choice import Choice, Chosen, Keys, flat
 from fedveil.engine.sections import (
     BudgetSection,
     DataSection,
     EvaluationSection,
-    LocalSection,
     ModelSection,
     PreprocessingSection,
     PrivacySection,
@@ -30,6 +29,7 @@ from fedveil.engine.sections import (
 from fedveil.errors import ConfigError
 from fedveil.files import parse_toml, read_text
 from fedveil.keys import Count
+from fedveil.local.steps import LocalSgd
 from fedveil.validation import plain
 
 
@@ -43,7 +43,7 @@ class Experiment(Section):
     evaluate_every: Count = Field(1, description="rounds between evaluations on the test set")
     data: DataSection
     model: ModelSection = ModelSection()
-    local: LocalSection | None = None
+    local: Annotated[LocalSgd, Keys(LocalSgd)] | None = None
     trainer: TrainerSection = TrainerSection()
     method: Annotated[Choice, Chosen("methods")]
     channel: Annotated[Choice, Chosen("channels")] = Choice("channels", "additive")
@@ -199,9 +199,9 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
     model: Any = Experiment
     for part in path:
         section = model.model_fields.get(part)
-        kind = kind_of(section)
-        if kind is not None:
-            return known_keys(kind)
+        mark = _mark_of(section)
+        if mark is not None:
+            return mark.known()
         inner = [section.annotation, *get_args(section.annotation)] if section else []
         model = next(
             (one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), Experiment
@@ -209,12 +209,12 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
     return sorted(model.model_fields)
 
 
-def kind_of(section: FieldInfo | None) -> str | None:
-    """Return the kind of member that a field of a table names; None where it names none."""
+def _mark_of(section: FieldInfo | None) -> Chosen | Keys | None:
+    """Return what says that a field of a table is a section of a stage, or of one that it names."""
     if section is None:
         return None
     marks = (*section.metadata, *(mark for one in get_args(section.annotation) for mark in get_args(one)[1:]))
-    return next((mark.kind for mark in marks if isinstance(mark, Chosen)), None)
+    return next((mark for mark in marks if isinstance(mark, Chosen | Keys)), None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -244,8 +244,8 @@ def asked_for(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def _slots(table: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the path and the kind of every choice."""
     for name, section in table.model_fields.items():
-        kind = kind_of(section)
-        if kind is not None:
-            yield (*above, name), kind
+        mark = _mark_of(section)
+        if isinstance(mark, Chosen):
+            yield (*above, name), mark.kind
         elif isinstance(section.annotation, type) and issubclass(section.annotation, BaseModel):
             yield from _slots(section.annotation, (*above, name))

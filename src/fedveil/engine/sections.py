@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
-from fedveil.keys import Count, Fraction, NonNegative, Positive
+from fedveil.keys import Count, NonNegative, Positive
 from fedveil.population.allocation import Law
 from fedveil.statistics.limits import LEAST_BINS, MOST_BINS, MOST_GROUPINGS, SiloWeights, once
 
@@ -127,18 +127,6 @@ class ModelSection(Section):
         if self.initial is not None and self.start != "seed":
             raise ValueError("start: the parameters are those of initial; remove one of the two")
         return self
-
-
-class LocalSection(Section):
-    """What one contribution computes: local stochastic gradient descent."""
-
-    learning_rate: Positive = Field(0.1, description="eta_l")
-    epochs: Count = Field(1, description="Q, passes over the contribution's own records")
-    steps: Count | None = Field(None, description="tau, where the one pass stops; default: whole passes")
-    batch_size: Count | None = Field(None, description="records per step; default: all of the contribution")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: NonNegative = 0.0
-    decay: Fraction = Field(1.0, description="factor by which learning_rate falls from round to round")
 
 
 class TrainerSection(Section):

@@ -43,7 +43,7 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
         units=prepared.population.n_users,
         mechanisms=(
             *guarantee.mechanisms,
-            f"{rounds} rounds, composed adaptively",
+            f"{rounds} rounds of this, composed adaptively",
             *(line for one in ledger.beside for line in _told(prepared, one)),
         ),
         trust=tuple(

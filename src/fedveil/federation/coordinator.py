@@ -27,7 +27,16 @@ from fedveil.engine.folder import RunFolder
 from fedveil.errors import IntegrityError, ModelError, RunFolderError
 from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.exchange import Absentees, Answers, Exchange, by_silo, check_learned, check_lengths
+from fedveil.federation.exchange import (
+    MOST_LEFT,
+    Absentees,
+    Answers,
+    Exchange,
+    by_silo,
+    check_learned,
+    check_lengths,
+    totals_of,
+)
 from fedveil.federation.grammar import Conversation, Grammar, ends
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
@@ -39,9 +48,7 @@ from fedveil.files import parse_json, read_content, reading
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
-    LARGEST_COUNT,
     AskedOfAll,
-    Counts,
     Here,
     Knock,
     Over,
@@ -148,8 +155,10 @@ class CoordinatorParty(Generic[EndingT]):
             return ()
         return tuple(self._membership.silos[silo] for silo in silent)
 
-    def receive(self, silo: int, data: bytes) -> None:
-        """Read a silo's letter. What belongs to an exchange that is over is passed over in silence.
+    def receive(self, silo: int, data: bytes) -> bool:
+        """Read a silo's letter; return whether it was waited for. What belongs to an exchange that is over is not.
+
+        Nor is the word of a silo that another run has it: who waits for it counts its own patience.
 
         Args:
             silo: who sent it, as the carrier says.
@@ -170,42 +179,47 @@ class CoordinatorParty(Generic[EndingT]):
         )
         exchange, name = self._exchange, self._membership.silos[silo]
         if exchange is None or letter.run != self._run:
-            return
+            return False
         if silo in self._absent:
             self._absent.hear(silo, letter)
-            return
+            return False
         if not exchange.awaits(silo, letter):
-            return
+            return False
         if ends(letter.parts):
-            self._end(silo, letter)
-            return
+            return self._end(silo, letter)
         try:
             if exchange.knocks:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
-            return
+            return True
         exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
+        return True
 
-    def _end(self, silo: int, letter: SignedMessage) -> None:
+    def _end(self, silo: int, letter: SignedMessage) -> bool:
         """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
         (part,) = letter.parts
+        name = self._membership.silos[silo]
         if isinstance(part, Refused):
-            self.stop(
-                f"silo {self._membership.silos[silo]} refuses ({part.why.code.cause}): {part.why.sentence}"
-            )
-        elif self._exchange is not None and self._exchange.knocks:
-            assert isinstance(part, Here)
-            if not part.busy:  # else the question stands, and is asked again
-                self._exchange.answers[silo] = letter.parts
-                self._proceed()
+            self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
+            return True
+        assert isinstance(part, Here)
+        if self._exchange is not None and self._exchange.knocks:
+            if part.busy:  # the question stands, and is asked again
+                return False
+            self._exchange.answers[silo] = letter.parts
+            self._proceed()
+            return True
+        if self._absent.leaves_again(silo):
+            self.stop(f"silo {name} left {MOST_LEFT} sessions of this run in which no round ended")
         elif self._leave((silo,)):
             self._absent.hear(silo, letter)
             self._proceed()
         else:
             self._begin_session()
+        return True
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
@@ -284,17 +298,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _joined(self, answers: Answers) -> None:
         if self._plan.method.shows_counts:
-            users = self._plan.n_users
-            counts = {silo: only(parts, Counts, silo).counts for silo, parts in answers.items()}
-            for silo, own in counts.items():
-                if len(own) != users:
-                    raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
-            self._totals = np.sum(list(counts.values()), axis=0)
-            if (self._totals > LARGEST_COUNT).any():
-                most = max(counts, key=lambda silo: int(counts[silo].max()))
-                raise ProtocolError(
-                    f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most
-                )
+            self._totals = totals_of(answers, self._plan.n_users)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
@@ -339,6 +343,7 @@ class CoordinatorParty(Generic[EndingT]):
         else:
             check_learned(answers)
             self._rounds.pass_on(self._server.summed)
+        self._absent.round_ended()
         if self._absent.back and self._rounds.left:
             self._begin_session()
         else:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Int64
 
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.parts import Learned, Part, Refused, Relay, only
+from fedveil.protection.parts import LARGEST_COUNT, Counts, Learned, Part, Refused, Relay, only
 from fedveil.protection.protocol import Agreement, Outgoing
+
+MOST_LEFT: Final = 100
+"""How many sessions a silo may leave between two rounds: its process may end at any time, but not for ever."""
 
 Answers = dict[int, tuple[Part, ...]]
 """What every silo of an exchange has answered."""
@@ -28,6 +35,23 @@ def check_learned(answers: Answers) -> None:
             raise ProtocolError(
                 "ends the round with another model or optimiser's state than silo 0", silo=silo
             )
+
+
+def totals_of(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
+    """Return how many records every user has over all silos, of the counts with which they joined.
+
+    Raises:
+        ProtocolError: names a silo that counts other users, or too many records.
+    """
+    counts = {silo: only(parts, Counts, silo).counts for silo, parts in answers.items()}
+    for silo, own in counts.items():
+        if len(own) != users:
+            raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
+    totals: Int64[np.ndarray, " users"] = np.sum(list(counts.values()), axis=0)
+    if (totals > LARGEST_COUNT).any():
+        most = max(counts, key=lambda silo: int(counts[silo].max()))
+        raise ProtocolError(f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most)
+    return totals
 
 
 def by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:
@@ -92,6 +116,7 @@ class Absentees:
         self._unanswered: dict[int, tuple[Exchange, bytes]] = {}
         self._silent: set[int] = set()
         self._back: set[int] = set()
+        self._leavings: Counter[int] = Counter()
 
     def __contains__(self, silo: object) -> bool:
         """Return whether a silo was left behind, back or not."""
@@ -113,6 +138,15 @@ class Absentees:
             self._silent.discard(silo)
             if not any(isinstance(part, Refused) for part in letter.parts):
                 self._back.add(silo)
+
+    def leaves_again(self, silo: int) -> bool:
+        """Note that a silo has left its session by itself; return whether it did so too often since the last round."""
+        self._leavings[silo] += 1
+        return self._leavings[silo] > MOST_LEFT
+
+    def round_ended(self) -> None:
+        """Note that sessions bear fruit."""
+        self._leavings.clear()
 
     @property
     def back(self) -> int:

@@ -26,6 +26,7 @@ from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
+from fedveil.protection.errors import ProtocolError
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
@@ -171,7 +172,10 @@ class OwnSession:
             check_asked(self._roster, self._asked, part.signatures, self._least)
             return []
         if isinstance(part, Relay):
-            replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
+            try:
+                replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
+            except ArithmeticError as error:  # numbers that no party of the protocol sends
+                raise ProtocolError(str(error)) from error
             return [*replies, *self._learn(), *self._contribute()]
         if isinstance(part, Task):
             self._task = part

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn
+from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import OwnTurn, as_tensor
 from fedveil.federation.own_work import OwnWork
@@ -51,11 +52,19 @@ class OwnTraining(OwnWork):
         prepared: the experiment as the silo holds it.
         number: the silo's own.
         event: what its ledger counts of a round.
+        seconds: that the training of a round may take.
         phase: which part of a run it is; None: all of one that does nothing else.
     """
 
-    def __init__(self, prepared: Prepared, number: int, event: Event, phase: Phase | None = None) -> None:
-        self.prepared, self._number = prepared, number
+    def __init__(
+        self,
+        prepared: Prepared,
+        number: int,
+        event: Event,
+        seconds: float,
+        phase: Phase | None = None,
+    ) -> None:
+        self.prepared, self._number, self._seconds = prepared, number, seconds
         self.plan = training_plan(prepared, phase)
         self.promise = Promise.of(prepared, event)
         self.rounds = prepared.experiment.rounds
@@ -74,6 +83,7 @@ class OwnTraining(OwnWork):
     ) -> Any:
         """Train; return the silo's message, or its contributions."""
         turn = OwnTurn.of(self.prepared, number, as_tensor(model), drawn, self.plan.privacy)
+        turn = replace(turn, progress=Deadline(self._seconds))
         work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
         work.begin(attempt)
         return work.give(self._number)

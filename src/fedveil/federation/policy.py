@@ -12,6 +12,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.foreign import foreign
+from fedveil.keys import Count, Positive
 from fedveil.local.losses import LOSSES
 from fedveil.methods.claims import Guarantee
 from fedveil.methods.method import Method
@@ -22,9 +23,6 @@ from fedveil.privacy.ledger import Budget
 from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, outsiders
 from fedveil.validation import problems
-
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
 
 _NOT_AGAINST: Final = {
     Role.READER: Code.NOT_AGAINST_READERS,
@@ -54,15 +52,21 @@ class Policy(BaseModel):
             totals; it takes trust in both as well.
         without_guarantee: take part in runs that guarantee nothing (tests, public data).
         largest_letter: bytes of a letter beyond which it is refused unread.
+        most_rounds: of a run.
+        most_epochs: passes over the records in a round.
+        most_parameters: of a model.
+        round_seconds: how long the training of a round may take; looked at between chunks of contributions.
+        memory_mb: that the silo's process may take, where `fedveil silo serve` serves it.
+        fruitless_seconds: of a processor in 24 hours, for letters that lead to no charged round; then none is read.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     schema_version: Literal[1] = 1
-    epsilon: _Positive
+    epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     accountant: Literal["pld", "rdp"] = "pld"
-    clip: _Positive
+    clip: Positive
     methods: tuple[str, ...] = ("uldp-naive", "uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w")
     models: tuple[str, ...] = ("linear",)
     losses: tuple[str, ...] = tuple(LOSSES)
@@ -73,6 +77,12 @@ class Policy(BaseModel):
     disclose_counts: bool = False
     without_guarantee: bool = False
     largest_letter: Annotated[int, Field(ge=1024, le=LARGEST_LETTER)] = LARGEST_LETTER
+    most_rounds: Count = 10_000
+    most_epochs: Count = 100
+    most_parameters: Count = 20_000_000
+    round_seconds: Positive = 3600.0
+    memory_mb: Annotated[int, Field(ge=1024)] = 8192
+    fruitless_seconds: Positive = 60.0
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -128,13 +138,23 @@ class Policy(BaseModel):
                 raise RefusalError(code, detail=detail)
         if experiment.privacy.insecure_seed is not None and not self.without_guarantee:
             raise RefusalError(Code.KNOWN_SEED)
+        if experiment.rounds > self.most_rounds:
+            raise RefusalError(Code.ROUNDS, experiment.rounds, self.most_rounds)
+        if experiment.local is not None and experiment.local.epochs > self.most_epochs:
+            raise RefusalError(Code.EPOCHS, experiment.local.epochs, self.most_epochs)
 
-    def check_method(self, method: Method) -> None:
+    def check_method(self, method: Method, parameters: int) -> None:
         """Refuse a method whose bound is looser than allowed, or whose weights need counts that stay here.
+
+        Args:
+            method: at work.
+            parameters: of the model, which has no more of them than allowed.
 
         Raises:
             RefusalError: says which limit would be accepted.
         """
+        if parameters > self.most_parameters:
+            raise RefusalError(Code.LARGE_MODEL, parameters, self.most_parameters)
         if method.bound.bounded:
             if method.bound.norm > self.clip:
                 raise RefusalError(Code.CLIP, self.clip)

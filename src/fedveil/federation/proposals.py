@@ -11,14 +11,17 @@ from __future__ import annotations
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.sections import ModelSection, TrainerSection
 from fedveil.engine.setup import prepare
+from fedveil.errors import PrivacyError
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
+from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_training import OwnTraining
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.population.records import Population
 from fedveil.protection.parts import Phase
+from fedveil.protection.refusals import Code
 
 
 def own_work(text: str, phase: Phase | None, policy: Policy, share: Population, number: int) -> OwnWork:
@@ -40,11 +43,14 @@ def own_work(text: str, phase: Phase | None, policy: Policy, share: Population, 
     policy.check_packages(document)
     experiment = parse(document, "the coordinator's experiment")
     policy.check_request(experiment)
-    prepared = prepare(_own(experiment), FixedPopulation(share))
-    policy.check_method(prepared.method)
+    try:
+        prepared = prepare(_own(experiment), FixedPopulation(share))
+    except (PrivacyError, ArithmeticError) as error:  # numbers too large or too small for the method, say
+        raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
+    policy.check_method(prepared.method, prepared.task.dimension)
     check_deployable(prepared)
     check_own_client(prepared, number)
-    return OwnTraining(prepared, number, policy.event(prepared.guarantee), phase)
+    return OwnTraining(prepared, number, policy.event(prepared.guarantee), policy.round_seconds, phase)
 
 
 def _own(experiment: Experiment) -> Experiment:

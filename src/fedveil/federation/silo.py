@@ -11,6 +11,7 @@ a round that does not follow the last one.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
+from fedveil.federation.allowance import Allowance, Outcome
 from fedveil.federation.binding import proposed
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
@@ -105,6 +107,8 @@ class SiloParty:
         self._last: _Exchange | None = None
         self._over = False
         self._reception = Reception()
+        self._allowance = Allowance(policy.fruitless_seconds)
+        self._outcome: Outcome = "refused"
 
     def __enter__(self) -> SiloParty:
         """Return the silo."""
@@ -124,8 +128,18 @@ class SiloParty:
         """Read a letter of the coordinator; return the letter that answers it.
 
         Raises:
-            ProtocolError: no letter of the coordinator to this silo; it gets no answer and nothing changes.
+            ProtocolError: no letter of the coordinator to this silo, or too many before it led to nothing; it gets no
+                answer and nothing changes.
         """
+        self._allowance.check()
+        began, charges, self._outcome = time.thread_time(), self._ledger.charges, "refused"
+        try:
+            return self._receive(data)
+        finally:
+            outcome = "charged" if self._ledger.charges > charges else self._outcome
+            self._allowance.count(time.thread_time() - began, outcome)
+
+    def _receive(self, data: bytes) -> bytes:
         letter = SignedMessage.open(
             data,
             sender=SERVER,
@@ -167,7 +181,7 @@ class SiloParty:
         try:
             answers = session.answer(letter.parts)
             session.talk.answer(answers)
-            self._over = False
+            self._over, self._outcome = False, "answered"
         except (
             Exception
         ) as error:  # whatever it is: unanswered, the round would be asked for and charged again
@@ -221,7 +235,8 @@ class SiloParty:
         session.talk.answer(answers)
         self._keep_terms(terms, data)
         self._reception.admit()
-        self._session, self._over = session, False
+        self._allowance.begin()
+        self._session, self._over, self._outcome = session, False, "answered"
         return self._reply(letter, data, answers)
 
     def _check_budget(self, books: Books, work: OwnWork) -> None:

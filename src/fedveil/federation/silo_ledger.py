@@ -74,6 +74,11 @@ class SiloLedger:
         return self._ledger
 
     @property
+    def charges(self) -> int:
+        """How many rounds were charged."""
+        return len(self._ledger.entries)
+
+    @property
     def head(self) -> bytes:
         """Digest of the last line: 32 bytes."""
         return bytes.fromhex(self._ledger.head.digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import threading
 import time
 from typing import Final
@@ -14,6 +15,12 @@ from fedveil.flower.sockets import RunningFolder
 
 _AGAIN_SECONDS: Final = 5.0
 _log = logging.getLogger("fedveil.silo")
+
+
+def limit_memory(folder: SiloFolder) -> None:
+    """Let this process take no more memory than the silo's policy allows: what needs more fails, and is refused."""
+    most = folder.policy.memory_mb << 20
+    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 class ServedSilo:

@@ -138,7 +138,7 @@ def _push(
 
 
 def _pull(grid: Grid, party: CoordinatorParty[Any], under_way: dict[bytes, _UnderWay]) -> bool:
-    """Hand over the answers that have arrived; return whether there was one."""
+    """Hand over the answers that have arrived; return whether one was waited for."""
     by_key = {key: sent for sent in under_way.values() for key in sent.keys}
     if not by_key:
         return False
@@ -153,8 +153,7 @@ def _pull(grid: Grid, party: CoordinatorParty[Any], under_way: dict[bytes, _Unde
             _log.warning("silo %d: no answer: %s", sent.silo, foreign(str(reply.error.reason)))
             continue
         try:
-            party.receive(sent.silo, letter_in(reply))
-            heard = True
+            heard |= party.receive(sent.silo, letter_in(reply))
             sent.again = min(
                 sent.again, time.monotonic() + _BUSY_SECONDS
             )  # should it wait for another answer

@@ -16,9 +16,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from pydantic import Field
 
 from fedveil.errors import ConfigError
+from fedveil.keys import Count, Fraction, NonNegative, Positive, filled
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event
 from fedveil.privacy.group import published, worst_split
@@ -43,18 +46,18 @@ class LocalSgd(Source):
     so that the model never leaves the ball of radius L around the global model w_t, up to float32 rounding. It is
     part of the training, not of the guarantee: the bound of the method is enforced on the update all the same.
 
-    Args:
-        learning_rate: local rate eta_l > 0, in the first round.
-        epochs: Q >= 1.
-        steps: tau >= 1, batches after which a pass over the records stops; None makes whole passes. Needs epochs = 1.
+    Attributes:
+        learning_rate: eta_l, the local rate in the first round.
+        epochs: Q, passes over the contribution's own records.
+        steps: tau, batches after which the one pass over the records stops; None makes whole passes. Needs epochs = 1.
         batch_size: records per step; None takes all records of the contribution.
-        momentum: mu in [0, 1).
-        weight_decay: lambda >= 0.
-        decay: factor in (0, 1] by which the learning rate falls from round to round.
-        projection: L > 0, same unit as the update; None projects nothing.
+        momentum: mu.
+        weight_decay: lambda.
+        decay: the factor by which the learning rate falls from round to round.
+        projection: L, same unit as the update; None projects nothing. The method decides it.
 
     Raises:
-        ConfigError: a value outside these ranges.
+        ConfigError: a value outside its range, or steps of several epochs.
     """
 
     own_noise: ClassVar[bool] = False  # whether steps carry noise, for which they claim themselves
@@ -62,40 +65,21 @@ class LocalSgd(Source):
         False  # whether the update is a gradient, whose length nothing but the data bounds
     )
 
-    learning_rate: float
-    epochs: int
-    steps: int | None = None
-    batch_size: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    decay: float = 1.0
-    projection: float | None = None
+    learning_rate: Positive = 0.1
+    epochs: Count = 1
+    steps: Count | None = None
+    batch_size: Count | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NonNegative = 0.0
+    decay: Fraction = 1.0
+    projection: Annotated[Positive | None, filled()] = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ConfigError(f"local learning_rate must be a positive number, not {self.learning_rate}")
-        if self.epochs < 1:
-            raise ConfigError(f"local epochs must be at least 1, not {self.epochs}")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(
-                f"local steps must be at least 1 (or absent for whole epochs), not {self.steps}"
-            )
+        super().__post_init__()
         if self.steps is not None and self.epochs != 1:
             raise ConfigError(
                 f"local steps end the one pass over the records; epochs must be 1, not {self.epochs}"
             )
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(
-                f"local batch_size must be at least 1 (or absent for all records), not {self.batch_size}"
-            )
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"local momentum must be in [0, 1), not {self.momentum}")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ConfigError(f"local weight_decay must be a number >= 0, not {self.weight_decay}")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"local decay must be above 0 and at most 1, not {self.decay}")
-        if self.projection is not None and not (math.isfinite(self.projection) and self.projection > 0):
-            raise ConfigError(f"local projection must be a positive number, not {self.projection}")
 
     def count(self, records: int) -> int:
         """Return how many gradient steps a contribution of this many records takes."""

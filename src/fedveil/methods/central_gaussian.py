@@ -77,7 +77,7 @@ class CentralGaussian(Channel):
         if self.noise_multiplier == 0:
             return ()
         return (
-            f"every round: one {moves.unit} moves the sum by at most {moves.total:g} (l2) when it comes or goes, by "
+            f"one {moves.unit} moves the sum by at most {moves.total:g} (l2) when it comes or goes, by "
             f"twice that when it is replaced; the server adds discrete Gaussian noise of std {self.std:g}, "
             f"{self.std / moves.total:g} times the bound of one contribution",
         )

@@ -214,15 +214,15 @@ class GaussianShares(Channel):
 
     whole: ClassVar[bool] = True
 
-    @property
-    def content(self) -> Tells:
-        """What a message tells."""
-        return Tells.MESSAGE
-
     noise_multiplier: NonNegative
     scale: float
     colluding_silos: int = 0
     missing_silos: int = 0
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells."""
+        return Tells.MESSAGE
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse noise on unbounded contributions, and clients, unless their shares are summed under masks."""
@@ -333,7 +333,7 @@ class GaussianShares(Channel):
             return ()
         n = moves.n_senders
         return (
-            f"every round: the sum over {n} silos moves by at most {moves.total:g} (l2) with one user; {law} of std "
+            f"the sum over {n} silos moves by at most {moves.total:g} (l2) with one user; {law} of std "
             f"{self.share_std(n):g} per silo, noise multiplier {self._nominal(moves).noise_multiplier:g} of the sum",
         )
 
@@ -342,24 +342,11 @@ class GaussianShares(Channel):
         return grid if self.noise_multiplier == 0 else grid_law(self.share_std(n_silos), grid).grid
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
-        """Return a silo's sum with its share of the noise."""
-        return Sending(values=self.transmit(total, at.grid, at.senders, at.source("noise")))
-
-    def transmit(
-        self, total: Float64[np.ndarray, " d"], grid: float, n_silos: int, source: BitSource
-    ) -> Float64[np.ndarray, " d"]:
-        """Add one silo's share: exact discrete Gaussian noise on the grid of the contributions.
-
-        Args:
-            total: the silo's sum of clipped contributions, multiples of grid.
-            grid: the step on which contributions were rounded, same unit as the update.
-            n_silos: |S|.
-            source: the silo's privacy randomness for this round.
-        """
+        """Return a silo's sum with its share: exact discrete Gaussian noise on the grid of the contributions."""
         if self.noise_multiplier == 0:
-            return total
-        noisy: np.ndarray = total + grid_gaussian(len(total), self.share_std(n_silos), grid, source)
-        return noisy
+            return Sending(values=total)
+        share = grid_gaussian(len(total), self.share_std(at.senders), at.grid, at.source("noise"))
+        return Sending(values=total + share)
 
 
 def refuses_unbounded(method: Any) -> Iterable[str]:

@@ -28,19 +28,17 @@ from fedveil.errors import CompositionError
 from fedveil.keys import NonNegative
 from fedveil.methods.cepam_profile import one_round
 from fedveil.methods.channels import Channel, grid_law
-from fedveil.methods.layered_shares import KEY_REASON, OF_LAYERS
-from fedveil.methods.sending import Coded, MessageCost, Sender, Sending, Transmission
+from fedveil.methods.quantized import KEY_REASON, OF_LAYERS, layered, layered_codec, quantized
+from fedveil.methods.sending import Coded, MessageCost, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
-from fedveil.quantization.codec import Codec, Sent, gaussian_channel
+from fedveil.quantization.codec import Codec
 from fedveil.quantization.errors import ChannelError
-from fedveil.quantization.information import information_limit
-from fedveil.quantization.lattices import Z1, lattice
+from fedveil.quantization.lattices import Z1
 from fedveil.quantization.laws import CellLaw, GaussianLaw, LaplaceLaw
 from fedveil.quantization.quantizers import LayeredQuantizer
-from fedveil.quantization.streams import KeyedStreams, update_key
-from fedveil.randomness import BitSource
+from fedveil.quantization.streams import KeyedStreams
 from fedveil.stage import Moves, Published
 
 NoiseName: TypeAlias = Literal["gaussian", "laplace"]
@@ -129,7 +127,7 @@ class ClientMessages(Channel):
                     "the quantiser's error is the noise: noise_multiplier = 0 leaves it nothing to compress with; "
                     "give a noise_multiplier above 0, or send the updates as numbers"
                 )
-            self._layered(1.0, self.form)
+            self._codec(1.0, self.form)
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse messages from anyone but a fixed number of clients, and noise measured in another bound."""
@@ -235,7 +233,7 @@ class ClientMessages(Channel):
             ("l1", "Laplace noise of b") if self.noise == "laplace" else ("l2", "Gaussian noise of std")
         )
         return (
-            f"every round: each of {self.senders} clients sends its update, at most {self.bound:g} long ({order}), "
+            f"each of {self.senders} clients sends its update, at most {self.bound:g} long ({order}), "
             f"with {law} = {self.noise_multiplier * self.bound:g}: {self.form.carries}",
             "a client without records sends its noise all the same",
         )
@@ -286,79 +284,28 @@ class ClientMessages(Channel):
         return math.sqrt(self.senders * variance)
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
-        """Return a client's update as its message."""
-        return self.encode(
-            total,
-            grid=at.grid,
-            client=at.number,
-            round_number=at.round,
-            source=at.source("channel"),
-            measured=at.measured,
-        )
-
-    def encode(
-        self,
-        update: Float64[np.ndarray, " d"],
-        *,
-        grid: float,
-        client: int,
-        round_number: int,
-        source: BitSource,
-        measured: bool = True,
-    ) -> Sending:
-        """Return one client's update as its message.
-
-        Args:
-            update: (d,) the bounded update; zeros for a client without records.
-            grid: the step on which it was rounded; without a bound it is not used.
-            client: index of the client.
-            round_number: the round.
-            source: privacy randomness of this client and round, for noise and, standing for a key agreement, the
-                secret of the message.
-            measured: whether the cost says what the message could cost at least, which takes longer than to encode it.
+        """Return a client's bounded update as its message; zeros for a client without records.
 
         Raises:
             UpdateError: a parameter above 2^30 times the scale of what is quantised.
         """
-        size = len(update)
-        scale = float(np.linalg.norm(update)) if self.bound is None else self.bound
+        size = len(total)
+        scale = float(np.linalg.norm(total)) if self.bound is None else self.bound
+        own = scale if self.bound is None else None
         if scale == 0 and not isinstance(self.form, Numbers):
             nothing = Coded(key=bytes(32), message=b"", scale=0.0)
-            return Sending(cost=MessageCost(parameters=size, bytes=0), values=update, coded=nothing)
+            return Sending(cost=MessageCost(parameters=size, bytes=0), values=total, coded=nothing)
         if isinstance(self.form, Layered):
-            codec = self._layered(scale, self.form)
-            sent, coded = self._coded(codec, scale, update, client, round_number, source)
-            limit = information_limit(update, self._law(scale)) if measured else None
-            acceptance = sent.accepted / sent.drawn
-            cost = MessageCost(parameters=size, bytes=len(sent.message), limit=limit, acceptance=acceptance)
-            return Sending(cost=cost, coded=coded)
-        noisy = update
+            return layered(total, at, self._law(scale), self.form.lattice, own)
+        noisy, source = total, at.source("channel")
         if self.noisy and scale > 0:
-            at_most = None if self.bound is None else grid
-            noisy = update + self.additive(scale, at_most).sample((size,), source)
+            at_most = None if self.bound is None else at.grid
+            noisy = total + self.additive(scale, at_most).sample((size,), source)
         if isinstance(self.form, Numbers):
             return Sending(cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size), values=noisy)
-        codec = self._dithered(scale, self.form)
-        sent, coded = self._coded(codec, scale, noisy, client, round_number, source)
-        return Sending(cost=MessageCost(parameters=size, bytes=len(sent.message)), coded=coded)
-
-    def transmit(
-        self,
-        update: Float64[np.ndarray, " d"],
-        *,
-        grid: float,
-        client: int,
-        round_number: int,
-        source: BitSource,
-    ) -> Transmission:
-        """Send one client's update, and decode it as the server does; arguments and errors: :meth:`encode`."""
-        sending = self.encode(update, grid=grid, client=client, round_number=round_number, source=source)
-        assert sending.cost is not None
-        if sending.values is not None:
-            return Transmission(received=sending.values, cost=sending.cost)
-        assert sending.coded is not None
-        received = self.decode(sending.coded, senders=self.senders, length=len(update))
-        return Transmission(received=received, cost=sending.cost, coded=sending.coded)
+        sent, coded = quantized(self._codec(scale, self.form), noisy, at, source)
+        cost = MessageCost(parameters=size, bytes=len(sent.message))
+        return Sending(cost=cost, coded=replace(coded, scale=own))
 
     def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
         """Decode a client's update of ``length`` parameters, its noise included.
@@ -376,12 +323,7 @@ class ClientMessages(Channel):
             )
         if scale == 0:
             return np.zeros(length)
-        codec = (
-            self._layered(scale, self.form)
-            if isinstance(self.form, Layered)
-            else self._dithered(scale, self.form)
-        )
-        return codec.decode(coded.message, KeyedStreams(coded.key), length=length)
+        return self._codec(scale, self.form).decode(coded.message, KeyedStreams(coded.key), length=length)
 
     def additive(self, scale: float, grid: float | None) -> DiscreteGaussian | DiscreteLaplace:
         """Return the exact law of noise that is added as numbers, on a grid that divides the updates'."""
@@ -392,36 +334,15 @@ class ClientMessages(Channel):
             return DiscreteGaussian(std=spread, grid=grid_for(spread))
         return grid_law(spread, grid)
 
-    def _coded(
-        self,
-        codec: Codec,
-        scale: float,
-        update: Float64[np.ndarray, " d"],
-        client: int,
-        round_number: int,
-        source: BitSource,
-    ) -> tuple[Sent, Coded]:
-        """Return a message with its key, which no other message has."""
-        secret = source.uint64(4).astype("<u8").tobytes()
-        key = update_key(secret, run="one process", client=client, round_number=round_number)
-        sent = codec.send(update, KeyedStreams(key))
-        own = scale if self.bound is None else None
-        return sent, Coded(key=key, message=sent.message, scale=own)
-
     def _law(self, scale: float) -> GaussianLaw | LaplaceLaw:
         """Return the law of a message's noise, as real numbers."""
         spread = self.noise_multiplier * scale
         return LaplaceLaw(b=spread) if self.noise == "laplace" else GaussianLaw(std=spread)
 
-    def _layered(self, scale: float, form: Layered) -> Codec:
-        """Return the quantiser whose error is the noise."""
-        law = self._law(scale)
-        if form.lattice is None and isinstance(law, GaussianLaw):
-            return gaussian_channel(law.std)
-        return Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice(form.lattice or "Z1")))
-
-    def _dithered(self, scale: float, form: Dithered) -> Codec:
-        """Return the subtractively dithered quantiser."""
+    def _codec(self, scale: float, form: Layered | Dithered) -> Codec:
+        """Return the quantiser whose error is the noise, or the subtractively dithered one."""
+        if isinstance(form, Layered):
+            return layered_codec(self._law(scale), form.lattice)
         cell = CellLaw(inner_radius=self._step(scale, form) / 2)
         return Codec(quantizer=LayeredQuantizer(law=cell, lattice=Z1))
 

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
 from fedveil.methods.channels import Channel, GaussianShares, refuses_clients, refuses_unbounded
-from fedveil.methods.sending import Coded, MessageCost, Sender, Sending, Transmission
+from fedveil.methods.quantized import KEY_REASON, OF_LAYERS, layered, layered_codec
+from fedveil.methods.sending import Coded, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, unprotected
-from fedveil.quantization.codec import Codec, gaussian_channel
-from fedveil.quantization.information import information_limit
-from fedveil.quantization.lattices import lattice
 from fedveil.quantization.laws import GaussianLaw
-from fedveil.quantization.quantizers import LayeredQuantizer
-from fedveil.quantization.streams import KeyedStreams, update_key
-from fedveil.randomness import BitSource
+from fedveil.quantization.streams import KeyedStreams
 from fedveil.stage import Moves
-
-KEY_REASON: Final = (
-    "the key of a message bounds the error of every parameter, and blocks' spreads depend on the sum"
-)
-OF_LAYERS: Final = (
-    "messages must travel encrypted: their length and the spreads in them depend on private sums, and so "
-    "do the message sizes and information limits in metrics.jsonl",
-    "the channel's noise has its law in real numbers; it is computed in float64 from 52-bit uniforms of a ChaCha20 "
-    "stream under a fresh key, and epsilon covers neither the rounding nor a broken cipher",
-)
-"""What no epsilon over a layered quantiser covers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +32,9 @@ class LayeredShares(Channel):
         lattice: of the quantiser; None sends every block in the cheapest way (``gaussian_channel``).
     """
 
+    shares: GaussianShares
+    lattice: str | None = None
+
     @property
     def content(self) -> Tells:
         """What a message tells."""
@@ -56,9 +44,6 @@ class LayeredShares(Channel):
     def coded(self) -> bool:
         """Whether a message is bytes: it is."""
         return True
-
-    shares: GaussianShares
-    lattice: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,79 +105,17 @@ class LayeredShares(Channel):
         """Return the standard deviation of one share."""
         return self.shares.share_std(n)
 
-    def codec(self, n_silos: int) -> Codec:
-        """Return the channel of bytes that each of ``n_silos`` silos uses."""
-        std = self.shares.share_std(n_silos)
-        if self.lattice is None:
-            return gaussian_channel(std)
-        return Codec(quantizer=LayeredQuantizer(law=GaussianLaw(std=std), lattice=lattice(self.lattice)))
+    def _law(self, n_silos: int) -> GaussianLaw:
+        """Return the law of the compression error of each of ``n_silos`` silos."""
+        return GaussianLaw(std=self.shares.share_std(n_silos))
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
-        """Return a silo's sum as one byte string."""
-        return self.encode(
-            total,
-            n_silos=at.senders,
-            silo=at.number,
-            round_number=at.round,
-            source=at.source("channel"),
-            measured=at.measured,
-        )
-
-    def encode(
-        self,
-        total: Float64[np.ndarray, " d"],
-        *,
-        n_silos: int,
-        silo: int,
-        round_number: int,
-        source: BitSource,
-        measured: bool = True,
-    ) -> Sending:
-        """Return one silo's sum as one byte string.
-
-        Args:
-            total: the silo's sum of clipped contributions.
-            n_silos: |S|.
-            silo: index of the silo.
-            round_number: the round of the sum.
-            source: privacy randomness of this silo and round. It stands for the key agreement of silo and server:
-                the secret is drawn from it for each attempt at a round, so attempts never share a key.
-            measured: whether the cost says what the message could cost at least, which takes longer than to encode it.
+        """Return a silo's sum of clipped contributions as one byte string.
 
         Raises:
             UpdateError: a parameter of the sum above 2^30 times the share's standard deviation.
         """
-        secret = source.uint64(4).astype("<u8").tobytes()
-        key = update_key(secret, run="one process", client=silo, round_number=round_number)
-        sent = self.codec(n_silos).send(total, KeyedStreams(key))
-        law = GaussianLaw(std=self.shares.share_std(n_silos))
-        cost = MessageCost(
-            parameters=len(total),
-            bytes=len(sent.message),
-            limit=information_limit(total, law) if measured else None,
-            acceptance=sent.accepted / sent.drawn,
-        )
-        return Sending(cost=cost, coded=Coded(key=key, message=sent.message))
-
-    def transmit(
-        self,
-        total: Float64[np.ndarray, " d"],
-        *,
-        n_silos: int,
-        silo: int,
-        round_number: int,
-        source: BitSource,
-    ) -> Transmission:
-        """Send one silo's sum as one byte string, and decode it from the bytes as the server does.
-
-        Arguments and errors are those of :meth:`encode`.
-        """
-        sending = self.encode(total, n_silos=n_silos, silo=silo, round_number=round_number, source=source)
-        coded = sending.coded
-        assert coded is not None
-        assert sending.cost is not None
-        received = self.decode(coded, senders=n_silos, length=len(total))
-        return Transmission(received=received, cost=sending.cost, coded=coded)
+        return layered(total, at, self._law(at.senders), self.lattice)
 
     def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
         """Decode one silo's sum of ``length`` parameters, plus its share of the noise.
@@ -200,4 +123,5 @@ class LayeredShares(Channel):
         Raises:
             ChannelError: another channel's message, another length, or bytes that were altered.
         """
-        return self.codec(senders).decode(coded.message, KeyedStreams(coded.key), length=length)
+        codec = layered_codec(self._law(senders), self.lattice)
+        return codec.decode(coded.message, KeyedStreams(coded.key), length=length)

@@ -125,18 +125,3 @@ class Sending:
     def payload(self) -> Float64[np.ndarray, " d"] | bytes:
         """What travels: the numbers, or the codec's bytes with their key, to be sealed."""
         return self.numbers if self.coded is None else self.coded.to_bytes()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Transmission:
-    """One message, sent and received.
-
-    Attributes:
-        received: the sum or update plus its noise, as the server decoded it.
-        cost: of the message.
-        coded: the message as it travels, where the channel makes bytes of it.
-    """
-
-    received: Float64[np.ndarray, " d"]
-    cost: MessageCost | None
-    coded: Coded | None = None

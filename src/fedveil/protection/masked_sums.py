@@ -21,7 +21,7 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
-from fedveil.protection.recoverable_aggregation import RecoverableServer, RecoverableSilo, check_threshold
+from fedveil.protection.recoverable_aggregation import check_threshold
 from fedveil.protection.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
@@ -32,6 +32,8 @@ from fedveil.protection.recovery_messages import (
     SignedSurvivors,
     Survivors,
 )
+from fedveil.protection.recovery_server import RecoverableServer
+from fedveil.protection.recovery_silo import RecoverableSilo
 from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 
 Units: TypeAlias = Int64[np.ndarray, " d"]

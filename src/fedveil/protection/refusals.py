@@ -139,6 +139,10 @@ class Code(Enum):
     )
     BY_SILO = 63, "policy", "its policy allows no figures silo by silo"
     RELEASED = 64, "request", "what was released before does not fit what is asked for now"
+    ROUNDS = 41, "policy", "rounds = {asked:.0f}: this silo plays at most {most:.0f}"
+    EPOCHS = 42, "policy", "local.epochs = {asked:.0f}: this silo allows at most {most:.0f}"
+    LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"
+    OVERTIME = 44, "policy", "the round took longer than the {seconds:.0f} s that this silo trains for one"
     INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
 
     def __init__(self, number: int, cause: Cause, template: str) -> None:

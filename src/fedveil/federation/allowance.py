@@ -1,0 +1,84 @@
+"""How much a coordinator may have a silo do for nothing: seconds of a processor a day, and of a clock for a round.
+
+Claim: whatever letters a coordinator signs, and however many, a silo spends no more than its policy's
+``fruitless_seconds`` of a processor in 24 hours, and one letter more, on those that lead to no charged round: on
+refusals, on answers outside a session, and on sessions that charge none. Rounds are bounded by the budget.
+Condition: the work is done in the thread that reads the letters. Enforced by :class:`Allowance` in
+:meth:`fedveil.federation.silo.SiloParty.receive`; ``tests/test_federation_limits.py`` spends it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Literal
+
+from fedveil.federation.errors import RefusalError
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.refusals import Code
+
+_DAY: Final = 86400.0
+
+
+Outcome = Literal["charged", "answered", "refused"]
+"""What came of a letter: a round was charged; its session goes on; nothing."""
+
+
+class Allowance:
+    """What letters without fruit have cost since a day began.
+
+    Args:
+        seconds: of a processor, a day.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._limit = seconds
+        self._spent = self._unpaid = 0.0
+        self._paid = False
+        self._since = time.monotonic()
+
+    def check(self) -> None:
+        """Return if a letter may be read.
+
+        Raises:
+            ProtocolError: nothing is left of the day.
+        """
+        if time.monotonic() - self._since >= _DAY:
+            self._spent, self._since = 0.0, time.monotonic()
+        if self._spent + self._unpaid >= self._limit:
+            raise ProtocolError(
+                f"letters that led to no round have taken {self._limit:g} s of a processor within a day, which is all "
+                "that policy.toml allows (fruitless_seconds): none is read until it is over"
+            )
+
+    def begin(self) -> None:
+        """Note that a session begins: what one before it cost that charged nothing is spent."""
+        self._spent, self._unpaid, self._paid = self._spent + self._unpaid, 0.0, False
+
+    def count(self, seconds: float, outcome: Outcome) -> None:
+        """Note what a letter cost and what came of it: a session that has charged a round costs nothing here."""
+        if outcome == "charged":
+            self._unpaid, self._paid = 0.0, True
+        elif outcome == "refused":
+            self._spent += seconds
+        elif not self._paid:
+            self._unpaid += seconds
+
+
+class Deadline:
+    """Ends the training of a round that takes too long; looked at between chunks of contributions.
+
+    Args:
+        seconds: from now.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+
+    def __call__(self, done: int, total: int) -> None:
+        """Return while there is time left.
+
+        Raises:
+            RefusalError: there is none; what was charged stays charged.
+        """
+        if time.monotonic() >= self._until:
+            raise RefusalError(Code.OVERTIME, self._seconds)

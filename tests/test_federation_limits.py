@@ -1,0 +1,301 @@
+"""What a party does for another that asks too much: no work beyond a policy, no session for ever, no queue held."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.federation import allowance, exchange
+from fedveil.federation import coordinator as coordinating
+from fedveil.federation.allowance import Allowance, Deadline
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.document import canonical
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.policy import Policy
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import Here, Joined, Knock, Part, Refused
+from fedveil.protection.refusals import Code, Refusal
+from fedveil.registry import names
+from tests.federation_world import TESTING, World, asked, population
+
+MASKED = {"name": "secure-aggregation"}
+BUDGETED = Policy(
+    epsilon=1e6,
+    clip=1.0,
+    accountant="rdp",
+    methods=names("methods"),
+    protections=("none", "secure-aggregation", "private-weighting"),
+    trust_silos=True,
+    trust_coordinator=True,
+)
+"""A policy under which every join is accounted."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, asked(rounds=2), population())
+    yield made
+    made.close()
+
+
+def why(parts: tuple[Part, ...]) -> Refusal:
+    (part,) = parts
+    assert isinstance(part, Refused), part
+    return part.why
+
+
+# --- work that a policy does not allow -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "expected"),
+    [
+        ({}, {"rounds": 10**8}, Refusal(Code.ROUNDS, (1e8, 10_000.0))),
+        ({"most_rounds": 3}, {}, Refusal(Code.ROUNDS, (4.0, 3.0))),
+        ({}, {"local": {"epochs": 10**8}}, Refusal(Code.EPOCHS, (1e8, 100.0))),
+        ({"most_epochs": 1}, {}, Refusal(Code.EPOCHS, (2.0, 1.0))),
+        ({"most_parameters": 3}, {}, Refusal(Code.LARGE_MODEL, (4.0, 3.0))),
+    ],
+)
+def test_a_run_of_more_work_than_the_policy_allows_is_not_joined(
+    policy: dict[str, Any], changes: dict[str, Any], expected: Refusal, tmp_path: Path
+) -> None:
+    world = World(tmp_path, asked(**changes), population(), TESTING.model_copy(update=policy))
+    assert why(world.tell(world.terms(world.experiment))) == expected
+    assert not read_entries(tmp_path / "state-0" / LEDGER)
+    world.close()
+
+
+def test_what_is_just_allowed_is_joined(tmp_path: Path) -> None:
+    tight = TESTING.model_copy(update={"most_rounds": 4, "most_epochs": 2, "most_parameters": 4})
+    world = World(tmp_path, asked(), population(), tight)
+    assert isinstance(world.tell(world.terms(asked()))[0], Joined)
+    world.close()
+
+
+def test_training_beyond_its_deadline_ends_the_session_and_stays_charged(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(), population(), TESTING.model_copy(update={"round_seconds": 1e-6}))
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert "the round took longer than" in (world.coordinator.outcome.stopped or "")
+    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    world.close()
+
+
+def test_a_deadline_is_looked_at_whenever_training_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(allowance.time, "monotonic", lambda: now[0])
+    deadline = Deadline(60.0)
+    now[0] += 59.9
+    deadline(1, 2)
+    now[0] += 0.1
+    with pytest.raises(RefusalError, match="longer than the 60 s"):
+        deadline(1, 2)
+
+
+def numbers(document: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Every number of an experiment, by its place."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield from numbers(value, (*place, key))
+    elif isinstance(document, int | float) and not isinstance(document, bool):
+        yield place, document
+
+
+def with_number(document: Any, place: tuple[str, ...], value: float) -> Any:
+    key, *rest = place
+    return document | {key: with_number(document[key], tuple(rest), value) if rest else value}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"user_sampling_rate": 0.5}, "protection": MASKED},
+        {"method": {"name": "uldp-avg-w"}, "protection": {"name": "private-weighting", "n_max": 30}},
+    ],
+    ids=["masked", "blind"],
+)
+def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each takes about a hundredth of a second: 1 s is the limit of any letter, and 64 MiB that of all together."""
+    experiment = asked(privacy={"insecure_seed": None}, **changes)
+    world = World(tmp_path, experiment, population(), BUDGETED)
+    document = json.loads(canonical(experiment))
+    tried = 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for place, value in numbers(document):
+        for other in (0, 10**6, 2**52) if isinstance(value, int) else (5e-324, 1e-300, 1e-9, 1e9, 1.7e308):
+            text = json.dumps(with_number(document, place, other), sort_keys=True, separators=(",", ":"))
+            tried += 1
+            terms = replace(world.terms(experiment), experiment=text)
+            began = time.process_time()
+            answer = world.tell(terms, run=tried.to_bytes(16, "big"))[0]
+            assert time.process_time() - began < 1.0, (place, other)
+            assert not isinstance(answer, Refused) or answer.why.code is not Code.OWN_RECORDS, (place, other)
+    assert tried > 50
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    world.close()
+
+
+# --- letters without fruit -------------------------------------------------------------------------------------
+
+
+def test_an_allowance_counts_what_led_to_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(allowance.time, "monotonic", lambda: now[0])
+    own = Allowance(10.0)
+    own.begin()
+    own.count(6.0, "answered")  # a dear setup, and the round that it was for
+    own.count(50.0, "charged")
+    own.count(30.0, "answered")
+    own.check()
+    own.begin()
+    own.count(6.0, "answered")  # another, for nothing
+    own.begin()
+    own.count(3.9, "refused")
+    own.check()
+    own.count(0.1, "answered")
+    with pytest.raises(ProtocolError, match="10 s of a processor"):
+        own.check()
+    now[0] += 86400.0
+    own.check()
+
+
+@pytest.mark.parametrize("letter", ["terms", "refused", "knock"])
+def test_a_silo_reads_no_letter_once_its_day_is_spent(letter: str, tmp_path: Path) -> None:
+    """Whatever it is that leads nowhere; the terms that are joined and left again among them."""
+    world = World(tmp_path, asked(), population(), TESTING.model_copy(update={"fruitless_seconds": 0.05}))
+    say: Callable[[int], tuple[Part, ...]] = {
+        "terms": lambda number: world.tell(world.terms(asked()), run=number.to_bytes(16, "big")),
+        "refused": lambda number: world.tell(
+            world.terms(asked(rounds=10**6)), run=number.to_bytes(16, "big"), session=2
+        ),
+        "knock": lambda number: world.tell(Knock(), number=number),
+    }[letter]
+
+    def spend() -> None:
+        for number in range(5000):
+            say(number)
+
+    assert say(5000)
+    with pytest.raises(ProtocolError, match="fruitless_seconds"):
+        spend()
+    with pytest.raises(ProtocolError, match="fruitless_seconds"):
+        world.tell(world.terms(asked()))
+    world.close()
+
+
+def test_a_run_that_is_played_costs_nothing_of_it(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(protection=MASKED), population())
+    world.play()
+    for party in world.silos:
+        assert party is not None
+        assert party._allowance._paid
+        assert party._allowance._spent + party._allowance._unpaid < 1.0
+    world.close()
+
+
+# --- a silo that holds a coordinator ---------------------------------------------------------------------------
+
+
+def answer_of(world: World, silo: int, data: bytes, *parts: Part) -> bytes:
+    """What a silo that lies answers to a letter."""
+    letter = SignedMessage.open(
+        data, sender=SERVER, identity=world.key.public, recipient=silo, largest=1 << 20
+    )
+    return letter.answer(*parts).seal(world.keys[silo])
+
+
+def carried(world: World, coordinator: CoordinatorParty, lie: Callable[[int, bytes], bytes | None]) -> bool:
+    """Carry the letters that wait; return whether an answer was waited for."""
+    heard = False
+    for number, data in coordinator.letters():
+        party = world.silos[number]
+        assert party is not None
+        heard |= coordinator.receive(number, lie(number, data) or party.receive(data))
+    return heard
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_silo_that_leaves_every_session_does_not_hold_the_run(
+    recovers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 8
+    monkeypatch.setattr(exchange, "MOST_LEFT", most)
+    monkeypatch.setattr(coordinating, "MOST_LEFT", most)
+    protection = MASKED | ({"on_missing": "recover", "missing_silos": 1} if recovers else {})
+    world = World(tmp_path, asked(rounds=2, protection=protection), population())
+    coordinator = world.coordinate()
+    here = Here(nonce=bytes(16), busy=0)
+
+    def lie(number: int, data: bytes) -> bytes | None:
+        asks = coordinator._exchange is not None and coordinator._exchange.knocks
+        return answer_of(world, number, data, here) if number == 1 and not asks else None
+
+    turns = 0
+    while not coordinator.finished:
+        carried(world, coordinator, lie)
+        turns += 1
+        assert turns < 4 * most
+    assert coordinator.outcome is not None
+    stopped = coordinator.outcome.stopped
+    if recovers:  # the others go on without it
+        assert (stopped, coordinator.outcome.rounds) == (None, 2)
+    else:
+        assert stopped == f"silo silo1 left {most} sessions of this run in which no round ended"
+        assert turns >= most
+    coordinator.close()
+    world.close()
+
+
+def test_a_silo_that_says_for_ever_that_it_is_busy_counts_as_silent(world: World) -> None:
+    """The carrier's patience runs out: such a word is nothing that it waited for."""
+    coordinator = world.coordinate()
+    busy = Here(nonce=bytes(16), busy=600)
+    assert carried(
+        world, coordinator, lambda number, data: answer_of(world, 1, data, busy) if number == 1 else None
+    )
+    for _ in range(3):
+        assert not carried(world, coordinator, lambda number, data: answer_of(world, 1, data, busy))
+    assert [number for number, _ in coordinator.letters()] == [1]
+    coordinator.close()
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+LIMITED = """\
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from fedveil.flower.silo import limit_memory
+limit_memory(SimpleNamespace(policy=SimpleNamespace(memory_mb=1024)))
+import numpy
+try:
+    numpy.ones(1 << 28)
+except MemoryError:
+    sys.exit(0)
+sys.exit(1)
+"""
+
+
+@pytest.mark.slow
+def test_a_served_silo_takes_no_more_memory_than_its_policy_allows() -> None:
+    assert subprocess.run([sys.executable, "-c", LIMITED], check=False, env=os.environ).returncode == 0
