@@ -35,7 +35,7 @@ from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.submission import END, Submission, Unwatched, read_experiment
+from fedveil.flower.submission import END, Submission, Unwatched, create_run, read_document
 from fedveil.population.records import Population, Records
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Model, Relay, Task
@@ -225,7 +225,7 @@ def _over_flower() -> Iterator[Row]:
                 for path in made.provisioned.silos
             ]
             try:
-                run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+                run = create_run(home, read_document(made.experiment, home))
                 with Submission(home, run.path):
                     wait_for(run / END)
                 lines = (run / "metrics.jsonl").read_text().splitlines()

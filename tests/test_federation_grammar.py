@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.federation.grammar import ENDINGS, OUTSIDE, Grammar
+from fedveil.federation.grammar import ENDINGS, OPENINGS, OUTSIDE, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
@@ -36,6 +36,7 @@ from fedveil.protection.parts import (
     Model,
     Over,
     Part,
+    Phase,
     Refused,
     Relay,
     Task,
@@ -266,6 +267,7 @@ class Undisturbed:
         self.samples[Totals] = Totals(counts=np.full(6, 50))
         self.samples[Drawn] = Drawn(commitment=bytes(range(32)))
         self.samples[Over] = Over()
+        self.samples[Phase] = Phase(name="1", released=((1.0, np.zeros(3)),))
 
     def _played(self, world: World) -> World:
         for exchange in exchanges(world):
@@ -304,7 +306,7 @@ def steps_of(world: World) -> list[Step]:
 @needs_tenseal
 def test_every_kind_has_its_place_in_a_grammar(undisturbed: Undisturbed) -> None:
     """A kind of part or message that no session has is either dead or unguarded."""
-    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE) for kind in shape}
+    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE, *OPENINGS) for kind in shape}
     for world in undisturbed.worlds.values():
         for step in steps_of(world):
             listed |= {*step.asked, *step.answered}

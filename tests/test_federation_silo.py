@@ -46,6 +46,7 @@ from fedveil.protection.parts import (
     Over,
     OwnDraw,
     Part,
+    Phase,
     Refused,
     Relay,
     Task,
@@ -82,6 +83,7 @@ EXAMPLES: list[Part] = [
     Relay(message=b"a message"),
     Learned(tag=bytes(range(32))),
     Drawn(commitment=bytes(32)),
+    Phase(name="eval/2", released=((0.5, np.arange(3.0)), (2.0, np.zeros(0)))),
 ]
 
 

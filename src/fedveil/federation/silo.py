@@ -31,12 +31,12 @@ from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
 from fedveil.federation.proposals import own_work
 from fedveil.federation.sessions import Reception, session_run
+from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.files import replace_file
 from fedveil.foreign import quiet_log
-from fedveil.population.records import Population
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Over, Part, Phase, Refused, Terms, only
@@ -93,7 +93,7 @@ class SiloParty:
         number: int,
         identity: IdentityKey,
         policy: Policy,
-        share: Population,
+        share: Share,
         state: Path,
     ) -> None:
         self._membership, self._number, self._identity = membership, number, identity

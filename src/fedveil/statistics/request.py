@@ -58,6 +58,11 @@ class ColumnRelease(_Part):
     upper: float | None = Field(None, description="bound of a number that the schema gives none")
     weight: _Positive = Field(1.0, description="how much its error counts beside that of other releases")
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What is shown, in a policy's words."""
+        return self.show
+
     @field_validator("show")
     @classmethod
     def _known(cls, show: tuple[str, ...]) -> tuple[str, ...]:
@@ -85,7 +90,18 @@ class ColumnRelease(_Part):
         return self
 
 
-class SurvivalRelease(_Part):
+class _Joint(_Part):
+    """What is one figure by itself."""
+
+    kind: str
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What is shown, in a policy's words."""
+        return (self.kind,)
+
+
+class SurvivalRelease(_Joint):
     """Kaplan-Meier curve of the schema's survival target on a declared grid of times."""
 
     kind: Literal["survival"]
@@ -99,7 +115,7 @@ class SurvivalRelease(_Part):
         return grid
 
 
-class CrossRelease(_Part):
+class CrossRelease(_Joint):
     """Cross table of columns of categories."""
 
     kind: Literal["cross"]
@@ -112,7 +128,7 @@ class CrossRelease(_Part):
         return once(columns, "columns")
 
 
-class CorrelationRelease(_Part):
+class CorrelationRelease(_Joint):
     """Correlations of numbers, from their moments between declared bounds."""
 
     kind: Literal["correlation"]
@@ -127,6 +143,9 @@ class CorrelationRelease(_Part):
 
 SHOWN: Final = ("count", "missing", "histogram", "categories", "quantiles", "mean", "variance")
 """What a column can show."""
+
+FIGURES: Final = (*SHOWN, "survival", "cross", "correlation")
+"""All that a release of statistics can show, as a silo's policy allows it."""
 
 
 def _kind(value: Any) -> str:
