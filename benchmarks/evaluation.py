@@ -13,9 +13,9 @@ from benchmarks.harness import Row, at_most
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load
 from fedveil.population.schema import Number, Schema
-from fedveil.statistics.binary import Counts, auc
+from fedveil.statistics.binary import ScoreCounts, auc, enough_bins
 from fedveil.statistics.preprocessing import Wanted, refined
-from fedveil.statistics.scores import FINE, enough_bins, equal_mass_edges
+from fedveil.statistics.scores import FINE, equal_mass_edges
 from fedveil.statistics.strategy import Strategy
 
 _CODE = Strategy("prefix", len(FINE) + 1, 2)
@@ -51,12 +51,12 @@ def _area(people: int, epsilon: float, prevalence: float, simulations: int) -> I
         )
         fine = np.bincount(np.searchsorted(FINE, scores, side="right"), minlength=_CODE.width)
         edges = equal_mass_edges(
-            _CODE.decoder @ (_CODE.matrix @ fine + first * rng.normal(size=_CODE.sent)), bins
+            _CODE.decoder @ (_CODE.matrix @ fine + first * rng.normal(size=_CODE.sent)), bins, 0.0
         )
         cells = np.zeros((2, len(edges) + 1))
         np.add.at(cells, (labels, np.searchsorted(edges, scores, side="left")), 1)
         noisy = cells + second * rng.normal(size=cells.shape)
-        found = auc(Counts(cells=noisy, variance=second**2, edges=edges, people_per_unit=1.0))
+        found = auc(ScoreCounts(cells=noisy, variance=second**2, edges=edges, people_per_unit=1.0))
         if found is None:
             continue
         exact, interval = float(roc_auc_score(labels, scores)), found.interval

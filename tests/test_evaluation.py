@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fedveil.engine.evaluation import make_evaluation, scored, scores_of
+from fedveil.engine.evaluation import make_evaluation, outputs_of, scored
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Outcome, resume, run
@@ -27,10 +27,11 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.report.page import write_report
-from fedveil.statistics.binary import Counts, accuracy, auc, balanced_accuracy, quotient
+from fedveil.statistics.binary import LabelledBins, ScoreCounts, auc, enough_bins
+from fedveil.statistics.counts import accuracy, balanced_accuracy
 from fedveil.statistics.evaluated import FILE, Evaluated, read_evaluated
 from fedveil.statistics.local import LocalStatistic, silo_sums
-from fedveil.statistics.scores import FINE, LabelledBins, enough_bins, equal_mass_edges, probabilities
+from fedveil.statistics.scores import FINE, equal_mass_edges, probabilities
 from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
 from tests.test_run import Silent
@@ -49,16 +50,16 @@ def people(rng: np.random.Generator, n: int, prevalence: float = 0.5) -> tuple[n
 
 def released(
     rng: np.random.Generator, labels: np.ndarray, scores: np.ndarray, sd: float, bins: int
-) -> Counts:
+) -> ScoreCounts:
     """Return what both releases make of one record a person; sd is the noise of the whole evaluation's budget."""
     fine = np.zeros(CODE.width)
     np.add.at(fine, np.searchsorted(FINE, scores, side="right"), 1)
     noisy = CODE.matrix @ fine + sd / math.sqrt(0.15) * rng.normal(size=CODE.sent)
-    edges = equal_mass_edges(CODE.decoder @ noisy, bins)
+    edges = equal_mass_edges(CODE.decoder @ noisy, bins, 0.0)
     cells = np.zeros((2, len(edges) + 1))
     np.add.at(cells, (labels, np.searchsorted(edges, scores, side="left")), 1)
     second = sd / math.sqrt(0.85)
-    return Counts(
+    return ScoreCounts(
         cells=cells + second * rng.normal(size=cells.shape),
         variance=second**2,
         edges=edges,
@@ -174,21 +175,21 @@ def test_gradients_are_those_of_differences() -> None:
 
 def test_a_quotient_is_that_of_the_cells_and_divides_by_no_noise() -> None:
     cells = np.array([[40.0, 10.0], [20.0, 30.0]])
-    counts = Counts(cells=cells, variance=1e-12, edges=(0.0,), people_per_unit=1.0)
+    counts = ScoreCounts(cells=cells, variance=1e-12, edges=(0.0,), people_per_unit=1.0)
     ones, positive = np.ones((2, 2)), np.array([[0.0, 0.0], [1.0, 1.0]])
-    found = quotient(counts, positive, ones)
+    found = counts.quotient(positive, ones)
     assert found is not None
     assert found.estimate == pytest.approx(0.5)
     assert found.high is not None
     assert (found.high - found.estimate) / 1.96 == pytest.approx(math.sqrt(0.25 / 100), rel=0.02)
-    assert quotient(replace(counts, variance=1e4), positive, ones) is None
+    assert replace(counts, variance=1e4).quotient(positive, ones) is None
 
 
 def test_scores_on_the_threshold_predict_class_0_and_nothing_is_lost() -> None:
     cells = LabelledBins((-1.0, 0.0, 0.0, 2.0))
     assert cells.size == 11
     assert len(set(cells.labels)) == 11
-    counts = Counts(cells=np.zeros((2, 5)), variance=1.0, edges=cells.edges, people_per_unit=1.0)
+    counts = ScoreCounts(cells=np.zeros((2, 5)), variance=1.0, edges=cells.edges, people_per_unit=1.0)
     assert counts.predicted.tolist() == [0, 0, 0, 1, 1]
     assert np.searchsorted(cells.edges, [-9, 0.0, 1e-9], side="left").tolist() == [0, 1, 3]
 
@@ -197,7 +198,7 @@ def test_probabilities_of_bins_are_those_of_their_scores() -> None:
     _, scores = people(np.random.default_rng(5), 50_000)
     fine = np.zeros(CODE.width)
     np.add.at(fine, np.searchsorted(FINE, scores, side="right"), 1)
-    edges = equal_mass_edges(fine, 10)
+    edges = equal_mass_edges(fine, 10, 0.0)
     mean, square = probabilities(fine, edges)
     place, p = np.searchsorted(edges, scores, side="left"), 1 / (1 + np.exp(-scores))
     for bin_ in range(len(edges) + 1):
@@ -306,7 +307,7 @@ def test_metrics_are_noisy_and_nothing_exact_is_kept(world: tuple[Prepared, Outc
     found = {row.figure: row.interval for row in outcome.evaluated.rows if row.group == "all"}
     checkpoint = RunFolder(outcome.folder).read_checkpoint()
     assert checkpoint is not None
-    scores = scores_of(prepared.task, prepared.population, checkpoint.model)
+    scores = outputs_of(prepared.task, prepared.population, checkpoint.model)
     exact = float(roc_auc_score(prepared.population.test_targets, scores))
     area = found["auc"]
     assert area is not None
@@ -387,8 +388,8 @@ def test_one_record_is_one_noisy_count(world: tuple[Prepared, Outcome], tmp_path
     sums = {}
     for name, one in (("all", prepared), ("changed", prepared_in(folder))):
         model = prepared.task.initial() + 0.3
-        table = scored(asked, one.experiment, one.population, scores_of(one.task, one.population, model))
-        step, method = evaluation.second.step, evaluation.second.method
+        table = scored(asked, one.experiment, one.population, outputs_of(one.task, one.population, model))
+        step, method = evaluation.releases[1].step, evaluation.releases[1].method
         sums[name] = silo_sums(step, table, method.weights.of(table.pairs(), 3, PEOPLE), method.bound).sum(0)  # type: ignore[arg-type]
     moved = float(np.linalg.norm(sums["all"] - sums["changed"]))
     assert moved <= 2 + 1e-9  # taken away, and put back otherwise
@@ -402,7 +403,7 @@ def test_neighbours_are_planned_alike_and_a_person_moves_each_release_by_one_at_
         evaluation = prepared.evaluation
         assert evaluation is not None
         found.append((evaluation.asked, evaluation.error, [one.guarantee for one in evaluation.releases]))
-        scores = scores_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
+        scores = outputs_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
         table = scored(evaluation.asked, prepared.experiment, prepared.population, scores)
         steps = [LocalStatistic(layout=one.step.layout) for one in evaluation.releases]
         vectors.append(
@@ -422,13 +423,13 @@ def test_nobodys_score_is_rounded_by_others(tmp_path: Path) -> None:
     tables(tmp_path)
     prepared = prepared_in(tmp_path)
     model = prepared.task.initial() + 0.25
-    whole = scores_of(prepared.task, prepared.population, model)
+    whole = outputs_of(prepared.task, prepared.population, model)
     test = prepared.population
     for rows in ([3], [3, 5, 8], list(range(0, len(whole), 7))):
         part = replace(
             test, test_features=test.test_features[rows], test_targets=test.test_targets[rows], test_rows=None
         )
-        assert np.array_equal(scores_of(prepared.task, part, model), whole[rows])
+        assert np.array_equal(outputs_of(prepared.task, part, model), whole[rows])
 
 
 def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
@@ -444,7 +445,7 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
     evaluation = prepared.evaluation
     assert evaluation is not None
     assert evaluation.asked.unit == 1.0
-    scores = scores_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
+    scores = outputs_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
     table = scored(evaluation.asked, prepared.experiment, prepared.population, scores)
     found = make_evaluation(evaluation, prepared.experiment, 2, table, PrivacyRandomness.insecure(1))
     counted, present = found.rows[0], len(np.unique(table.user))

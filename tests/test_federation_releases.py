@@ -30,6 +30,7 @@ from fedveil.federation.share import silo_share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.standing import Standing
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.messages import SERVER
@@ -87,10 +88,9 @@ class Hospitals:
         state = self.folder / f"state-{name}"
         state.mkdir(exist_ok=True)
         return SiloParty(
-            membership=self.membership,
+            standing=lambda: Standing(membership=self.membership, policy=self.policy),
             number=number,
             identity=self.keys[number],
-            policy=self.policy,
             share=silo_share(self.schema, self.files[name], self.membership, number, self.users),
             state=state,
         )

@@ -52,6 +52,7 @@ from fedveil.protection.parts import (
     Task,
     Terms,
     Totals,
+    Working,
 )
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.wire import Writer
@@ -68,6 +69,7 @@ EXAMPLES: list[Part] = [
         nonces=((3, bytes(16)),),
     ),
     Knock(),
+    Working(),
     Over(),
     Asked(signature=bytes(range(64))),
     AskedOfAll(signatures=((1, bytes(64)),)),
@@ -527,7 +529,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "f851f6efa3187d3fe7e014f947fa516092b96f42bad784236f9d0692e2f9ecf1"
+        == "4c98e46fcc18666ae7239c4002b21778bcb4e267c81b3feedf58d1381bc46610"
     )
 
 

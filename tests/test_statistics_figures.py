@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedveil.statistics.blocks import Block, OneHot
-from fedveil.statistics.cells import Everybody, States
+from fedveil.statistics.cells import Categories, Everybody, States
 from fedveil.statistics.decoding import Cells, consistent, decode
 from fedveil.statistics.figures import Group, count, part_of
 from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
@@ -100,6 +100,28 @@ def test_decoding_inverts_the_vector_and_its_covariance_is_that_of_the_noise() -
     assert ratio_of == pytest.approx(1.0, abs=Z * math.sqrt(2 / reps))
     total = decode(layout, vector, 2.0)
     assert total["one", "cells"].covariance.sum() == pytest.approx(total["two", "cells"].covariance.sum())
+
+
+def test_groups_of_other_columns_are_not_made_to_agree() -> None:
+    """Two columns with the same declared categories have other people in each: blocks of one column share totals."""
+    first, second = (Categories(name, ("0", "1"), pooled=True) for name in ("left", "right"))
+    blocks = tuple(
+        Block(
+            release=name,
+            part="cells",
+            encoder=OneHot(States("age")),
+            groups=groups,
+            strategy=Strategy("flat", 0, 3),
+        )
+        for name, groups in (("one", first), ("two", second), ("three", second))
+    )
+    layout, rng = Layout(blocks), np.random.default_rng(0)
+    vector = 5 + rng.normal(size=layout.length)
+    found = decode(layout, vector, 1.0)
+    totals = {name: found[name, "cells"].values.sum(axis=1) for name in ("one", "two", "three")}
+    slot = layout.of("one")[0]
+    assert totals["one"] == pytest.approx(vector[slot.place].reshape(3, 3).sum(axis=1) / slot.scale)
+    assert totals["two"] == pytest.approx(totals["three"])
 
 
 # --- intervals ----------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         uldp_sgd,
         uldp_sgd_w,
     )
+    from fedveil.api.observers import MLflow, TensorBoard, WandB
     from fedveil.api.result import Result
     from fedveil.api.training import resume, train
     from fedveil.bundle.bundle import Bundle
@@ -65,6 +66,7 @@ _PLACES: Final = {
         ("Callback", "Checkpoints", "EarlyStop", "Progress", "RoundSummary"), "fedveil.api.callbacks"
     ),
     **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
+    **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.observers"),
     "Result": "fedveil.api.result",
     **dict.fromkeys(("People", "tables"), "fedveil.population.arrays"),
     "Bundle": "fedveil.bundle.bundle",
@@ -84,6 +86,7 @@ __all__ = [
     "Checkpoints",
     "EarlyStop",
     "FedveilError",
+    "MLflow",
     "MethodChoice",
     "People",
     "Progress",
@@ -91,6 +94,8 @@ __all__ = [
     "RoundSummary",
     "Sgd",
     "Statement",
+    "TensorBoard",
+    "WandB",
     "Yogi",
     "cepam_gaussian",
     "cepam_laplace",

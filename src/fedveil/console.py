@@ -78,7 +78,26 @@ class _Resumable:
             )
 
 
-class BarObserver(_Resumable):
+class _Advising(_Resumable):
+    """Says once, as soon as they give a reason, what a run's public numbers say about its noise."""
+
+    def _listen(self, experiment: Experiment) -> None:
+        """Begin with a run."""
+        self._planned, self._heard, self._advised = experiment.rounds, list[Any](), False
+
+    def _advice(self, row: Row) -> str | None:
+        from fedveil.engine.advice import advice  # with torch, seconds to import
+        from fedveil.engine.documents import RoundRow
+
+        if self._advised:
+            return None
+        self._heard.append(RoundRow.model_validate(row))
+        said = advice(self._heard, self._planned)
+        self._advised = said is not None
+        return said
+
+
+class BarObserver(_Advising):
     """A live bar per run, with the last metric and epsilon beside it."""
 
     def __init__(self, console: Console, *, resume: str = "fedveil resume") -> None:
@@ -105,6 +124,7 @@ class BarObserver(_Resumable):
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Open the bar of a run."""
         self._folder = folder
+        self._listen(experiment)
         self._task = self._progress.add_task(
             foreign(experiment.name), total=experiment.rounds, completed=done, status=""
         )
@@ -118,15 +138,17 @@ class BarObserver(_Resumable):
         """Move the bar to the end of the round."""
         if self._task is not None:
             self._progress.update(self._task, completed=row["round"], status=foreign(headline(row)))
+        if (said := self._advice(row)) is not None:
+            self._progress.console.print(said)
 
 
-class LineObserver(_Resumable):
+class LineObserver(_Advising):
     """One line a round, for logs; silent if ``quiet``."""
 
     def __init__(self, console: Console, *, quiet: bool = False, resume: str = "fedveil resume") -> None:
         super().__init__(resume)
         self._console, self._quiet = console, quiet
-        self._name, self._rounds = "", 0
+        self._name = ""
 
     def __enter__(self) -> LineObserver:
         return self
@@ -136,9 +158,10 @@ class LineObserver(_Resumable):
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Say which run begins, and where it is kept."""
-        self._folder, self._name, self._rounds = folder, experiment.name, experiment.rounds
+        self._folder, self._name = folder, experiment.name
+        self._listen(experiment)
         if not self._quiet:
-            self._console.print(f"{self._name}: from round {done} of {self._rounds}, kept in {folder}")
+            self._console.print(f"{self._name}: from round {done} of {self._planned}, kept in {folder}")
 
     def training(self, round_number: int, done: int, total: int) -> None:
         """Nothing within a round."""
@@ -146,8 +169,10 @@ class LineObserver(_Resumable):
     def completed(self, row: Row) -> None:
         """Print the round's line."""
         if not self._quiet:
-            text = f"{self._name} round {row['round']}/{self._rounds} {headline(row)} {row['seconds']:.2f}s"
+            text = f"{self._name} round {row['round']}/{self._planned} {headline(row)} {row['seconds']:.2f}s"
             self._console.print(text, highlight=False)
+            if (said := self._advice(row)) is not None:
+                self._console.print(f"{self._name}: {said}", highlight=False)
 
 
 def observer(console: Console, *, quiet: bool, resume: str = "fedveil resume") -> BarObserver | LineObserver:

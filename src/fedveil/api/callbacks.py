@@ -7,7 +7,7 @@ guarantee covers. A callback that asks for them cannot end the run: when a run e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -16,13 +16,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedveil.console import number
+from fedveil.engine.advice import advice
+from fedveil.engine.documents import RoundRow
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Row, RunFolder
-from fedveil.engine.run import StopTraining
+from fedveil.engine.run import Outcome, StopTraining
 from fedveil.engine.setup import Prepared
 from fedveil.engine.shown import METRICS, Kind
 from fedveil.errors import ConfigError
-from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.statement import Statement, show_epsilon
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +39,7 @@ class RoundSummary:
             out of the private ones.
         private: the rest of the round's line of metrics, for a callback that asks for it; else None.
         folder: the run folder, whose checkpoint is this round's.
+        advice: what released models and public numbers say about the noise, and what to change; None: nothing.
     """
 
     number: int
@@ -46,6 +49,7 @@ class RoundSummary:
     private: Mapping[str, Any] | None
     folder: Path
     _prepared: Prepared = field(repr=False)
+    advice: str | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the trained parameters of this round's model by name: released, so public."""
@@ -63,7 +67,7 @@ class Callback:
         needs_public_test: refuse a population whose test records were held out of the private ones.
     """
 
-    sees_private: ClassVar[bool] = False
+    sees_private: bool = False
     needs_public_test: ClassVar[bool] = False
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
@@ -72,6 +76,9 @@ class Callback:
     def round_ended(self, round: RoundSummary) -> str | None:
         """A round is complete; return a reason to end the run here, or None to go on."""
         return None
+
+    def ended(self, statement: Statement | None) -> None:
+        """The run is over: at its last round, early, or by an error, which leaves no statement (None)."""
 
 
 class EarlyStop(Callback):
@@ -144,13 +151,23 @@ class Checkpoints(Callback):
 
 
 class Progress(Callback):
-    """Prints one line a round: its number, epsilon, and the metrics on a public test table."""
+    """Prints one line a round: its number, epsilon, and the metrics on a public test table; and advice, once."""
+
+    def __init__(self) -> None:
+        self._advised = False
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        """Forget an earlier run."""
+        self._advised = False
 
     def round_ended(self, round: RoundSummary) -> str | None:
         """Print the line."""
         spent = "none" if round.epsilon is None else show_epsilon(round.epsilon)
         metrics = "".join(f"  {name} {number(value)}" for name, value in (round.test or {}).items())
         print(f"round {round.number}/{round.rounds}  epsilon {spent}{metrics}")
+        if round.advice is not None and not self._advised:
+            print(round.advice)
+            self._advised = True
         return None
 
 
@@ -176,11 +193,12 @@ class Watch:
                     "fedveil.population(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
-        self._folder = Path()
+        self._folder: Path | None = None
+        self._heard: list[RoundRow] = []
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Tell every callback where the run is kept."""
-        self._folder = folder
+        self._folder, self._heard = folder, []
         for one in self._callbacks:
             one.started(folder, experiment.rounds, done)
 
@@ -194,6 +212,7 @@ class Watch:
             StopTraining: one of them has a reason to end.
             ConfigError: it has, but it sees private numbers.
         """
+        self._heard.append(RoundRow.model_validate(row))
         reasons = []
         for one in self._callbacks:
             reason = one.round_ended(self._summary(row, one.sees_private))
@@ -206,7 +225,19 @@ class Watch:
         if reasons:
             raise StopTraining("; ".join(reasons))
 
+    def until_the_end(self, play: Callable[[], Outcome]) -> Outcome:
+        """Play a run, and tell every callback that was told of it how it ended, whatever happens."""
+        statement = None
+        try:
+            outcome = play()
+            statement = outcome.statement
+            return outcome
+        finally:
+            for one in self._callbacks if self._folder is not None else ():
+                one.ended(statement)
+
     def _summary(self, row: Row, private: bool) -> RoundSummary:
+        assert self._folder is not None, "told of its start first"
         shown = private or self._public_test
         return RoundSummary(
             number=row["round"],
@@ -217,5 +248,6 @@ class Watch:
             if private
             else None,
             folder=self._folder,
+            advice=advice(self._heard, self._prepared.experiment.rounds),
             _prepared=self._prepared,
         )

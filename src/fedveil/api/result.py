@@ -17,6 +17,7 @@ from torch import nn
 
 from fedveil.api.predictor import Predictor
 from fedveil.bundle.writing import Source, write_bundle
+from fedveil.engine.advice import advice_of
 from fedveil.engine.diagnostics import baseline_of
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Outcome
@@ -62,6 +63,11 @@ class Result:
     def baseline(self) -> Mapping[str, float | None]:
         """The same metrics of the best constant answer to the test records: what a model must beat."""
         return baseline_of(self.folder)
+
+    @cached_property
+    def advice(self) -> str | None:
+        """What released models and public numbers say about the noise, and what to change; None: nothing."""
+        return advice_of(self.folder)
 
     @cached_property
     def model(self) -> nn.Module:

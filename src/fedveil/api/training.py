@@ -87,7 +87,8 @@ def train(
     experiment = parse(_laid_over(document, settings), "fedveil.train")
     prepared = _prepared(experiment, people, learned)
     watch = Watch(prepared, callbacks, public_test=getattr(people, "public_test", False))
-    return Result.of(run(prepared, Path(folder), watch), learned.module, people)
+    outcome = watch.until_the_end(lambda: run(prepared, Path(folder), watch))
+    return Result.of(outcome, learned.module, people)
 
 
 def resume(
@@ -132,7 +133,8 @@ def resume(
             )
     prepared = _prepared(experiment, people, learned)
     watch = Watch(prepared, callbacks, public_test=getattr(people, "public_test", False))
-    return Result.of(go_on(opened, prepared, watch), learned.module, people)
+    outcome = watch.until_the_end(lambda: go_on(opened, prepared, watch))
+    return Result.of(outcome, learned.module, people)
 
 
 def _check(people: Any, method: Any) -> None:

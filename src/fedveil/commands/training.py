@@ -14,13 +14,14 @@ from fedveil.commands.figures import print_rows
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
 from fedveil.commands.released import GO_ON
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
+from fedveil.engine.advice import advice_of
 from fedveil.engine.experiment import parse_assignment
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study
 from fedveil.engine.sweep import Axis, points, spent_together, sweep
 from fedveil.errors import BudgetError, ConfigError
-from fedveil.federation.coordinator import STATE
+from fedveil.federation.rounds import STATE
 from fedveil.population.data_report import data_report
 from fedveil.population.schema import read_schema
 from fedveil.privacy.claims import Role
@@ -181,7 +182,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "trainer": type(prepared.setting.trainer).__name__,
         "rounds": experiment.rounds,
         "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
-        "noise of auc (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
+        "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
         "epsilon": epsilon if epsilon < float("inf") else None,
         "within budget": None if budget is None else epsilon <= budget,
     }
@@ -229,6 +230,8 @@ def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
             print_rows(one.evaluated.rows)
         if one.stopped and one.rounds:
             OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
+        if (said := advice_of(one.folder)) is not None:
+            OUT.print(f"{one.folder.name}: {said}", highlight=False)
     if len(outcomes) == 1:
         for sentence in outcomes[0].statement.sentences():
             OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)

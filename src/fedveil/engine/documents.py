@@ -71,6 +71,22 @@ class CommunicationCost(Document):
     acceptance: _Number | None
 
 
+class Movement(Document):
+    """How far a run has come, in the unit of an update; released models and public numbers alone.
+
+    Attributes:
+        parameters: d.
+        model: how far the global model is from the initial one.
+        noise: how far noise alone moves it, in expectation.
+        most: how far people could have moved it; None where that is not bounded.
+    """
+
+    parameters: _Count
+    model: _Number
+    noise: _Number
+    most: _Number | None
+
+
 class RoundRow(Document):
     """One line of metrics.jsonl; round 0 is the initial model.
 
@@ -83,6 +99,7 @@ class RoundRow(Document):
         nonfinite: how many of them were not finite numbers.
         norms: quantiles, at ``NORM_LEVELS``, of their l2 norms before clipping, in the unit of an update.
         clip: the bound that they met.
+        movement: up to this round; None where nobody knows what is noise.
         clipped: the fraction that was cut down to it.
         bytes_up: what all silos or clients sent to the server; None where nobody counted.
         communication_cost: a channel's messages beside float32.
@@ -96,6 +113,7 @@ class RoundRow(Document):
     nonfinite: _Count = 0
     norms: Annotated[tuple[_Measured, ...], Field(min_length=7, max_length=7)] | None = None
     clip: _Number | None = None
+    movement: Movement | None = None
     clipped: _Number | None = None
     bytes_up: _Count | None = None
     communication_cost: CommunicationCost | None = None

@@ -1,8 +1,8 @@
-"""Test metrics as two releases of a run: planned from public numbers, charged, made of the last model, written down.
+"""Test metrics as releases of a run: planned from public numbers, charged, made of the last model, written down.
 
-The first release places the bins of scores, the second counts labels in them (:mod:`fedveil.statistics.scores`).
-Held-out people are those of the silos' own tables; somebody with records on both sides pays for both in the one ledger.
-Every score is computed by itself, so that nobody else's records round it.
+What is released goes by the target (:mod:`fedveil.statistics.evaluator`): of scores first their bins, then counts in
+them; of anything else one release. Held-out people are those of the silos' own tables; somebody with records on both
+sides pays for both in the one ledger. Every output is computed by itself, so that nobody else's records round it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from torch import Tensor
 
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_sum import noisy_sum
+from fedveil.engine.release_sum import NoisySums, noisy_sum
 from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.local.metrics import score_of
 from fedveil.local.task import Task
 from fedveil.methods.claims import PublicFacts
-from fedveil.population.columns import Column, ColumnTable, Numbers, Places, State, read_columns
+from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.population.records import Population
 from fedveil.population.schema import Label, Schema, read_schema
 from fedveil.randomness import PrivacyRandomness
+from fedveil.statistics.binary import enough_bins
 from fedveil.statistics.evaluated import Asked, Evaluated
+from fedveil.statistics.evaluator import RESERVED
+from fedveil.statistics.figures import ALL
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import LEAST_BINS, MOST_BINS
 from fedveil.statistics.local import LocalStatistic
-from fedveil.statistics.scores import LABEL, SCORE, enough_bins, first_layout, predicted_error
 
 MOST_ERROR: Final = 0.1
-"""Largest predicted standard deviation of the area under the curve, by noise, that is paid for."""
+"""Largest predicted standard deviation of the first test metric, by noise, that is paid for."""
 FIRST_SHARE: Final = 0.15
-"""The first release's share of the evaluation's budget; the second has the rest."""
+"""The share of the evaluation's budget that places the bins of scores; counts in them have the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,20 +46,42 @@ class Evaluation:
 
     Attributes:
         asked: what it is of.
-        first, second: the releases. Edges stand in the second that are not those of the first, for which nobody has
-            looked yet; length and norm are the same.
-        error: predicted standard deviation of the area under the curve by noise.
+        releases: in their order. In the last one's step bins stand that are not those of the first release, for which
+            nobody has looked yet; length and norm are the same.
+        error: predicted standard deviation of the measure by noise.
     """
 
     asked: Asked
-    first: SideRelease
-    second: SideRelease
+    releases: tuple[SideRelease, ...]
     error: float
 
     @property
-    def releases(self) -> tuple[SideRelease, SideRelease]:
-        """Both."""
-        return self.first, self.second
+    def measure(self) -> str:
+        """The figure whose noise is predicted."""
+        return self.asked.evaluator.measure
+
+    def step(self, before: NoisySums) -> LocalStatistic:
+        """Return the local step of the next release: a function of those before it, and of public things.
+
+        Args:
+            before: what was released so far.
+        """
+        planned = self.releases[len(before)].step
+        if len(before) + 1 < len(self.releases):
+            return planned
+        layout = self.asked.last(self.asked.placed(_pairs(before)))
+        assert layout.length == planned.layout.length
+        return LocalStatistic(layout=layout)
+
+    def evaluated(self, name: str, round_number: int, sums: NoisySums) -> Evaluated:
+        """Return the evaluation that all releases together are.
+
+        Args:
+            name: of the run.
+            round_number: after which the model was taken.
+            sums: of all releases.
+        """
+        return Evaluated(name=name, round=round_number, asked=self.asked, releases=_pairs(sums))
 
 
 def plan_evaluation(experiment: Experiment, population: Population) -> Evaluation | None:
@@ -69,8 +92,9 @@ def plan_evaluation(experiment: Experiment, population: Population) -> Evaluatio
         population: for its public numbers.
 
     Raises:
-        CompositionError: a federation, or targets that are not two classes.
-        ConfigError: groups of a number, or a budget that is too small, with what would do.
+        CompositionError: a federation.
+        ConfigError: groups of a number, a target without its bounds or horizons, or a budget that is too small, with
+            what would do.
     """
     if experiment.evaluation is None:
         return None
@@ -80,17 +104,16 @@ def plan_evaluation(experiment: Experiment, population: Population) -> Evaluatio
             "the coordinator a public test table, whose metrics need no noise"
         )
     assert experiment.data.table is not None, "Experiment asks for it"
-    whole = whole_of(experiment.privacy)
     people = population.n_users * experiment.data.table.test_share
-    planner = _Planner(experiment, population, _schema(experiment), whole)
-    asked, second, error = planner.second(people)
-    if error > MOST_ERROR:
+    planner = _Planner(experiment, population, _schema(experiment), whole_of(experiment.privacy))
+    evaluation = planner.planned(people)
+    if evaluation.error > MOST_ERROR:
         raise ConfigError(
-            f"evaluation: about {people:.0f} people are held out, whose area under the curve would have noise of "
-            f"standard deviation {error:.2g}; {MOST_ERROR:g} is allowed. Give a larger privacy.epsilon, "
+            f"evaluation: about {people:.0f} people are held out, whose {evaluation.measure} would have noise of "
+            f"standard deviation {evaluation.error:.2g}; {MOST_ERROR:g} is allowed. Give a larger privacy.epsilon, "
             "budget.evaluation or data.table.test_share, or fewer groups"
         )
-    return Evaluation(asked=asked, first=planner.first(asked), second=second, error=error)
+    return evaluation
 
 
 def make_evaluation(
@@ -100,7 +123,7 @@ def make_evaluation(
     table: ColumnTable,
     privacy: PrivacyRandomness,
 ) -> Evaluated:
-    """Make both releases of a table of scored records; they must have been charged.
+    """Make all releases of a table of held-out records; they must have been charged.
 
     Args:
         evaluation: the plan.
@@ -109,54 +132,41 @@ def make_evaluation(
         table: from :func:`scored`.
         privacy: where noise and keys come from.
     """
-    asked, number = evaluation.asked, experiment.rounds + 1  # repeatable noise is not that of a round
-    first, second = evaluation.releases
-    placed = noisy_sum(first.numbered(number), table, privacy).vector
-    step = LocalStatistic(layout=asked.layout(asked.edges(placed, _std(first, asked))))
-    assert step.layout.length == second.step.layout.length
-    return Evaluated(
-        name=experiment.name,
-        round=round_number,
-        asked=asked,
-        first=placed,
-        second=noisy_sum(second.numbered(number + 1, step), table, privacy).vector,
-        first_std=_std(first, asked),
-        second_std=_std(second, asked),
-    )
+    sums: NoisySums = ()
+    number = experiment.rounds + 1  # repeatable noise is not that of a round
+    for place, release in enumerate(evaluation.releases):
+        made = noisy_sum(release.numbered(number + place, evaluation.step(sums)), table, privacy)
+        sums = (*sums, made)
+    return evaluation.evaluated(experiment.name, round_number, sums)
 
 
 def scored(
-    asked: Asked, experiment: Experiment, population: Population, scores: Float64[np.ndarray, " t"]
+    asked: Asked, experiment: Experiment, population: Population, outputs: Float64[np.ndarray, "t k"]
 ) -> ColumnTable:
-    """Return the held-out records of the tables with their scores and labels.
+    """Return the held-out records of the tables with what the model makes of them, and their targets.
 
     Args:
         asked: which columns are needed.
         experiment: names the tables.
-        population: which of their records are held out, and their labels.
-        scores: of the held-out records; NaN where the model has diverged.
+        population: which of their records are held out, and their targets.
+        outputs: of the held-out records; NaN where the model has diverged.
     """
     assert experiment.data.table is not None
     assert population.test_rows is not None
     wanted = tuple(name for name in asked.by if name != "silo")
     table = read_columns(asked.schema_, experiment.data.table.files, wanted).take(population.test_rows)
-    there = ~np.isnan(scores)
-    state = np.where(there, State.VALID, State.INVALID).astype(np.int8)
-    labels = np.asarray(population.test_targets, dtype=np.int64)
-    valid = np.full(len(labels), State.VALID, dtype=np.int8)
-    columns: dict[str, Column] = {
-        SCORE: Numbers(values=np.where(there, scores, 0.0), state=state),
-        LABEL: Places(values=labels, state=valid),
-    }
+    columns = asked.evaluator.columns(outputs, np.asarray(population.test_targets))
     return replace(table, columns={**table.columns, **columns})
 
 
-def scores_of(task: Task, population: Population, model: Float32[Tensor, " d"]) -> Float64[np.ndarray, " t"]:
-    """Return the score of every held-out record, each computed by itself: nobody else's records round it."""
+def outputs_of(
+    task: Task, population: Population, model: Float32[Tensor, " d"]
+) -> Float64[np.ndarray, "t k"]:
+    """Return the outputs for every held-out record, each computed by itself: nobody else's records round it."""
     raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
     if not len(raw):
-        return np.zeros(0)
-    return score_of(task.predict(model.cpu(), raw, batch_size=1)).double().numpy()
+        return np.zeros((0, 1))
+    return task.predict(model.cpu(), raw, batch_size=1).double().numpy()
 
 
 class _Planner:
@@ -170,29 +180,45 @@ class _Planner:
         weighs = experiment.protection.build().weighs
         self._silos = section.silos or ("equal" if weighs else "uniform")
 
-    def first(self, asked: Asked) -> SideRelease:
-        """Return the release that places the bins."""
-        purpose = "the scores of held-out records, which place the bins of the next release"
-        return self._release("eval/1", purpose, first_layout(), FIRST_SHARE)
-
-    def second(self, people: float) -> tuple[Asked, SideRelease, float]:
-        """Return the release that counts labels, with as few bins as lose less than a quarter of its noise."""
-        given = self._section.bins
-        purpose = "labels of held-out records by bins of their scores: test metrics follow from it"
-        for bins in (given,) if given is not None else range(LEAST_BINS, MOST_BINS + 1):
-            asked = Asked(
-                schema_=self._schema,
-                silo_names=self._population.silo_names,
-                silos=self._silos,
-                by=self._section.by,
-                bins=bins,
-            )
-            layout = asked.layout((0.0,) * bins)
-            release = self._release("eval/2", purpose, layout, 1 - FIRST_SHARE)
-            noise = _std(release, asked) / (layout.slots[0].scale * asked.unit)
-            if enough_bins(bins, noise, people):
+    def planned(self, people: float) -> Evaluation:
+        """Return the evaluation; of two classes with as few bins as lose less than a quarter of their noise."""
+        target, given = self._schema.target, self._section.bins
+        if given is not None or not isinstance(target, Label) or len(target.classes) > 2:
+            return self._with(given, people)
+        for bins in range(LEAST_BINS, MOST_BINS + 1):
+            found = self._with(bins, people)
+            (noise,) = self._variances(found).values()
+            if enough_bins(bins, noise**0.5, people):
                 break
-        return asked, release, predicted_error(bins, noise, people)
+        return found
+
+    def _with(self, bins: int | None, people: float) -> Evaluation:
+        asked = Asked(
+            schema_=self._schema,
+            silo_names=self._population.silo_names,
+            silos=self._silos,
+            **self._section.model_dump(exclude={"silos", "bins"}),
+            bins=bins,
+        )
+        *before, last = asked.layouts
+        placing = "the scores of held-out records, which place the bins of the next release"
+        releases = [self._release("eval/1", placing, layout, FIRST_SHARE) for layout in before]
+        share = 1 - FIRST_SHARE * len(before)
+        purpose = (
+            "targets of held-out records beside what the model makes of them: test metrics follow from it"
+        )
+        releases.append(self._release(f"eval/{len(before) + 1}", purpose, last, share))
+        planned = Evaluation(asked=asked, releases=tuple(releases), error=0.0)
+        error = asked.evaluator.predicted_error(self._variances(planned), people)
+        return replace(planned, error=error)
+
+    def _variances(self, planned: Evaluation) -> dict[str, float]:
+        """Return the variance of the noise of every block of all people, in people."""
+        last, asked = planned.releases[-1], planned.asked
+        return {
+            slot.block.part: (_std(last, asked) / (slot.scale * asked.unit)) ** 2
+            for slot in last.step.layout.of(ALL)
+        }
 
     def _release(self, name: str, purpose: str, layout: Layout, share: float) -> SideRelease:
         facts = PublicFacts(
@@ -212,19 +238,14 @@ class _Planner:
 
 
 def _schema(experiment: Experiment) -> Schema:
-    """Return the schema of an experiment's tables, if its target is two classes.
+    """Return the schema of an experiment's tables.
 
     Raises:
-        CompositionError: it is another one.
-        ConfigError: a column with a name that the table of scored records needs.
+        ConfigError: a column with a name that the table of held-out records needs.
     """
     assert experiment.data.table is not None
     schema = read_schema(experiment.data.table.schema_file)
-    if not isinstance(schema.target, Label) or len(schema.target.classes) != 2:
-        raise CompositionError(
-            "evaluation: is of two classes (target.kind = 'label' with two classes); this schema has another target"
-        )
-    for reserved in (SCORE, LABEL):
+    for reserved in RESERVED:
         if reserved in schema.columns:
             raise ConfigError(
                 f"evaluation: a column of the schema is named '{reserved}'; give it another name"
@@ -237,3 +258,7 @@ def _std(release: SideRelease, asked: Asked) -> float:
     found = release.method.noise_std(len(asked.silo_names))
     assert found is not None
     return found
+
+
+def _pairs(sums: NoisySums) -> tuple[tuple[Float64[np.ndarray, " d"], float], ...]:
+    return tuple((one.vector, one.std) for one in sums)

@@ -20,6 +20,7 @@ from fedveil.engine.diagnostics import population_diagnostics, require_same_reco
 from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
+from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.parties import Parties
 from fedveil.engine.preprocessing import make_preprocessing
 from fedveil.engine.round import RoundDiagnostics, play_round
@@ -30,7 +31,6 @@ from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
-from fedveil.methods.method import Method
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
@@ -254,7 +254,8 @@ def _round(
     test = evaluate(prepared, prepared.method.model_of(model, kept)) if turn.measured else None
     spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
     row = row_of(prepared, number, test, diagnostics, charges=spent.charges)
-    row["clip"] = _clip(prepared.method.at_round(number, last.state))
+    row["clip"] = clip_of(prepared.method.at_round(number, last.state))
+    row["movement"] = movement(prepared, last, model, diagnostics.summed)
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
     return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
 
@@ -313,14 +314,9 @@ def row_of(
         "epsilon": finite(prepared.epsilon_with(Role.READER, spent, prepared.before))
         if prepared.secure
         else None,
-        "clip": _clip(prepared.method),
+        "clip": clip_of(prepared.method),
         **shown,
     }
-
-
-def _clip(method: Method) -> float | None:
-    """Return the bound of an update, in its own unit; a function of what was released before."""
-    return method.bound.longest if method.bound.bounded else None
 
 
 def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> str | None:

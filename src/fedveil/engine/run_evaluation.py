@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.evaluation import make_evaluation, scored, scores_of
+from fedveil.engine.evaluation import make_evaluation, outputs_of, scored
 from fedveil.engine.folder import Checkpoint, RunFolder, finite
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.side_releases import charge
@@ -54,7 +54,7 @@ def release_evaluation(prepared: Prepared, folder: RunFolder, checkpoint: Checkp
         return
     charge(ledger, experiment.name, evaluation.releases)
     model = prepared.method.model_of(checkpoint.model, checkpoint.state)
-    scores = scores_of(prepared.task, prepared.population, model)
-    table = scored(evaluation.asked, experiment, prepared.population, scores)
+    outputs = outputs_of(prepared.task, prepared.population, model)
+    table = scored(evaluation.asked, experiment, prepared.population, outputs)
     privacy = privacy_randomness(experiment)
     folder.write(FILE, dumps(make_evaluation(evaluation, experiment, checkpoint.round, table, privacy)))

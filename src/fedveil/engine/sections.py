@@ -5,8 +5,9 @@ The others name a registered member, whose keys they have (:mod:`fedveil.engine.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -14,7 +15,14 @@ from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
 from fedveil.keys import Count, NonNegative, Positive
 from fedveil.population.allocation import Law
-from fedveil.statistics.limits import LEAST_BINS, MOST_BINS, MOST_GROUPINGS, SiloWeights, once
+from fedveil.statistics.limits import (
+    LEAST_BINS,
+    MOST_BINS,
+    MOST_GROUPINGS,
+    MOST_HORIZONS,
+    SiloWeights,
+    once,
+)
 
 SESSION = "session:"
 """How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
@@ -31,6 +39,9 @@ def refuse_session(key: str, name: str) -> None:
             f"{key}: '{name}' was handed over in a Python session, and is nowhere to be found from here; "
             "fedveil.resume(folder, model, people) goes on with the same objects"
         )
+
+
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
 class Section(BaseModel):
@@ -136,7 +147,7 @@ class TrainerSection(Section):
     compile: bool = Field(
         False, description="compile the vectorised step (pays for long runs of small networks)"
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="in which layers compute; updates are float32, and bounded as they are"
     )
@@ -190,6 +201,22 @@ class EvaluationSection(Section):
     bins: Annotated[int, Field(ge=LEAST_BINS, le=MOST_BINS)] | None = Field(
         None, description="of scores; default: as few as lose less than a quarter of the noise"
     )
+    lower: float | None = Field(None, description="smallest target, where it is a number")
+    upper: float | None = Field(None, description="largest target, where it is a number")
+    largest_error: Positive | None = Field(
+        None,
+        description="error that counts in full at most, where the target is a number; default: upper - lower",
+    )
+    horizons: Annotated[tuple[Positive, ...], Field(max_length=MOST_HORIZONS)] = Field(
+        (), description="times by which events are predicted, where the target is a survival time; ascending"
+    )
+
+    @field_validator("horizons")
+    @classmethod
+    def _ascending(cls, horizons: tuple[float, ...]) -> tuple[float, ...]:
+        if any(after <= before for before, after in pairwise(horizons)):
+            raise ValueError("must be ascending")
+        return horizons
 
     @field_validator("by")
     @classmethod

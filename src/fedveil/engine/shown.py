@@ -29,7 +29,9 @@ class Kind(Enum):
 
 
 METRICS: Final[Mapping[str, Kind]] = MappingProxyType(
-    dict.fromkeys(("schema_version", "round", "epsilon", "clip", "attempts", "summed"), Kind.COVERED)
+    dict.fromkeys(
+        ("schema_version", "round", "epsilon", "clip", "attempts", "summed", "movement"), Kind.COVERED
+    )
     | {"test": Kind.TESTED}
     | dict.fromkeys(("participants", "contributions", "nonfinite", "norms", "clipped"), Kind.PRIVATE)
     | dict.fromkeys(("bytes_up", "communication_cost", "seconds", "elapsed"), Kind.PRIVATE)

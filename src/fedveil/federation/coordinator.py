@@ -14,9 +14,8 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any, Final, Generic
+from typing import Any, Generic
 
 import numpy as np
 from jaxtyping import Int64
@@ -24,7 +23,7 @@ from jaxtyping import Int64
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.folder import RunFolder
-from fedveil.errors import IntegrityError, ModelError, RunFolderError
+from fedveil.errors import IntegrityError, ModelError
 from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
@@ -32,19 +31,20 @@ from fedveil.federation.exchange import (
     Absentees,
     Answers,
     Exchange,
+    Heard,
     by_silo,
     check_learned,
     check_lengths,
     totals_of,
 )
-from fedveil.federation.grammar import Conversation, Grammar, ends
+from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
+from fedveil.federation.rounds import identify
 from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.files import parse_json, read_content, reading
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
@@ -62,9 +62,6 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 from fedveil.protection.refusals import Code
-
-STATE: Final = "federation.json"
-"""In the run folder: the 16 bytes of the run."""
 
 
 class CoordinatorParty(Generic[EndingT]):
@@ -98,7 +95,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._folder, self._heads = folder, heads
         self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
         check_lengths(self._agreement, self._plan.dimension)
-        self._run, self._session, self._number = self._identify(), b"", 0
+        self._run, self._session, self._number = identify(folder), b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
@@ -136,15 +133,19 @@ class CoordinatorParty(Generic[EndingT]):
         """Return the last letters of a run that has ended: they free the silos for another one, and may be lost."""
         return self._farewells
 
-    def go_on(self) -> tuple[str, ...]:
-        """Go on without the silos that have not answered, where the protocol allows it; return their names.
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The silos without whose answers the run does not go on."""
+        return () if self._exchange is None else self._exchange.missing
+
+    def go_on(self, silent: tuple[int, ...]) -> tuple[str, ...]:
+        """Go on without silos that are awaited, where the protocol allows it; return their names.
 
         Where too few would be left, but enough with those that are back meanwhile, the round is begun again with them.
         """
         exchange, least = self._exchange, self._agreement.least
-        if exchange is None:
+        if exchange is None or not silent:
             return ()
-        silent = exchange.missing
         if self._leave(silent):
             self._proceed()
         elif len(self._present) - len(silent) + self._absent.back >= least and self._absent.back:
@@ -155,10 +156,8 @@ class CoordinatorParty(Generic[EndingT]):
             return ()
         return tuple(self._membership.silos[silo] for silo in silent)
 
-    def receive(self, silo: int, data: bytes) -> bool:
-        """Read a silo's letter; return whether it was waited for. What belongs to an exchange that is over is not.
-
-        Nor is the word of a silo that another run has it: who waits for it counts its own patience.
+    def receive(self, silo: int, data: bytes) -> Heard:
+        """Read a silo's letter; return what it was. What belongs to an exchange that is over is passed over in silence.
 
         Args:
             silo: who sent it, as the carrier says.
@@ -179,12 +178,14 @@ class CoordinatorParty(Generic[EndingT]):
         )
         exchange, name = self._exchange, self._membership.silos[silo]
         if exchange is None or letter.run != self._run:
-            return False
+            return Heard.NOTHING
+        if works(letter.parts):
+            return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
         if silo in self._absent:
             self._absent.hear(silo, letter)
-            return False
+            return Heard.NOTHING
         if not exchange.awaits(silo, letter):
-            return False
+            return Heard.NOTHING
         if ends(letter.parts):
             return self._end(silo, letter)
         try:
@@ -193,25 +194,25 @@ class CoordinatorParty(Generic[EndingT]):
             self._talks[silo].answer(letter.parts)
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
-            return True
+            return Heard.ANSWER
         exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
-        return True
+        return Heard.ANSWER
 
-    def _end(self, silo: int, letter: SignedMessage) -> bool:
+    def _end(self, silo: int, letter: SignedMessage) -> Heard:
         """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
         (part,) = letter.parts
         name = self._membership.silos[silo]
         if isinstance(part, Refused):
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
-            return True
+            return Heard.ANSWER
         assert isinstance(part, Here)
         if self._exchange is not None and self._exchange.knocks:
             if part.busy:  # the question stands, and is asked again
-                return False
+                return Heard.NOTHING
             self._exchange.answers[silo] = letter.parts
             self._proceed()
-            return True
+            return Heard.ANSWER
         if self._absent.leaves_again(silo):
             self.stop(f"silo {name} left {MOST_LEFT} sessions of this run in which no round ended")
         elif self._leave((silo,)):
@@ -219,7 +220,7 @@ class CoordinatorParty(Generic[EndingT]):
             self._proceed()
         else:
             self._begin_session()
-        return True
+        return Heard.ANSWER
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
@@ -246,19 +247,6 @@ class CoordinatorParty(Generic[EndingT]):
         for silo in silos:
             self._absent.leave(silo, exchange)
         return True
-
-    def _identify(self) -> bytes:
-        """Return the run's 16 bytes, from the folder or new."""
-        path = self._folder / STATE
-        if not path.exists():
-            run = os.urandom(RUN_BYTES)
-            self._folder.write_json(STATE, {"run": run.hex()})
-            return run
-        with reading(f"{path}, by which the silos know the run,", RunFolderError):
-            run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
-            if len(run) != RUN_BYTES:
-                raise ValueError
-            return run
 
     def _begin_session(self) -> None:
         """Ask the silos for nonces."""

@@ -44,6 +44,7 @@ from fedveil.protection.parts import (
     Task,
     Terms,
     Totals,
+    Working,
 )
 from fedveil.protection.refusals import Code
 
@@ -198,6 +199,11 @@ def opens(parts: Sequence[Part]) -> bool:
 def ends(parts: Sequence[Part]) -> bool:
     """Return whether a silo's answer ends its session: a refusal, or that it is in none; and nothing beside it."""
     return tuple(type(part) for part in parts) in ENDINGS
+
+
+def works(parts: Sequence[Part]) -> bool:
+    """Return whether a silo says that it is at work, and nothing beside it: the answer comes when it is asked again."""
+    return tuple(type(part) for part in parts) == (Working,)
 
 
 def outside(parts: Sequence[Part]) -> Kind | None:

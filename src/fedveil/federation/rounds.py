@@ -12,9 +12,11 @@ import numpy as np
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.coordinator_side import coordinate
-from fedveil.engine.folder import Checkpoint, RunFolder
+from fedveil.engine.folder import Checkpoint, Row, RunFolder
+from fedveil.engine.movement import movement
 from fedveil.engine.run import (
     Observer,
     Outcome,
@@ -34,8 +36,29 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
 
+STATE: Final = "federation.json"
+"""In the run folder: the 16 bytes of the run."""
+
 _DRAWN: Final = "checkpoint/participants.json"
 _SALT_BYTES: Final = 32
+
+
+def identify(folder: RunFolder) -> bytes:
+    """Return the 16 bytes of a run, from its folder or new.
+
+    Raises:
+        RunFolderError: what the folder says is damaged.
+    """
+    path = folder / STATE
+    if not path.exists():
+        run = os.urandom(RUN_BYTES)
+        folder.write_json(STATE, {"run": run.hex()})
+        return run
+    with reading(f"{path}, by which the silos know the run,", RunFolderError):
+        run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
+        if len(run) != RUN_BYTES:
+            raise ValueError
+        return run
 
 
 class Rounds:
@@ -154,7 +177,8 @@ class Rounds:
         model, state = coordinate(turn, total, n_silos=silos, summed=summed, drawn=drawn)
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
         released = prepared.method.model_of(model, state)
-        self._complete(model, state, evaluate(prepared, released) if due else None, summed)
+        moved = movement(prepared, self.checkpoint, model, summed)
+        self._complete(model, state, evaluate(prepared, released) if due else None, summed, moved)
 
     def pass_on(self, summed: int) -> None:
         """Put on the disk that a round has ended whose model the silos alone have."""
@@ -166,11 +190,13 @@ class Rounds:
         state: State,
         test: dict[str, float | None] | None,
         summed: int,
+        moved: Row | None = None,
     ) -> None:
         prepared, number, last = self._prepared, self.number, self.checkpoint
         row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
         seconds = time.perf_counter() - self._began
-        row |= {"summed": summed, "seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
+        row |= {"summed": summed, "movement": moved}
+        row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
         self._folder.write_checkpoint(checkpoint)
         self.checkpoint, self._attempts = checkpoint, 0

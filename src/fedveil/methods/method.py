@@ -24,7 +24,7 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import AnySampler
-from fedveil.protection.parts import Asked, AskedOfAll, Here, Joined, Knock, Over, Refused, Terms
+from fedveil.protection.parts import Asked, AskedOfAll, Here, Joined, Knock, Over, Refused, Terms, Working
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import STATELESS, Optimizer, State
@@ -99,6 +99,7 @@ class Method:
             Sent(Terms, Role.SILO),
             Sent(Joined, Role.SERVER),
             Sent(Refused, Role.SERVER),
+            Sent(Working, Role.SERVER),
             Sent(Asked, Role.SERVER),
             Sent(AskedOfAll, Role.SILO),
             Sent(Over, Role.SILO),

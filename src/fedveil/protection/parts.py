@@ -174,6 +174,11 @@ class Here(Part):
     busy: int = sent_as(number(4), Tells.NOTHING)
 
 
+@message(80, "word that a silo is at work")
+class Working(Part):
+    """A sign of life: the answer to this letter, or to an earlier one, is not ready; nothing has changed."""
+
+
 @message(77, "word that a session is over")
 class Over(Part):
     """The coordinator asks nothing more in this session: the silo is free for another run."""

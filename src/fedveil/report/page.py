@@ -7,6 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from fedveil.engine.advice import advice
 from fedveil.engine.documents import JsonValue, RoundRow
 from fedveil.privacy.statement import Statement, show_lower_bound
 from fedveil.report import plots
@@ -92,6 +93,8 @@ def result_section(run: RunData) -> Section | None:
         rows,
         caption="Before training and at the last round",
     )
+    if (said := advice(run.rounds, last.round)) is not None:
+        body += notice(f"{said} (From released models and public numbers.)", kind="note")
     if run.interrupted_line:
         body += notice(
             "metrics.jsonl ends in the middle of a line: the run was still writing, or was stopped. "

@@ -44,9 +44,11 @@ class Denoiser(Stage):
 
     Attributes:
         needs_noise_std: whether :meth:`estimate` reads the size of the noise, so that it must be known.
+        changes: whether the estimate may be anything but the aggregate itself.
     """
 
     needs_noise_std: ClassVar[bool]
+    changes: ClassVar[bool] = True
 
     @property
     def description(self) -> str:
@@ -94,6 +96,7 @@ class NoDenoiser(Denoiser):
     """Takes the noisy aggregate as it is."""
 
     needs_noise_std: ClassVar[bool] = False
+    changes: ClassVar[bool] = False
     description: ClassVar[str] = "none"
 
     def told(self) -> tuple[str, ...]:

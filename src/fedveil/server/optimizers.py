@@ -59,6 +59,11 @@ class Optimizer(Stage):
                 f"this method releases {method.released}"
             )
 
+    @property
+    def plain_rate(self) -> float | None:
+        """What the mean is multiplied by and added to the model, where that is all that is done with it; else None."""
+        return None
+
     def told(self) -> tuple[str, ...]:
         """Return what is done with the released mean, in words; nothing for a plain step."""
         return ()
@@ -182,6 +187,11 @@ class ServerSgd(_Scheduled):
         super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov: looks along the momentum; give momentum above 0")
+
+    @property
+    def plain_rate(self) -> float | None:
+        """The learning rate, where there is neither momentum nor a schedule."""
+        return None if self.momentum or self.schedule != "constant" else self.learning_rate
 
     def told(self) -> tuple[str, ...]:
         """Return that there is momentum."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float64
 
+from fedveil.statistics.cells import Partition
 from fedveil.statistics.layout import Layout, Slot
 
 
@@ -51,10 +52,10 @@ def decode(
     found = {}
     for slot in layout.slots:
         found[_key(slot)] = _linear(slot, noisy, noise_std / unit, unit)
-    totals: dict[tuple[str, ...], list[Slot]] = {}
+    totals: dict[Partition, list[Slot]] = {}
     for slot in layout.slots:
         if slot.block.encoder.covers:
-            totals.setdefault(slot.block.groups.labels, []).append(slot)
+            totals.setdefault(slot.block.groups, []).append(slot)
     for slots in totals.values():
         agreed = consistent([found[_key(slot)] for slot in slots])
         found.update(zip(map(_key, slots), agreed, strict=True))

@@ -1,4 +1,4 @@
-"""What an evaluation released: both noisy vectors with all that figures follow from, as ``evaluation.json`` keeps it.
+"""What an evaluation released: its noisy vectors with all that figures follow from, as ``evaluation.json`` keeps it.
 
 Every figure is a function of this file; reading it again costs nothing and touches no record.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,15 +20,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedveil.errors import ConfigError, DataError, RunFolderError
 from fedveil.files import parse_json, read_text, reading
 from fedveil.population.columns import categories_of
-from fedveil.population.schema import Schema
-from fedveil.statistics.binary import COMPARED, Counts, calibration, roc, rows
-from fedveil.statistics.cells import Categories, Partition, Silos
+from fedveil.population.schema import Label, Schema, Survival
+from fedveil.statistics.amounts import Amounts
+from fedveil.statistics.binary import TwoClasses
+from fedveil.statistics.cells import Categories, Everybody, Partition, Silos
+from fedveil.statistics.confusion import Classes
 from fedveil.statistics.decoding import decode
+from fedveil.statistics.evaluator import Drawing, Evaluator, Group, Placed, Sums
 from fedveil.statistics.figures import ALL, Row
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.limits import SiloWeights
-from fedveil.statistics.scores import equal_mass_edges, first_layout, probabilities, second_layout
+from fedveil.statistics.lifetimes import BINS, Lifetimes
+from fedveil.statistics.limits import LEAST_BINS, SiloWeights
 
 SCHEMA_VERSION: Final = 1
 FILE: Final = "evaluation.json"
@@ -42,7 +45,10 @@ class Asked(BaseModel):
         silo_names: names of all silos.
         silos: a person's weights over silos.
         by: columns whose groups are compared.
-        bins: of scores.
+        bins: of scores; None where there are none, or as many as are usual.
+        lower, upper: declared bounds of a target that is a number.
+        largest_error: the largest error of such a target that counts in full; None for the width of its bounds.
+        horizons: by which events of a survival time are predicted.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,7 +57,11 @@ class Asked(BaseModel):
     silo_names: tuple[str, ...]
     silos: SiloWeights
     by: tuple[str, ...]
-    bins: int
+    bins: int | None = None
+    lower: float | None = None
+    upper: float | None = None
+    largest_error: float | None = None
+    horizons: tuple[float, ...] = ()
 
     @property
     def unit(self) -> float:
@@ -59,14 +69,54 @@ class Asked(BaseModel):
         return 1 / len(self.silo_names) if self.silos == "uniform" else 1.0
 
     @property
+    def evaluator(self) -> Evaluator:
+        """What is released of this target.
+
+        Raises:
+            ConfigError: something that the target needs is not declared, or something is that it has not.
+        """
+        target = self.schema_.target
+        if isinstance(target, Label):
+            self._only("classes", ("bins",) if len(target.classes) == 2 else ())
+            if len(target.classes) == 2:
+                return TwoClasses(LEAST_BINS if self.bins is None else self.bins)
+            return Classes(target.classes)
+        if isinstance(target, Survival):
+            self._only("survival times", ("bins", "horizons"))
+            if not self.horizons:
+                raise ConfigError(
+                    "evaluation.horizons: give the times by which events are predicted, such as [365, 730]; times "
+                    "taken from the records would tell of them"
+                )
+            return Lifetimes(self.horizons, BINS if self.bins is None else self.bins)
+        self._only("numbers", ("lower", "upper", "largest_error"))
+        if self.lower is None or self.upper is None:
+            raise ConfigError(
+                "evaluation.lower, evaluation.upper: give the bounds of the target; bounds taken from the records "
+                "would tell of them"
+            )
+        if not self.lower < self.upper:
+            raise ConfigError("evaluation.lower: must be below evaluation.upper")
+        width = self.upper - self.lower
+        return Amounts(self.lower, self.upper, width if self.largest_error is None else self.largest_error)
+
+    def _only(self, of: str, keys: tuple[str, ...]) -> None:
+        """Refuse keys of other targets."""
+        for key in ("bins", "lower", "upper", "largest_error", "horizons"):
+            if key not in keys and getattr(self, key) not in (None, ()):
+                raise ConfigError(
+                    f"evaluation.{key}: the schema's target is of {of}, which has no such key; remove it"
+                )
+
+    @property
     def partitions(self) -> Mapping[str, Partition]:
-        """The groups, by column.
+        """Everybody, and the groups by column.
 
         Raises:
             ConfigError: a column that is a number.
             DataError: one that the schema does not have.
         """
-        return {name: self._partition(name) for name in self.by}
+        return {ALL: Everybody(), **{name: self._partition(name) for name in self.by}}
 
     def _partition(self, name: str) -> Partition:
         if name == "silo":
@@ -78,18 +128,35 @@ class Asked(BaseModel):
             )
         return Categories(name, declared, pooled=True)
 
-    def edges(self, first: Float64[np.ndarray, " d"], noise_std: float) -> tuple[float, ...]:
-        """Return the edges of the bins, a function of the first release."""
-        return equal_mass_edges(self.scores(first, noise_std), self.bins)
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts of all releases; bins that are not placed yet are stood in for, at the same length and norm."""
+        first = self.evaluator.first
+        return (*(() if first is None else (first,)), self.last(self.evaluator.unplaced))
 
-    def scores(self, first: Float64[np.ndarray, " d"], noise_std: float) -> Float64[np.ndarray, " cells"]:
-        """Return the decoded cells of the first release."""
-        found: np.ndarray = decode(first_layout(), first, noise_std, self.unit)["scores", "cells"].values[0]
-        return found
+    def placed(self, before: Sequence[tuple[Float64[np.ndarray, " d"], float]]) -> Placed:
+        """Return the bins by the releases before the last.
 
-    def layout(self, edges: tuple[float, ...]) -> Layout:
-        """Return the layout of the second release."""
-        return second_layout(edges, self.partitions)
+        Args:
+            before: each with the standard deviation of its noise.
+        """
+        evaluator = self.evaluator
+        if evaluator.first is None:
+            return evaluator.unplaced
+        ((vector, noise_std),) = before
+        (found,) = decode(evaluator.first, vector, noise_std, self.unit).values()
+        return evaluator.placed(found.values[0])
+
+    def last(self, placed: Placed) -> Layout:
+        """Return the layout of the last release, of all people and of every group."""
+        evaluator = self.evaluator
+        return Layout(
+            tuple(
+                block
+                for name, groups in self.partitions.items()
+                for block in evaluator.blocks(name, groups, placed)
+            )
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,80 +167,81 @@ class Evaluated:
         name: of the run.
         round: after which its model was evaluated.
         asked: what it is of.
-        first, second: the released sums.
-        first_std, second_std: standard deviations of their noise, per number.
+        releases: the released sums, each with the standard deviation of its noise, per number.
     """
 
     name: str
     round: int
     asked: Asked
-    first: Float64[np.ndarray, " d1"]
-    second: Float64[np.ndarray, " d2"]
-    first_std: float
-    second_std: float
+    releases: tuple[tuple[Float64[np.ndarray, " d"], float], ...]
 
     @cached_property
-    def edges(self) -> tuple[float, ...]:
-        """Of the bins."""
-        return self.asked.edges(self.first, self.first_std)
+    def placed(self) -> Placed:
+        """The bins of scores."""
+        return self.asked.placed(self.releases[:-1])
 
     @cached_property
-    def groups(self) -> Mapping[str, tuple[tuple[str, Counts], ...]]:
-        """The counts of every group, by partition; "all" has one."""
-        layout = self.asked.layout(self.edges)
-        found = {}
-        for (
-            slot
-        ) in layout.slots:  # flat strategies: cells are the numbers themselves, and their noise is white
-            scale = slot.scale * self.asked.unit
-            cells = self.second[slot.place].reshape(slot.block.groups.size, -1) / scale
-            variance = (self.second_std / scale) ** 2
-            found[slot.block.release] = tuple(
-                (label, self._counts(values, variance))
-                for label, values in zip(slot.block.groups.labels, cells, strict=True)
-            )
-        return found
+    def groups(self) -> Mapping[str, Mapping[str, Group]]:
+        """What was released of every group, by partition; "all" has one.
+
+        Strategies of the last release are flat: sums are its numbers themselves, and their noise is white.
+        """
+        vector, noise_std = self.releases[-1]
+        layout = self.asked.last(self.placed)
+        found: dict[str, dict[str, dict[str, Sums]]] = {}
+        for slot in layout.slots:
+            scale, block = slot.scale * self.asked.unit, slot.block
+            sums = vector[slot.place].reshape(block.groups.size, -1) / scale
+            for label, values in zip(block.groups.labels, sums, strict=True):
+                parts = found.setdefault(block.release, {}).setdefault(label, {})
+                parts[block.part] = Sums(values=values, variance=(noise_std / scale) ** 2)
+        per_unit = 1 / self.asked.unit
+        return {
+            name: {label: Group(parts=parts, people_per_unit=per_unit) for label, parts in groups.items()}
+            for name, groups in found.items()
+        }
 
     @property
-    def everybody(self) -> Counts:
-        """The counts of all people."""
-        return self.groups[ALL][0][1]
+    def everybody(self) -> Group:
+        """What was released of all people."""
+        return self.groups[ALL][ALL]
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Every figure with its interval."""
-        return rows(self.groups, self._probabilities)
-
-    @cached_property
-    def _probabilities(self) -> tuple[Float64[np.ndarray, " bins"], Float64[np.ndarray, " bins"]]:
-        return probabilities(self.asked.scores(self.first, self.first_std), self.edges)
+        """Every figure with its interval: of all people, and of every group with its difference to all the others."""
+        evaluator = self.asked.evaluator
+        found = [
+            _row(name, ALL, interval, cell)
+            for name, cell, interval in evaluator.figures(self.everybody, self.placed)
+        ]
+        for partition, members in self.groups.items():
+            if partition == ALL:
+                continue
+            whole = Group.together(tuple(members.values()))
+            for name, group in members.items():
+                label = f"{partition} = {name}"
+                others = evaluator.estimates(whole.without(group), self.placed)
+                for figure, own in evaluator.estimates(group, self.placed).items():
+                    other = others[figure]
+                    found.append(_row(figure, label, None if own is None else own.interval))
+                    apart = None if own is None or other is None else own.minus(other)
+                    found.append(_row(f"{figure} minus the others'", label, apart))
+        return tuple(found)
 
     @property
-    def calibration(self) -> tuple[tuple[float, Interval | None], ...]:
-        """Mean predicted probability and observed share of class 1, bin by bin."""
-        return calibration(self.everybody, self._probabilities[0])
+    def drawings(self) -> tuple[Drawing, ...]:
+        """Curves of all people."""
+        return self.asked.evaluator.drawings(self.everybody, self.placed)
 
     @property
     def headline(self) -> dict[str, float | None]:
         """The figures that runs are compared by, of all people; None for one that has no interval."""
+        wanted = self.asked.evaluator.headline
         return {
             row.figure: None if row.interval is None else row.interval.estimate
             for row in self.rows
-            if row.group == ALL and row.figure in COMPARED
+            if row.group == ALL and row.figure in wanted
         }
-
-    @property
-    def roc(self) -> tuple[tuple[float, Interval | None, Interval | None], ...]:
-        """Thresholds with rates of false and true positives."""
-        return roc(self.everybody)
-
-    def _counts(self, values: Float64[np.ndarray, " width"], variance: float) -> Counts:
-        return Counts(
-            cells=values[:-1].reshape(2, -1),
-            variance=variance,
-            edges=self.edges,
-            people_per_unit=1 / self.asked.unit,
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the evaluation as JSON: what was released first, then what follows from it."""
@@ -183,10 +251,9 @@ class Evaluated:
             "round": self.round,
             "asked": self.asked.model_dump(mode="json", exclude_none=True),
             "releases": [
-                {"noise_std": self.first_std, "vector": self.first.tolist()},
-                {"noise_std": self.second_std, "vector": self.second.tolist()},
+                {"noise_std": noise_std, "vector": vector.tolist()} for vector, noise_std in self.releases
             ],
-            "edges": list(self.edges),
+            "edges": list(self.placed.edges),
             "figures": [row.to_json() for row in self.rows],
         }
 
@@ -201,15 +268,14 @@ class Evaluated:
             raise RunFolderError(f"{origin}: no evaluation of schema version {SCHEMA_VERSION}")
         with reading(origin, RunFolderError):
             try:
-                first, second = data["releases"]
                 found = cls(
                     name=str(data["name"]),
                     round=int(data["round"]),
                     asked=Asked.model_validate(data["asked"]),
-                    first=np.array(first["vector"], dtype=np.float64),
-                    second=np.array(second["vector"], dtype=np.float64),
-                    first_std=float(first["noise_std"]),
-                    second_std=float(second["noise_std"]),
+                    releases=tuple(
+                        (np.array(one["vector"], dtype=np.float64), float(one["noise_std"]))
+                        for one in data["releases"]
+                    ),
                 )
                 found.check()
             except (ValidationError, ConfigError, DataError) as error:
@@ -228,10 +294,7 @@ class Evaluated:
         Raises:
             ValueError: they do not.
         """
-        for vector, std, layout in (
-            (self.first, self.first_std, first_layout()),
-            (self.second, self.second_std, self.asked.layout((0.0,) * self.asked.bins)),
-        ):
+        for (vector, std), layout in zip(self.releases, self.asked.layouts, strict=True):
             if vector.shape != (layout.length,) or not np.isfinite(vector).all():
                 raise ValueError
             if not (math.isfinite(std) and std > 0):
@@ -253,3 +316,7 @@ def read_evaluated(folder: Path) -> Evaluated | None:
 def dumps(evaluated: Evaluated) -> bytes:
     """Return the file's content."""
     return (json.dumps(evaluated.to_json(), indent=1, allow_nan=False) + "\n").encode()
+
+
+def _row(figure: str, group: str, interval: Interval | None, cell: str = "") -> Row:
+    return Row(release="evaluation", figure=figure, group=group, cell=cell, interval=interval)

@@ -68,6 +68,24 @@ def normal(estimate: float, noise: float, people: float) -> Interval:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A figure with the variances that noise and the choice of people give it."""
+
+    value: float
+    noise: float
+    people: float
+
+    @property
+    def interval(self) -> Interval:
+        """The normal intervals."""
+        return normal(self.value, self.noise, self.people)
+
+    def minus(self, other: Estimate) -> Interval:
+        """Return the difference to a figure of other people under other noise."""
+        return normal(self.value - other.value, self.noise + other.noise, self.people + other.people)
+
+
 def ratio(above: float, below: float, noise: tuple[float, float, float], people: float) -> Interval | None:
     """Return Fieller's interval of above / below; None where the denominator is less than 4 of its sd from 0.
 

@@ -17,6 +17,9 @@ LEAST_BINS: Final = 8
 MOST_BINS: Final = 32
 """Bins of scores in an evaluation."""
 
+MOST_HORIZONS: Final = 12
+"""Horizons of an evaluation of survival times."""
+
 
 def once(columns: tuple[str, ...], key: str) -> tuple[str, ...]:
     """Refuse a column that is named twice: its groups would overlap, and an overlap doubles what a person moves."""

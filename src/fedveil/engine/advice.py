@@ -1,0 +1,71 @@
+"""What public numbers of a run say about its noise, and what to change: nothing private is read, so it costs nothing.
+
+Noise moves a model of d parameters by ``noise`` in expectation, and the square of that has the relative standard
+deviation sqrt(2 / d). If the model is ``model`` away from its start, what people contributed has moved it by at most
+
+    S = sqrt(max(0, model^2 - noise^2) + 3 noise^2 sqrt(2 / d))
+
+(three standard deviations; where people's share is small, its own cross term is smaller than that). People's share
+grows with the rounds, noise with their root, so at the end of T rounds noise / S is at least sqrt(t / T) times what it
+is after t. How much of the way is noise before anything is known of people is the noise-to-travel ratio
+(docs/theory/noise-to-travel.md): noise / ``most``. The numbers are those of :mod:`fedveil.engine.movement`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from fedveil.engine.documents import RoundRow, read_lines
+
+_LEAST: Final = 2.0
+"""How many times as far as people noise must move a model for advice to be given."""
+
+
+def advice_of(folder: Path) -> str | None:
+    """Return the advice on the complete rounds of a run folder.
+
+    Raises:
+        RunFolderError: ``metrics.jsonl`` is damaged.
+    """
+    rows, _ = read_lines(folder / "metrics.jsonl", RoundRow)
+    return advice(rows, rows[-1].round) if rows else None
+
+
+def advice(rows: Sequence[RoundRow], rounds: int) -> str | None:
+    """Return what a run's public numbers say after its last row; None where they give no reason to change anything.
+
+    Args:
+        rows: of ``metrics.jsonl``, from round 0 on.
+        rounds: T, how many there shall be.
+    """
+    last = rows[-1] if rows else None
+    if last is None or last.movement is None or not last.movement.noise or not last.round:
+        return None
+    found, done = last.movement, math.sqrt(last.round / rounds)
+    if found.most is not None and found.noise * done >= found.most:
+        times = f"{found.noise * done / found.most:.2g} times"
+        return (
+            f"After all {rounds} rounds noise will have moved the model {times} as far as people can, were all their "
+            "updates as long as the clip and of one mind. No clip and no rate changes that: it takes more people, "
+            "fewer parameters or a larger epsilon."
+        )
+    spread = 3 * found.noise**2 * math.sqrt(2 / found.parameters)
+    people = math.sqrt(max(0.0, found.model**2 - found.noise**2) + spread)
+    if found.noise * done < _LEAST * people:
+        return None
+    times = f"at least {found.noise / people:.2g} times"
+    said = f"In {last.round} rounds noise has moved the model {times} as far as people"
+    if found.most is None:
+        return f"{said}. It takes more people, fewer parameters or a larger epsilon."
+    share = f"at most {min(1.0, people / found.most):.0%}"
+    said += f", whose updates fill {share} of what the clip allows, or disagree"
+    if len({row.clip for row in rows}) > 1:
+        return f"{said}. The clip follows their length; it takes more people, fewer parameters or a larger epsilon."
+    return (
+        f"{said}. Where they are shorter than the clip, a smaller one takes noise away and nothing else: "
+        "method.clip = { start = 0.1 } lets it follow their median inside the same epsilon, and more local steps make "
+        "them longer. Where they disagree, it takes more people or fewer parameters."
+    )

@@ -1,0 +1,211 @@
+"""The seam between an evaluation and its figures: what is released of one kind of target, and what follows from it.
+
+===================  ==========================  ====================================================================
+target               releases                    a record's vector in the last one
+===================  ==========================  ====================================================================
+two classes          scores, then labels         unit vector of (label, bin of the score): :mod:`.binary`
+more classes         labels                      unit vector of (class, predicted class): :mod:`.confusion`
+a number             errors                      (error, its square, target, its square), scaled: :mod:`.amounts`
+survival             scores, then exits          unit vector of (interval, event or not, bin of the score):
+                                                 :mod:`.lifetimes`
+===================  ==========================  ====================================================================
+
+Where scores are binned, a first release places the bins and the second one's edges are a function of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64, Shaped
+
+from fedveil.population.columns import Column, Numbers, Places, State
+from fedveil.statistics.blocks import Block
+from fedveil.statistics.cells import Partition
+from fedveil.statistics.intervals import Estimate, Interval
+from fedveil.statistics.layout import Layout
+
+SCORE: Final = "the score"
+TARGET: Final = "the target"
+TIME: Final = "the time"
+RESERVED: Final = (SCORE, TARGET, TIME)
+"""Columns of the table of held-out records; a column of a schema that has such a name is refused."""
+
+Figure: TypeAlias = tuple[str, str, Interval | None]
+"""Name and cell of a figure, and its value; None where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sums:
+    """Noisy sums of one group of people.
+
+    Attributes:
+        values: (width,) in people.
+        variance: of the noise of every one; it is white.
+    """
+
+    values: Float64[np.ndarray, " width"]
+    variance: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """What was released of one group of people.
+
+    Attributes:
+        parts: sums by the name of their block.
+        people_per_unit: how many counted units one person may be.
+    """
+
+    parts: Mapping[str, Sums]
+    people_per_unit: float
+
+    @property
+    def counted(self) -> str:
+        """What is counted, in words."""
+        return "people" if self.people_per_unit == 1 else "person-silo pairs"
+
+    def without(self, part: Group) -> Group:
+        """Return everybody but a part, whose noise is independent of what remains."""
+        return replace(
+            self,
+            parts={
+                name: Sums(
+                    values=sums.values - part.parts[name].values,
+                    variance=sums.variance - part.parts[name].variance,
+                )
+                for name, sums in self.parts.items()
+            },
+        )
+
+    @classmethod
+    def together(cls, members: Sequence[Group]) -> Group:
+        """Return disjoint groups as one."""
+        return cls(
+            parts={
+                name: Sums(
+                    values=np.sum([one.parts[name].values for one in members], axis=0),
+                    variance=sum(one.parts[name].variance for one in members),
+                )
+                for name in members[0].parts
+            },
+            people_per_unit=members[0].people_per_unit,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Placed:
+    """The bins of scores, as the first release placed them.
+
+    Attributes:
+        edges: ascending; equal edges leave bins between them empty.
+        cells: the decoded first release; empty where there is none, and before it is made.
+    """
+
+    edges: tuple[float, ...] = ()
+    cells: Float64[np.ndarray, " cells"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A curve for the report: noisy points beside a line that means something."""
+
+    title: str
+    x: str
+    y: str
+    points: tuple[tuple[float, float], ...]
+    line: tuple[tuple[float, float], ...]
+    line_name: str
+    caption: str
+
+
+class Evaluator(ABC):
+    """What is released of one kind of target, and what follows from it; public, and fixed before a record is read.
+
+    Attributes:
+        measure: the figure whose predicted noise decides whether the evaluation is worth its budget.
+        compared: figures that groups are compared by.
+        headline: figures that runs are compared by.
+    """
+
+    measure: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def compared(self) -> tuple[str, ...]:
+        """Figures that groups are compared by: the keys of :meth:`estimates`."""
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """Those, unless a kind of target says otherwise."""
+        return self.compared
+
+    @property
+    def first(self) -> Layout | None:
+        """The release that places the bins of scores; None where nothing is binned."""
+        return None
+
+    def placed(self, cells: Float64[np.ndarray, " cells"]) -> Placed:
+        """Return the bins, a function of the decoded first release."""
+        return Placed(cells=cells)
+
+    @property
+    def unplaced(self) -> Placed:
+        """Bins that stand in for those of a release which is not made yet: as many."""
+        return Placed(cells=np.zeros(0))
+
+    @abstractmethod
+    def columns(
+        self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
+    ) -> dict[str, Column]:
+        """Return the columns of held-out records that the releases read.
+
+        Args:
+            outputs: of the model; NaN where it has diverged, which is a cell of its own.
+            targets: of the records.
+        """
+
+    @abstractmethod
+    def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
+        """Return the blocks of the last release for a partition of people, which is their release's name."""
+
+    @abstractmethod
+    def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
+        """Return the compared figures of a group; None for one that too few people have."""
+
+    @abstractmethod
+    def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
+        """Yield every figure of all people."""
+
+    def drawings(self, everybody: Group, placed: Placed) -> tuple[Drawing, ...]:
+        """Return curves for the report; none, unless a kind of target has some."""
+        return ()
+
+    @abstractmethod
+    def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
+        """Return the predicted standard deviation of the measure by noise.
+
+        Args:
+            variance: of the noise of every block of all people, in people.
+            people: how many are held out.
+        """
+
+
+def numbers(values: Float64[np.ndarray, " t"], readable: Shaped[np.ndarray, " t"] | bool = True) -> Numbers:
+    """Return a column of numbers; what is no number, and what is not readable, is invalid."""
+    there = ~np.isnan(values) & readable
+    return Numbers(values=np.where(there, values, 0.0), state=_state(there))
+
+
+def places(values: Shaped[np.ndarray, " t"], readable: Shaped[np.ndarray, " t"] | None = None) -> Places:
+    """Return a column of classes; what is not readable is invalid."""
+    there = np.ones(len(values), dtype=np.bool_) if readable is None else readable
+    return Places(values=np.where(there, values, 0).astype(np.int64), state=_state(there))
+
+
+def _state(there: Shaped[np.ndarray, " t"]) -> Shaped[np.ndarray, " t"]:
+    return np.where(there, State.VALID, State.INVALID).astype(np.int8)

@@ -1,0 +1,481 @@
+"""Test metrics of more than two classes, of numbers and of survival: figures against exact ones, and runs with them."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import (
+    mean_absolute_error,
+    r2_score,
+    recall_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
+
+from fedveil.engine.evaluation import outputs_of, scored
+from fedveil.engine.experiment import merge, parse
+from fedveil.engine.run import Outcome, run
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import FedveilError
+from fedveil.local.metrics import c_index
+from fedveil.population.columns import ColumnTable
+from fedveil.privacy.ledger import read_entries
+from fedveil.report.page import write_report
+from fedveil.statistics.amounts import Amounts
+from fedveil.statistics.cells import Everybody
+from fedveil.statistics.confusion import Classes
+from fedveil.statistics.evaluated import Asked, read_evaluated
+from fedveil.statistics.evaluator import Evaluator, Group, Placed, Sums
+from fedveil.statistics.intervals import Interval
+from fedveil.statistics.layout import Layout
+from fedveil.statistics.lifetimes import ExitCells, ExitCounts, Lifetimes
+from fedveil.statistics.local import silo_sums
+from fedveil.statistics.scores import FINE
+from tests.doc_examples import BLOCKS
+from tests.test_run import Silent
+
+Z = 4.9
+
+
+def of_people(columns: dict[str, Any], n: int) -> ColumnTable:
+    """Return a table of one silo whose people have a record each."""
+    return ColumnTable(
+        columns=columns,
+        silo=np.zeros(n, dtype=np.int32),
+        user=np.arange(n, dtype=np.int32),
+        n_users=n,
+        silo_names=("a",),
+    )
+
+
+class Released:
+    """What an evaluator's releases make of held-out people."""
+
+    def __init__(self, evaluator: Evaluator, outputs: np.ndarray, targets: np.ndarray) -> None:
+        self._evaluator = evaluator
+        self._table = of_people(evaluator.columns(outputs, targets), len(outputs))
+        self._layout = Layout(evaluator.blocks("all", Everybody(), self._placed()))
+        self._exact = [
+            np.asarray(slot.block.cells(self._table).sum(axis=0)).ravel() for slot in self._layout.slots
+        ]
+
+    def _placed(self) -> Placed:
+        if self._evaluator.first is None:
+            return self._evaluator.unplaced
+        fine = np.bincount(
+            np.searchsorted(FINE, self._table.numbers("the score").values, side="right"),
+            minlength=len(FINE) + 3,
+        )
+        return self._evaluator.placed(fine.astype(np.float64))
+
+    def noisy(self, sd: float, rng: np.random.Generator, stated: float = 1.0) -> dict[str, Interval | None]:
+        """Return figures of all people under noise of a whole vector of norm 1, stated as so much of it."""
+        parts = {
+            slot.block.part: Sums(
+                values=exact + sd / slot.scale * rng.normal(size=len(exact)),
+                variance=(stated * sd / slot.scale) ** 2,
+            )
+            for slot, exact in zip(self._layout.slots, self._exact, strict=True)
+        }
+        group = Group(parts=parts, people_per_unit=1.0)
+        found = {
+            f"{name} {cell}".strip(): interval
+            for name, cell, interval in self._evaluator.figures(group, self._placed())
+        }
+        for name, one in self._evaluator.estimates(group, self._placed()).items():
+            assert found[name] == (None if one is None else one.interval)
+        return found
+
+
+def value(found: dict[str, Interval | None], name: str) -> float:
+    """Return a figure that is there."""
+    interval = found[name]
+    assert interval is not None, name
+    return interval.estimate
+
+
+# --- simulated people ---------------------------------------------------------------------------------------------
+
+CLASSES = ("a", "b", "c")
+HORIZONS = (1.0, 2.0, 3.0, 4.0)
+
+
+def of_classes(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs and classes, of which the second is rarer."""
+    targets = rng.choice(3, size=n, p=[0.5, 0.2, 0.3])
+    return 1.2 * np.eye(3)[targets] + rng.normal(size=(n, 3)), targets
+
+
+def of_amounts(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return predictions and numbers between 0 and 100."""
+    targets = np.clip(50 + 15 * rng.normal(size=n), 0, 100)
+    return (0.6 * (targets - 50) + 50 + 6 * rng.normal(size=n))[:, None], targets
+
+
+def of_lifetimes(rng: np.random.Generator, n: int, censored: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Return log-hazards and (event, time) under random censoring."""
+    score = rng.normal(size=n)
+    time = rng.exponential(np.exp(-score) * 5)
+    end = np.minimum(rng.uniform(0.5, 8, n), 6) if censored else np.full(n, 1e9)
+    return score[:, None], np.stack((time <= end, np.minimum(time, end)), axis=1).astype(np.float64)
+
+
+def hundredfold(make: Callable[[np.random.Generator, int], Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return very many people, whose figures are those of the population."""
+    return make(np.random.default_rng(99), 200_000)  # type: ignore[no-any-return]
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_without_noise_the_confusion_is_that_of_the_records() -> None:
+    outputs, targets = of_classes(np.random.default_rng(1), 2000)
+    found = Released(Classes(CLASSES), outputs, targets).noisy(1e-9, np.random.default_rng(0))
+    predicted = outputs.argmax(axis=1)
+    recalls = recall_score(targets, predicted, average=None)
+    assert value(found, "accuracy") == pytest.approx((predicted == targets).mean(), abs=1e-7)
+    assert value(found, "balanced accuracy") == pytest.approx(recalls.mean(), abs=1e-7)
+    assert value(found, "majority baseline") == pytest.approx((targets == 0).mean(), abs=1e-7)
+    for name, recall in zip(CLASSES, recalls, strict=True):
+        assert value(found, f"recall {name}") == pytest.approx(recall, abs=1e-7)
+
+
+def test_without_noise_errors_are_those_of_the_records() -> None:
+    outputs, targets = of_amounts(np.random.default_rng(1), 2000)
+    outputs[7], targets[9] = np.nan, 100.0  # one unreadable, one on a bound
+    there = ~np.isnan(outputs[:, 0])
+    evaluator = Amounts(0.0, 100.0, 100.0)
+    found = Released(evaluator, outputs, targets).noisy(1e-9, np.random.default_rng(0))
+    exact = targets[there], outputs[there, 0]
+    assert value(found, "mae") == pytest.approx(mean_absolute_error(*exact), rel=1e-7)
+    assert value(found, "rmse") == pytest.approx(root_mean_squared_error(*exact), rel=1e-7)
+    assert value(found, "r2") == pytest.approx(r2_score(*exact), rel=1e-7)
+    assert value(found, "rmse of the mean of all targets") == pytest.approx(exact[0].std(), rel=1e-7)
+    assert value(found, "share of targets out of bounds") == pytest.approx(0, abs=1e-7)
+
+
+def test_errors_and_targets_out_of_what_is_declared_are_counted() -> None:
+    outputs = np.array([[0.0], [0.0], [50.0], [20.0]] * 50)
+    targets = np.array([5.0, 60.0, -10.0, 20.0] * 50)
+    found = Released(Amounts(0.0, 100.0, 10.0), outputs, targets).noisy(1e-9, np.random.default_rng(0))
+    assert value(found, "share of errors above largest_error") == pytest.approx(0.25)
+    assert value(found, "share of targets out of bounds") == pytest.approx(0.25)
+    assert value(found, "mae") == pytest.approx((5 + 10 + 10 + 0) / 4)
+
+
+def test_without_noise_areas_by_horizons_and_the_index_are_those_of_the_records() -> None:
+    """Without censoring the area is that of the labels by then; eight bins lose little, and so does the grid."""
+    outputs, targets = of_lifetimes(np.random.default_rng(1), 6000, censored=False)
+    found = Released(Lifetimes(HORIZONS, 8), outputs, targets).noisy(1e-9, np.random.default_rng(0))
+    for time in HORIZONS:
+        exact = roc_auc_score(targets[:, 1] <= time, outputs[:, 0])
+        assert value(found, f"auc by {time:g}") == pytest.approx(exact, abs=0.003)
+        assert value(found, f"events by {time:g}") == pytest.approx((targets[:, 1] <= time).sum(), abs=1e-4)
+    cut = np.stack((targets[:, 1] <= 4, np.minimum(targets[:, 1], 4)), axis=1)
+    exact = c_index(torch.from_numpy(outputs), torch.from_numpy(cut))
+    assert value(found, "c_index") == pytest.approx(exact, abs=0.01)
+
+
+def test_censoring_does_not_pull_the_areas() -> None:
+    """Those of uncensored people are met by weights; without weights they would be missed."""
+    whole, clear = of_lifetimes(np.random.default_rng(3), 60_000, censored=False)
+    outputs, targets = of_lifetimes(np.random.default_rng(4), 60_000)
+    evaluator = Lifetimes(HORIZONS, 8)
+    found = Released(evaluator, outputs, targets).noisy(1e-9, np.random.default_rng(0))
+    for time in HORIZONS:
+        truth = roc_auc_score(clear[:, 1] <= time, whole[:, 0])
+        assert value(found, f"auc by {time:g}") == pytest.approx(truth, abs=0.008)
+    by, after = (targets[:, 0] == 1) & (targets[:, 1] <= 4), targets[:, 1] >= 4
+    plain = roc_auc_score(by[by | after], outputs[by | after, 0])
+    assert abs(plain - roc_auc_score(clear[:, 1] <= 4, whole[:, 0])) > 0.002
+
+
+def test_exits_at_a_horizon_have_happened_or_go_on() -> None:
+    evaluator, cells = Lifetimes((1.0, 2.0), 2), ExitCells((1.0, 2.0), (0.0,))
+    targets = np.array([[1, 1.0], [0, 1.0], [1, 1.5], [0, 2.0], [1, 2.0], [1, 2.5], [0, 0.5]])
+    outputs = np.array([[1.0], [-1.0], [1.0], [1.0], [0.0], [np.nan], [-1.0]])
+    place = cells.of(of_people(evaluator.columns(outputs, targets), 7))
+    assert [cells.labels[one] for one in place] == [
+        "event by 1, bin 1",
+        "censored by 2, bin 0",
+        "event by 2, bin 1",
+        "beyond, bin 1",
+        "event by 2, bin 0",
+        "unreadable",
+        "censored by 1, bin 0",
+    ]
+    assert cells.size == len(cells.labels) == 11
+
+
+def test_an_area_has_the_gradient_of_two_classes_where_nobody_is_censored() -> None:
+    """One horizon, everybody followed: the same table as of two classes, and the same variances."""
+    from fedveil.statistics.binary import ScoreCounts, auc
+
+    rng = np.random.default_rng(2)
+    cells = np.zeros((3, 6))
+    cells[1], cells[2] = rng.uniform(20, 60, 6), rng.uniform(20, 60, 6)
+    one = ExitCounts(cells=cells, variance=4.0, people_per_unit=1.0).area(0)
+    other = auc(ScoreCounts(cells=cells[[2, 1]], variance=4.0, people_per_unit=1.0, edges=(0.0,) * 5))
+    assert one is not None
+    assert other is not None
+    assert one.value == pytest.approx(other.value)
+    assert one.people == pytest.approx(other.people, rel=1e-6)
+    # the weights of censoring are 1, and yet noise in the censored counts moves them
+    assert other.noise < one.noise < 2 * other.noise
+
+
+# --- coverage -----------------------------------------------------------------------------------------------------
+
+CASES: dict[str, tuple[Evaluator, Callable[[np.random.Generator, int], Any], Sequence[str]]] = {
+    "classes": (Classes(CLASSES), of_classes, ("accuracy", "balanced accuracy", "recall b")),
+    "amounts": (Amounts(0.0, 100.0, 40.0), of_amounts, ("mae", "rmse", "r2")),
+    "lifetimes": (Lifetimes(HORIZONS, 8), of_lifetimes, ("c_index", "auc by 2", "auc by 4")),
+}
+
+
+def coverage(
+    case: str, simulations: int, n: int, sd: float, stated: float = 1.0
+) -> dict[str, tuple[float, float]]:
+    """Return how often intervals hold these people's figure, and the population's."""
+    evaluator, make, names = CASES[case]
+    quiet, rng = np.random.default_rng(0), np.random.default_rng(n)
+    population = Released(evaluator, *hundredfold(make)).noisy(1e-9, quiet)
+    held = {name: [0, 0] for name in names}
+    for _ in range(simulations):
+        released = Released(evaluator, *make(rng, n))
+        exact, found = released.noisy(1e-9, quiet), released.noisy(sd, rng, stated)
+        for name in names:
+            interval = found[name]
+            assert interval is not None
+            assert interval.low_here is not None
+            assert interval.high_here is not None
+            assert interval.low is not None
+            assert interval.high is not None
+            held[name][0] += interval.low_here <= value(exact, name) <= interval.high_here
+            held[name][1] += interval.low <= value(population, name) <= interval.high
+    return {name: (here / simulations, there / simulations) for name, (here, there) in held.items()}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_intervals_hold(case: str) -> None:
+    """A few simulations here, 300 in the slow twin; noise that is stated at 2/5 of what it is must not cover."""
+    few = 40
+    for here, there in coverage(case, few, 2000, 2.0).values():
+        assert min(here, there) > 0.95 - Z * math.sqrt(0.95 * 0.05 / few)
+    assert min(here for here, _ in coverage(case, few, 2000, 2.0, stated=0.4).values()) < 0.78
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(CASES))
+def test_intervals_hold_over_300_simulations(case: str) -> None:
+    for here, there in coverage(case, 300, 2000, 2.0).values():
+        assert 0.92 <= here <= 0.98
+        assert 0.92 <= there <= 1.0
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_too_few_people_have_no_figures(case: str) -> None:
+    evaluator, make, names = CASES[case]
+    found = Released(evaluator, *make(np.random.default_rng(5), 60)).noisy(30.0, np.random.default_rng(0))
+    assert [found[name] for name in names] == [None] * len(names)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_predicted_error_is_near_what_noise_gives(case: str) -> None:
+    """Within a factor of three: the plan knows neither classes nor errors nor events."""
+    evaluator, make, _ = CASES[case]
+    released, rng, n = (
+        Released(evaluator, *make(np.random.default_rng(6), 2000)),
+        np.random.default_rng(7),
+        2000,
+    )
+    layout = Layout(evaluator.blocks("all", Everybody(), evaluator.unplaced))
+    variance = {slot.block.part: (2.0 / slot.scale) ** 2 for slot in layout.slots}
+    predicted = evaluator.predicted_error(variance, n)
+    name, unit = ("mae", 40.0) if case == "amounts" else (evaluator.measure, 1.0)
+    found = np.std([value(released.noisy(2.0, rng), name) / unit for _ in range(30)])
+    assert found / 3 < predicted < 3 * found
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+SCHEMA = """
+n_users = 600
+user = "who"
+silos = ["north", "south"]
+[target]
+{target}
+[features]
+age = {{ kind = "number", lower = 0, upper = 100 }}
+ward = {{ kind = "category", categories = ["x", "y"] }}
+"""
+TARGETS = {
+    "classes": 'kind = "label"\ncolumn = "grade"\nclasses = ["low", "middle", "high"]',
+    "amounts": 'kind = "number"\ncolumn = "pressure"',
+    "lifetimes": 'kind = "survival"\ntime = "days"\nevent = "died"',
+}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "classes": {"by": ["ward"]},
+    "amounts": {"by": ["silo"], "lower": 80, "upper": 150, "largest_error": 60},
+    "lifetimes": {"horizons": [300, 600]},
+}
+PEOPLE = 600
+
+
+def tables(folder: Path, case: str, without: int | None = None) -> None:
+    """Write two hospitals' tables; every fifth person is in both."""
+    rng = np.random.default_rng(0)
+    (folder / "schema.toml").write_text(SCHEMA.format(target=TARGETS[case]))
+    lines: dict[str, list[str]] = {
+        name: ["who,age,ward,grade,pressure,days,died"] for name in ("north", "south")
+    }
+    for who in range(PEOPLE):
+        age = rng.uniform(0, 100)
+        grade = ("low", "middle", "high")[int(np.clip((age + 20 * rng.normal()) // 34, 0, 2))]
+        days = rng.exponential(900 * math.exp(-0.02 * (age - 50)))
+        seen = rng.uniform(200, 1200)
+        cells = f"{age:.1f},{'xy'[rng.integers(2)]},{grade},{90 + age / 2 + 8 * rng.normal():.0f}"
+        cells += f",{min(days, seen):.0f},{int(days <= seen)}"
+        for place, name in enumerate(lines):
+            if who != without and (who % 2 == place or who % 5 == 0):
+                lines[name].append(f"p{who},{cells}")
+    for name, content in lines.items():
+        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+
+
+def prepared_in(folder: Path, case: str, **changes: Any) -> Prepared:
+    """Prepare a run over the tables of a folder."""
+    base = {
+        "name": "study",
+        "rounds": 2,
+        "data": {
+            "table": {
+                "schema_file": str(folder / "schema.toml"),
+                "files": [str(folder / "north.csv"), str(folder / "south.csv")],
+                "test_share": 0.5,
+            }
+        },
+        "local": {"learning_rate": 0.1},
+        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated"},
+        "privacy": {"epsilon": 30.0},
+        "evaluation": SECTIONS[case],
+        "budget": {"evaluation": 0.5},
+    }
+    return prepare(parse(merge(base, changes), "test"))
+
+
+@pytest.fixture(scope="module", params=list(TARGETS))
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Prepared, Outcome]:
+    """Return a run with an evaluation, of each target."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    tables(folder, request.param)
+    prepared = prepared_in(folder, request.param)
+    return request.param, folder, prepared, run(prepared, folder / "runs", Silent())
+
+
+def test_a_run_releases_its_metrics_within_the_declared_epsilon(
+    world: tuple[str, Path, Prepared, Outcome],
+) -> None:
+    case, _, prepared, outcome = world
+    releases = ["study/eval/1", "study/eval/2"] if case == "lifetimes" else ["study/eval/1"]
+    assert [entry.run for entry in read_entries(outcome.folder / "ledger.jsonl")] == ["study"] * 2 + releases
+    assert outcome.statement.epsilon == pytest.approx(30.0, abs=0.01)
+    assert outcome.statement.epsilon <= 30.0
+    assert any(releases[-1] in line for line in outcome.statement.mechanisms)
+    found = outcome.evaluated
+    assert found is not None
+    assert prepared.evaluation is not None
+    assert set(found.headline) == set(prepared.evaluation.asked.evaluator.headline)
+    assert None not in found.headline.values()
+    assert {row.group for row in found.rows} == {
+        "classes": {"all", "ward = x", "ward = y", "ward = missing or undeclared"},
+        "amounts": {"all", "silo = north", "silo = south"},
+        "lifetimes": {"all"},
+    }[case]
+    again = read_evaluated(outcome.folder)
+    assert again is not None
+    assert again.to_json() == found.to_json()
+    page = write_report(outcome.folder).read_text()
+    assert 'id="evaluation"' in page
+    assert ("by horizon" in page) == (case == "lifetimes")
+
+
+def test_a_person_moves_the_last_release_by_one_and_decides_nothing(
+    world: tuple[str, Path, Prepared, Outcome], tmp_path: Path
+) -> None:
+    case, _, prepared, _ = world
+    tables(tmp_path, case, without=0)
+    other, sums = prepared_in(tmp_path, case), []
+    assert other.evaluation is not None
+    assert prepared.evaluation is not None
+    assert other.evaluation.asked == prepared.evaluation.asked
+    assert other.evaluation.error == prepared.evaluation.error
+    for one in (prepared, other):
+        outputs = outputs_of(one.task, one.population, one.task.initial() + 0.5)
+        table = scored(prepared.evaluation.asked, one.experiment, one.population, outputs)
+        release = prepared.evaluation.releases[-1]
+        weights = release.method.weights.of(table.pairs(), 2, PEOPLE)
+        sums.append(silo_sums(release.step, table, weights, release.method.bound).sum(0))  # type: ignore[arg-type]
+    assert np.linalg.norm(sums[0] - sums[1]) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "words"),
+    [
+        ("classes", {"evaluation": {"bins": 9}}, "evaluation.bins: the schema's target is of classes"),
+        ("classes", {"evaluation": {"horizons": [3]}}, "evaluation.horizons: the schema's target"),
+        ("classes", {"privacy": {"epsilon": 0.5}}, "whose balanced accuracy would have noise"),
+        ("amounts", {"evaluation": {"upper": None}}, "give the bounds of the target"),
+        ("amounts", {"evaluation": {"upper": 80}}, "must be below evaluation.upper"),
+        ("amounts", {"evaluation": {"largest_error": 0}}, "largest_error"),
+        ("amounts", {"evaluation": {"bins": 9}}, "is of numbers"),
+        ("amounts", {"privacy": {"epsilon": 0.2}}, "mae / largest_error"),
+        ("lifetimes", {"evaluation": {"horizons": []}}, "give the times by which events are predicted"),
+        ("lifetimes", {"evaluation": {"horizons": [300, 300]}}, "must be ascending"),
+        ("lifetimes", {"evaluation": {"horizons": [0]}}, "horizons"),
+        ("lifetimes", {"evaluation": {"lower": 1}}, "evaluation.lower: the schema's target is of survival"),
+        ("lifetimes", {"privacy": {"epsilon": 0.5}}, "whose c_index would have noise"),
+    ],
+)
+def test_what_a_target_does_not_have_is_refused(
+    tmp_path: Path, case: str, changes: dict[str, Any], words: str
+) -> None:
+    tables(tmp_path, case)
+    with pytest.raises(FedveilError) as caught:
+        prepared_in(tmp_path, case, **changes)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("place", "case"), [(1, "amounts"), (2, "lifetimes")])
+def test_the_sections_of_the_page_are_planned(place: int, case: str, tmp_path: Path) -> None:
+    tables(tmp_path, case)
+    section = tomllib.loads(BLOCKS[f"docs/how-to/evaluate-privately.md:{place}"].text)["evaluation"]
+    prepared = prepared_in(tmp_path, case, evaluation=section)
+    assert prepared.evaluation is not None
+    assert prepared.evaluation.error < 0.1
+
+
+def test_an_evaluation_of_before_has_all_it_needs() -> None:
+    """A file that was written when there were two classes alone reads as it did."""
+    asked = {
+        "schema_": {
+            "n_users": 9,
+            "user": "who",
+            "target": {"kind": "label", "column": "sick", "classes": ["0", "1"]},
+            "features": {"age": {"kind": "number", "lower": 0, "upper": 9}},
+        },
+        "silo_names": ["a", "b"],
+        "silos": "equal",
+        "by": [],
+        "bins": 9,
+    }
+    assert [layout.length for layout in Asked.model_validate(asked).layouts] == [148, 21]
