@@ -13,7 +13,8 @@ from fedveil.federation.document import as_silos_see
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.membership import Membership
 from fedveil.federation.release_rounds import ReleaseEnding, ReleaseRounds
-from fedveil.federation.rounds import Rounds
+from fedveil.federation.rounds import Rounds, identify
+from fedveil.federation.run_record import RunRecord
 
 
 def open_training(
@@ -41,12 +42,13 @@ def open_training(
         RunFolderError: a damaged folder, or another process at work in it.
     """
     check_deployable(prepared)
+    record = RunRecord(folder, identify(folder), membership, identity)
     return CoordinatorParty(
-        rounds=Rounds(prepared, folder, observer),
+        rounds=Rounds(prepared, folder, observer, record),
         offered=as_silos_see(prepared.experiment, membership.silos),
         membership=membership,
         identity=identity,
-        folder=folder,
+        record=record,
         heads=heads,
     )
 
@@ -77,6 +79,6 @@ def open_release(
         offered=as_silos_see(prepared.document, membership.silos),
         membership=membership,
         identity=identity,
-        folder=folder,
+        record=RunRecord(folder, identify(folder), membership, identity),
         heads=heads,
     )

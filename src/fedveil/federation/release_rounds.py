@@ -14,7 +14,7 @@ from fedveil.engine.release_sum import NoisySum, NoisySums
 from fedveil.federation.own_release import release_plan
 from fedveil.federation.session_plan import EVERYBODY, Draw
 from fedveil.population.records import nobodys_groups
-from fedveil.protection.parts import Phase
+from fedveil.protection.parts import Part, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +107,10 @@ class ReleaseRounds:
     def pass_on(self, summed: int) -> None:
         """Never: the coordinator has every sum."""
         raise AssertionError("statistics are released to the coordinator")
+
+    def closing(self) -> list[Part]:
+        """Nothing: silos sign the round, and what it states follows from its terms."""
+        return []
 
     def conclude(self, reason: str | None, *, has_model: bool) -> ReleaseEnding:
         """Write the statement, if anything was charged, and give the ledger back."""

@@ -27,12 +27,15 @@ from fedveil.engine.run import (
 )
 from fedveil.engine.run_evaluation import evaluate
 from fedveil.engine.setup import Prepared
+from fedveil.engine.side_releases import spent_of
 from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError
 from fedveil.federation.own_training import training_plan
+from fedveil.federation.run_record import RunRecord
 from fedveil.federation.session_plan import EVERYBODY, Draw
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
+from fedveil.protection.parts import Part
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
 
@@ -68,19 +71,22 @@ class Rounds:
         prepared: the experiment.
         folder: the run folder, new or of a run that was interrupted.
         observer: who is told how the run goes on.
+        record: what the parties sign of every round.
 
     Raises:
         RunFolderError: a damaged folder, or another process at work in it.
     """
 
-    def __init__(self, prepared: Prepared, folder: RunFolder, observer: Observer) -> None:
-        self._prepared, self._folder, self._observer = prepared, folder, observer
+    def __init__(self, prepared: Prepared, folder: RunFolder, observer: Observer, record: RunRecord) -> None:
+        self._prepared, self._folder, self._observer, self._record = prepared, folder, observer, record
         self.plan = training_plan(prepared)
         guarantee = prepared.guarantee
         self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
         self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
         folder.mend_metrics(self.checkpoint)
+        record.mend(self.checkpoint.round)
         self._attempts, self._draw, self._began = 0, EVERYBODY, time.perf_counter()
+        self._closing: list[Part] = []
         observer.started(folder.path, prepared.experiment, self.checkpoint.round)
 
     @property
@@ -198,6 +204,7 @@ class Rounds:
         row |= {"summed": summed, "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
+        self._record.add(number, model, checkpoint.ledger.digest)
         self._folder.write_checkpoint(checkpoint)
         self.checkpoint, self._attempts = checkpoint, 0
         self._folder.append("metrics.jsonl", row)
@@ -208,5 +215,15 @@ class Rounds:
         found = conclude(
             self._prepared, self._folder, self.checkpoint, self._ledger, reason, has_model=has_model
         )
+        self._closing = self._record.close(found.rounds, self.charges)
         self._ledger.close()
         return found
+
+    def closing(self) -> list[Part]:
+        """Return what silos are asked to sign of what the run states."""
+        return self._closing
+
+    @property
+    def charges(self) -> int:
+        """How often rounds of the run were charged."""
+        return spent_of(self._ledger, self._prepared.experiment.name, ()).charges
