@@ -170,20 +170,19 @@ def run_command(
     _run(coordinator, folder, as_json)
 
 
-def _submitted(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> Submission:
-    """Submit a run."""
-    (folder / END).unlink(missing_ok=True)
-    submission = Submission(home, folder.path)
+def _print_before(submission: Submission, as_json: bool) -> None:
+    """Say how many runs are played before a submission."""
     if submission.before and not as_json:
         OUT.print(f"runs that are played before it: {submission.before}")
-    return submission
 
 
 def _release(
     home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
 ) -> None:
     """Submit releases, and show what they released."""
-    with _submitted(home, folder, as_json) as submission:
+    (folder / END).unlink(missing_ok=True)
+    with Submission(home, folder.path) as submission:
+        _print_before(submission, as_json)
         stopped = wait(folder, submission.lasts, lambda: None)
     if stopped is not None:
         raise RefusedRunError(f"{folder.path}: not all of it was released: {stopped}")
@@ -193,11 +192,11 @@ def _release(
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     _, experiment = RunFolder.open(folder.path)
     again = f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
-    with (
-        _submitted(home, folder, as_json) as submission,
-        observer(OUT, quiet=as_json, resume=again) as watching,
-    ):
-        stopped = watch(folder, watching, experiment, submission.lasts)
+    (folder / END).unlink(missing_ok=True)
+    with Submission(home, folder.path) as submission:
+        _print_before(submission, as_json)
+        with observer(OUT, quiet=as_json, resume=again) as watching:
+            stopped = watch(folder, watching, experiment, submission.lasts)
     report = write_report(folder.path)
     if as_json:
         print_json({"folder": folder.path, "stopped": stopped, "report": report})
