@@ -51,6 +51,7 @@ from fedveil.protection.parts import (
     Over,
     OwnDraw,
     Part,
+    Phase,
     Refused,
     Relay,
     Task,
@@ -92,6 +93,7 @@ EXAMPLES: list[Part] = [
     Relay(message=b"a message"),
     Learned(tag=bytes(range(32))),
     Drawn(commitment=bytes(32)),
+    Phase(name="eval/2", released=((0.5, np.arange(3.0)), (2.0, np.zeros(0)))),
 ]
 
 
@@ -539,7 +541,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "e087ecb2f99fe60ae00905559bdf84e3a2ff1b7582b9a9b4c43949c17246dfbf"
+        == "43ab26baf2d0575cb6e3b78095da4c19abada7f56d8d476ba516099276e609b4"
     )
 
 

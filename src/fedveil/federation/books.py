@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
+from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.federation.heads import HeadsSeen, check_heads, sign_heads
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore
@@ -19,22 +21,22 @@ class Books:
 
     Attributes:
         run: 16 bytes, the run.
+        part: the part of it that the session plays; empty for rounds of training.
         silos: names of all silos.
         ledger: the silo's over all runs.
         origin: who asks for the run, and under what.
         budget: what the ledger may hold; None: anything.
-        seconds: that the training of a round may take.
         heads: what it has heard of the other silos' ledgers.
         records: what it gave to the last round of each run.
         models: the last model of the run, where the silos alone have it.
     """
 
     run: bytes
+    part: str
     silos: tuple[str, ...]
     ledger: SiloLedger
     origin: Origin
     budget: Budget | None
-    seconds: float
     heads: HeadsSeen
     records: RecordStore
     models: ModelStore
@@ -42,12 +44,18 @@ class Books:
     @property
     def name(self) -> str:
         """What the ledger calls the run: what the coordinator calls it may repeat."""
-        return self.run.hex()
+        return f"{self.run.hex()}/{self.part}" if self.part else self.run.hex()
+
+    @property
+    def place(self) -> bytes:
+        """16 bytes that name the part of the run, where a silo keeps what it gave to it."""
+        return hashlib.sha256(self.run + self.part.encode()).digest()[:RUN_BYTES] if self.part else self.run
 
     @property
     def known(self) -> bool:
-        """Whether a round of the run was charged before."""
-        return any(entry.run == self.name for entry in self.ledger.ledger.entries)
+        """Whether a round of any part of the run was charged before."""
+        named = self.run.hex()
+        return any(entry.run.partition("/")[0] == named for entry in self.ledger.ledger.entries)
 
     def charged(self) -> list[int]:
         """Return the rounds of the run that were charged, once for each charge."""

@@ -16,17 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.folder import RunFolder
-from fedveil.engine.run import Observer, Outcome
-from fedveil.engine.setup import Prepared
 from fedveil.errors import IntegrityError, ModelError
-from fedveil.federation.binding import misled, round_context, session_context, signed, with_totals
-from fedveil.federation.deployable import check_deployable
-from fedveil.federation.document import as_silos_see
+from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
     MOST_LEFT,
@@ -43,8 +38,8 @@ from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import NONE, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import Rounds, identify
 from fedveil.federation.run_record import RunRecord, digest_of_model
+from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
@@ -65,42 +60,37 @@ from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 from fedveil.protection.refusals import Code
 
 
-class CoordinatorParty:
-    """The coordinator's state machine for one run.
+class CoordinatorParty(Generic[EndingT]):
+    """The coordinator's state machine for one run, or for one part of it.
 
     Args:
-        prepared: the experiment; its population is the coordinator's own share: a public test table.
+        rounds: what is played, as the run folder has it.
+        offered: the document that silos are sent.
         membership: the federation.
         identity: the coordinator's long-term key.
-        folder: the run folder, new or of a run that was interrupted.
+        record: what the parties sign of the run.
         heads: the ends of the silos' ledgers, over all runs.
-        observer: who is told how the run goes on.
 
     Raises:
-        CompositionError: a method that does not run between institutions.
         ProtocolError: a letter of its protocol would be longer than any party reads.
-        RunFolderError: a damaged folder, or another process at work in it.
+        RunFolderError: a damaged folder.
     """
 
     def __init__(
         self,
         *,
-        prepared: Prepared,
+        rounds: CoordinatorRounds[EndingT],
+        offered: str,
         membership: Membership,
         identity: IdentityKey,
-        folder: RunFolder,
+        record: RunRecord,
         heads: HeadsSeen,
-        observer: Observer,
     ) -> None:
-        check_deployable(prepared)
-        self._prepared, self._membership, self._identity = prepared, membership, identity
-        self._heads = heads
-        self._run = identify(folder)
-        self._record = RunRecord(folder, self._run, membership, identity)
-        self._rounds = Rounds(prepared, folder, observer, self._record)
-        self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
-        check_lengths(self._agreement, prepared.task.dimension)
-        self._offered = as_silos_see(prepared.experiment, membership.silos)
+        self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
+        self._membership, self._identity = membership, identity
+        self._run, self._record, self._heads = record.run, record, heads
+        self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
+        check_lengths(self._agreement, self._plan.dimension)
         self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
@@ -108,7 +98,7 @@ class CoordinatorParty:
         self._exchange: Exchange | None = None
         self._absent = Absentees()
         self._farewells: list[tuple[int, bytes]] = []
-        self.outcome: Outcome | None = None
+        self.outcome: EndingT | None = None
         self._begin_session()
 
     @property
@@ -235,9 +225,8 @@ class CoordinatorParty:
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
-        charges = self._rounds.charges
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
-        last = [*self._record.close(self.outcome.rounds, charges), Over()]
+        last = [*self._rounds.closing(), Over()]
         self._number += 1
         self._farewells = [(silo, self._sealed(silo, last, self._number)) for silo in self._present]
 
@@ -280,19 +269,20 @@ class CoordinatorParty:
         )
         self._record.propose(terms)
         self._session = session_name(self._run, self._session, nonces)
-        self._session_run = session_run(self._session, terms)
+        phase = self._plan.phase
+        self._agreed = proposed(terms, phase)
+        self._session_run = session_run(self._session, self._agreed)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
-        self._agreed, self._context = terms.digest, session_context(self._session, terms.digest)
+        self._context = session_context(self._session, self._agreed)
         self._server.bind(self._context)
         self._talks = {
-            silo: Conversation(Grammar.of(self._prepared, self._agreement.exchanges(silo)))
+            silo: Conversation(Grammar.of(self._plan, self._agreement.exchanges(silo)))
             for silo in self._present
         }
+        opening: list[Part] = [] if phase is None else [phase]
         names = self._membership.silos
-        self._ask(
-            {silo: [replace(terms, head=self._heads.last(names[silo]))] for silo in self._present},
-            self._joined,
-        )
+        told = {silo: replace(terms, head=self._heads.last(names[silo])) for silo in self._present}
+        self._ask({silo: [one, *opening] for silo, one in told.items()}, self._joined)
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -300,7 +290,7 @@ class CoordinatorParty:
         return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
 
     def _joined(self, answers: Answers) -> None:
-        users = self._prepared.population.n_users if self._prepared.method.shows_counts else None
+        users = self._plan.n_users if self._plan.method.shows_counts else None
         self._opening = told_first(answers, len(self._membership.silos), users)
         self._set_up(answers)
 
@@ -321,8 +311,8 @@ class CoordinatorParty:
         draw, number = rounds.begin(repeats), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         opening, self._opening = self._opening, {}
-        model = self._rounds.checkpoint.model.cpu().numpy()
-        kinds = self._prepared.method.kinds
+        model = rounds.model
+        kinds = self._plan.method.kinds
         told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, opening.get(self._present[0], []))
         first = told[self._present[0]]
@@ -345,7 +335,7 @@ class CoordinatorParty:
             return
         self._record.see(self._rounds.number, (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
-            total = self._prepared.agreed.vector(self._server.result())
+            total = self._plan.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)
         else:
             check_learned(answers)
@@ -396,4 +386,4 @@ class CoordinatorParty:
     def _largest_answer(self) -> int:
         """Return how long an answer may be: messages of the protocol, and a count per user."""
         up, _ = self._agreement.largest
-        return min(LARGEST_LETTER, up + 4 * self._prepared.population.n_users + (1 << 16))
+        return min(LARGEST_LETTER, up + 4 * self._plan.n_users + (1 << 16))
