@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OURS = {"fedveil", "fedveil_example", "tests", "benchmarks"}
-PEERS = {"pfl", "pfl_networks"}
-"""Imported by `benchmarks/pfl_peer.py` alone, which runs in an environment of its own."""
+PEERS = {"pfl", "pfl_networks", "method_flower", "method_pfl"}
+"""Imported by programs of `benchmarks/` alone that are run where they can be, and what lies beside them."""
 TOOLS = {  # called by name, not imported
     "mkdocs": "/mkdocs build",
     "mypy": "/mypy",
