@@ -33,6 +33,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
+from fedveil.federation.standing import Standing
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.submission import END, Submission, Unwatched, read_experiment
@@ -85,10 +86,9 @@ class World(Unwatched):
             state.mkdir()
             self.silos.append(
                 SiloParty(
-                    membership=self.membership,
+                    standing=lambda: Standing(membership=self.membership, policy=POLICY),
                     number=number,
                     identity=key,
-                    policy=POLICY,
                     share=shares[number],
                     state=state,
                 )

@@ -18,6 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; one that only deals them out to workers needs no library."""
     if config.getoption("dist", "no") != "no":
         return
+    gc.disable()  # until all is imported
     import torch
     from hypothesis import settings
 
@@ -48,9 +49,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector the libraries, which stay."""
-    gc.collect()
+    """Spare the garbage collector the libraries, which stay, and let it look at the rest less often."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def pytest_runtest_teardown() -> None:

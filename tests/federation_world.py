@@ -31,6 +31,7 @@ from fedveil.federation.sessions import session_name, session_run
 from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
+from fedveil.federation.standing import Standing
 from fedveil.federation.store import RoundRecord
 from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
@@ -100,7 +101,7 @@ def asked(**changes: Any) -> Experiment:
         "rounds": 4,
         "data": {"name": "digits", "n_users": 6, "n_silos": 3},
         "model": {"name": "linear", "loss": "binary_cross_entropy"},
-        "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 4},
+        "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 4},
         "trainer": {"name": "loop"},
         "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
         "privacy": {"insecure_seed": 11},
@@ -249,10 +250,9 @@ class World:
         state = self.folder / f"state-{number}"
         state.mkdir(exist_ok=True)
         return SiloParty(
-            membership=self.membership,
+            standing=lambda: Standing(membership=self.membership, policy=self.policy),
             number=number,
             identity=self.keys[number],
-            policy=self.policy,
             share=self.share(number),
             state=state,
         )
@@ -351,12 +351,13 @@ class World:
         """What a silo answers to a letter."""
         party = self.silos[letter.recipient]
         assert party is not None
+        return self.opened_answer(letter.recipient, party.receive(letter.seal(self.key)))
+
+    def opened_answer(self, number: int, data: bytes) -> tuple[Part, ...]:
+        """What a silo's letter says."""
+        identity = self.membership.roster[number]
         return SignedMessage.open(
-            party.receive(letter.seal(self.key)),
-            sender=letter.recipient,
-            identity=self.membership.roster[letter.recipient],
-            recipient=SERVER,
-            largest=LARGEST_LETTER,
+            data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
         ).parts
 
     def terms(self, experiment: Experiment, membership: bytes | None = None) -> Terms:
@@ -383,7 +384,7 @@ class World:
         for number, data in self.coordinator.farewells():
             party = self.silos[number]
             assert party is not None
-            party.receive(data)
+            self.coordinator.receive(number, party.receive(data))
 
     def close(self) -> None:
         for party in (*self.silos, self.coordinator):
@@ -475,7 +476,10 @@ class Chaos:
     def _hurry(self) -> None:
         """Have the coordinator go on without those that have not answered yet."""
         coordinator = self.world.coordinator
-        if coordinator is not None and self._mortal(lambda: [coordinator.go_on()], [coordinator]) is None:
+        if (
+            coordinator is not None
+            and self._mortal(lambda: [coordinator.go_on(coordinator.awaited)], [coordinator]) is None
+        ):
             self.world.coordinator = None
 
     def _to_coordinator(self, number: int, data: bytes) -> None:

@@ -61,7 +61,11 @@ def main() -> None:
             for cell in document["cells"]:
                 if cell["cell_type"] == "code":
                     text = next(printed).replace(folder + os.sep, "")
-                    stream = {"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)}
+                    stream = {
+                        "name": "stdout",
+                        "output_type": "stream",
+                        "text": text.splitlines(keepends=True),
+                    }
                     cell["outputs"], cell["execution_count"] = [stream] if text else [], None
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -26,6 +26,8 @@ _LONGEST: Final = 64
 _STRICT: Final = jaxtyping.jaxtyped
 _PLAIN: Final[set[type]] = set()
 """Types that were met of whose values nothing but the type is looked at."""
+_ARRAYS: Final[set[type]] = set()
+"""Types of arrays that were met: nothing but type, dtype and shape is looked at."""
 
 
 def install(rooms: Sequence[str], typechecker: str) -> None:
@@ -47,9 +49,12 @@ def _kind(value: Any) -> Hashable:
     of = type(value)
     if of in _PLAIN:
         return of
+    if of in _ARRAYS:
+        return of, value.dtype, value.shape
     how = _how(of)
     if how == "array":
-        return of, value.dtype, tuple(value.shape)
+        _ARRAYS.add(of)
+        return of, value.dtype, value.shape
     if how == "class":
         return of, value
     if how == "plain":
@@ -115,6 +120,8 @@ class _Checks:
         self._valued = [(n, one.name) for n, one in valued]
         self._many_valued = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for _, one in valued)
         self.result = _kind_and_value if _by_value(signature.return_annotation, names) else _kind
+        self.valued = bool(valued) or self.result is _kind_and_value
+        """Whether a check looks at values."""
         self.passed: dict[Hashable, set[Hashable]] = {}
         """The kinds of arguments that passed, and with each the kinds of results that did."""
 
@@ -180,28 +187,37 @@ def remembering(fn: Any = None, *, typechecker: Any = None) -> Any:
     if not isinstance(fn, types.FunctionType):
         return _STRICT(fn, typechecker=typechecker)
 
+    checks: _Checks | None = None
+    valued = True
+
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        checks = _OF.get(id(fn.__code__))
+        nonlocal checks, valued
         if checks is None:
-            checks = _OF[id(fn.__code__)] = _Checks(fn, typechecker)
+            checks = _OF.get(id(fn.__code__))
+            if checks is None:
+                checks = _OF[id(fn.__code__)] = _Checks(fn, typechecker)
+            valued = checks.valued
         try:
-            given = checks.given(args, kwargs)
+            given = _kinds(args) if not valued and not kwargs else checks.given(args, kwargs)
         except _UnknownError:
             return checks(fn, args, kwargs)
 
         passed = checks.passed.get(given)
         result = checks(checks.passing(fn, given), args, kwargs) if passed is None else fn(*args, **kwargs)
-        try:
-            kind = checks.result(result)
-        except _UnknownError:
-            kind = None
+        kind: Hashable = type(result)
+        if valued or kind not in _PLAIN:
+            try:
+                kind = checks.result(result)
+            except _UnknownError:
+                if passed is not None:
+                    checks(lambda *_, **__: result, args, kwargs)
+                return result
         if passed is None:
-            passed = checks.passed[given]
+            checks.passed[given].add(kind)
         elif kind not in passed:
             checks(lambda *_, **__: result, args, kwargs)
-        if kind is not None:
             passed.add(kind)
         return result
 

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -14,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OURS = {"fedveil", "fedveil_example", "tests", "benchmarks"}
-PEERS = {"pfl", "pfl_networks", "method_flower", "method_pfl"}
-"""Imported by programs of `benchmarks/` alone that are run where they can be, and what lies beside them."""
+PEERS = {"pfl", "pfl_networks", "opendp", "method_flower", "method_pfl"}
+"""Imported by `benchmarks/*_peer.py` and `benchmarks/programs` alone, where they can be, and what lies beside those."""
 TOOLS = {  # called by name, not imported
     "mkdocs": "/mkdocs build",
     "mypy": "/mypy",
@@ -48,13 +49,18 @@ def modules(tree: ast.AST) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found.add(node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "import_module",
-            "importlib.import_module",
-            "pytest.importorskip",
-        ):
+        elif isinstance(node, ast.Call) and _last(node.func) in ("import_module", "importorskip"):
             found |= {one.value for one in node.args[:1] if isinstance(one, ast.Constant)}
     return {str(name).partition(".")[0] for name in found}
+
+
+def _last(called: ast.expr) -> str:
+    return getattr(called, "attr", getattr(called, "id", ""))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(*folders: str) -> dict[str, set[str]]:
@@ -63,7 +69,7 @@ def imported(*folders: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for module in modules(ast.parse(path.read_text(encoding="utf-8"))):
+            for module in modules(tree(path)):
                 if module not in sys.stdlib_module_names and module not in OURS | PEERS:
                     for name in distributions.get(module, [module]):
                         found.setdefault(normal(name), set()).add(str(path.relative_to(ROOT)))
@@ -81,8 +87,7 @@ def test_the_package_imports_what_it_declares_and_nothing_else() -> None:
 def test_what_an_extra_brings_is_imported_at_the_top_of_its_own_modules_alone() -> None:
     eager: dict[str, set[str]] = {}
     for path in sorted((ROOT / "src/fedveil").rglob("*.py")):
-        top = ast.Module(body=ast.parse(path.read_text(encoding="utf-8")).body, type_ignores=[])
-        statements = [node for node in top.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        statements = [node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {normal(name) for one in statements for name in modules(one)}
         if names & OPTIONAL and "flower" not in path.parts:
             eager[str(path.relative_to(ROOT / "src/fedveil"))] = names & OPTIONAL

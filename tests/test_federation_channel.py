@@ -117,7 +117,7 @@ def sealed(parts: tuple[Part, ...]) -> Envelope:
 def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     who: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    experiment, held = asked(**changes), held_by(who)
+    experiment, held = asked(rounds=3, **changes), held_by(who)
     world = World(tmp_path, experiment, held)
     world.play()
     assert world.coordinator is not None

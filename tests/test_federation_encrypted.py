@@ -131,7 +131,7 @@ def charged(path: Path) -> list[int]:
 def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
     who: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    experiment, held = asked(**changes), held_by(who)
+    experiment, held = asked(rounds=3, **changes), held_by(who)
     world = World(tmp_path, experiment, held, WILLING)
     world.play()
     assert world.coordinator is not None
@@ -140,8 +140,8 @@ def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
     expected = here(experiment, held, tmp_path)
     assert all(equal(model, expected) for model in models(tmp_path))
     for number in range(3):
-        assert charged(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
-    assert charged(world.run_folder / "ledger.jsonl") == [1, 2, 3, 4]
+        assert charged(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3]
+    assert charged(world.run_folder / "ledger.jsonl") == [1, 2, 3]
     assert not (world.run_folder / "model.safetensors").exists()
     assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     world.close()
@@ -150,7 +150,7 @@ def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
 @pytest.mark.usefixtures("same_orders")
 def test_mishaps_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither models nor what every silo's optimiser remembers."""
-    experiment = asked(rounds=8, protection=ENCRYPTED | {"ratio": 0.5, "votes": "secagg"}, **ADAPTIVE)
+    experiment = asked(rounds=6, protection=ENCRYPTED | {"ratio": 0.5, "votes": "secagg"}, **ADAPTIVE)
     held = population()
     world, moments = World(tmp_path, experiment, held, WILLING), Moments(monkeypatch)
     chaos = Chaos(world, moments, 6)
@@ -160,8 +160,8 @@ def test_mishaps_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     expected = here(experiment, held, tmp_path)
     assert all(equal(model, expected) for model in models(tmp_path))
     for number in range(3):
-        assert sorted(set(charged(tmp_path / f"state-{number}" / LEDGER))) == list(range(1, 9))
-    assert len((world.run_folder / "metrics.jsonl").read_bytes().splitlines()) == 9
+        assert sorted(set(charged(tmp_path / f"state-{number}" / LEDGER))) == list(range(1, 7))
+    assert len((world.run_folder / "metrics.jsonl").read_bytes().splitlines()) == 7
     world.close()
 
 
@@ -226,13 +226,13 @@ def stopped(coordinator: CoordinatorParty) -> str:
 
 def test_two_attempts_at_a_round_show_what_one_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise and orders from the operating system, in any disorder: one ballot and one part in clear a round."""
-    experiment = secretly(asked(rounds=8, **VOTED))
+    experiment = secretly(asked(rounds=6, **VOTED))
     seen, moments = Seen(monkeypatch), Moments(monkeypatch)
     world = World(tmp_path, experiment, population(), WILLING)
     chaos = Chaos(world, moments, 7)
     chaos.play()
     assert moments.kills >= 5
-    every = {(silo, number) for silo in range(3) for number in range(1, 9)}
+    every = {(silo, number) for silo in range(3) for number in range(1, 7)}
     assert set(seen.clear) == every
     assert {len(parts) for parts in seen.clear.values()} == {1}
     assert set(seen.ballots) == every

@@ -153,12 +153,13 @@ def test_peers_remember_where_the_coordinator_does_not(world: World, tmp_path: P
 
 def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Path) -> None:
     """Even where it ends in a line that nobody has heard of: the process knows what it has charged."""
-    ledger = SiloLedger(tmp_path, Policy(epsilon=1.0, clip=1.0), RecordStore(tmp_path / "answers"))
+    policy = Policy(epsilon=1.0, clip=1.0)
+    ledger = SiloLedger(tmp_path, policy, RecordStore(tmp_path / "answers"))
     before = (tmp_path / LEDGER).read_bytes()
     origin = Origin(terms="0" * 64, coordinator="1" * 64, membership=1, policy=ledger.policy_digest)
     event = GaussianEvent(noise_multiplier=9.0)
     ledger.charge(run="r", round=1, attempt=0, event=event, budget=None, origin=origin)
-    ledger.reopen()
+    ledger.reopen(policy)
     older = tmp_path / "older.jsonl"
     older.write_bytes(before)
     with Ledger(older, unit="user") as other:
@@ -166,7 +167,7 @@ def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Pa
     older.replace(tmp_path / LEDGER)
     for _ in range(2):
         with pytest.raises(IntegrityError, match="lines are missing"):
-            ledger.reopen()
+            ledger.reopen(policy)
     ledger.close()
 
 

@@ -15,19 +15,25 @@ from typing import Any
 
 import pytest
 
+from fedveil.errors import ConfigError
 from fedveil.federation import allowance, exchange
 from fedveil.federation import coordinator as coordinating
 from fedveil.federation.allowance import Allowance, Deadline
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.document import canonical
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.exchange import Heard
+from fedveil.federation.heads import NONE
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.privacy.ledger import read_entries
+from fedveil.federation.standing import Standing
+from fedveil.privacy.ledger import read_entries, read_lines
+from fedveil.privacy.ledger_lines import Note
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Here, Joined, Knock, Part, Refused
+from fedveil.protection.parts import Here, Joined, Knock, Part, Refused, Working
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.registry import names
 from tests.federation_world import TESTING, World, asked, population
@@ -161,22 +167,22 @@ def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
 def test_an_allowance_counts_what_led_to_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(allowance.time, "monotonic", lambda: now[0])
-    own = Allowance(10.0)
+    own = Allowance()
     own.begin()
     own.count(6.0, "answered")  # a dear setup, and the round that it was for
     own.count(50.0, "charged")
     own.count(30.0, "answered")
-    own.check()
+    own.check(10.0)
     own.begin()
     own.count(6.0, "answered")  # another, for nothing
     own.begin()
     own.count(3.9, "refused")
-    own.check()
+    own.check(10.0)
     own.count(0.1, "answered")
     with pytest.raises(ProtocolError, match="10 s of a processor"):
-        own.check()
+        own.check(10.0)
     now[0] += 86400.0
-    own.check()
+    own.check(10.0)
 
 
 @pytest.mark.parametrize("letter", ["terms", "refused", "knock"])
@@ -224,13 +230,15 @@ def answer_of(world: World, silo: int, data: bytes, *parts: Part) -> bytes:
     return letter.answer(*parts).seal(world.keys[silo])
 
 
-def carried(world: World, coordinator: CoordinatorParty, lie: Callable[[int, bytes], bytes | None]) -> bool:
-    """Carry the letters that wait; return whether an answer was waited for."""
-    heard = False
+def carried(
+    world: World, coordinator: CoordinatorParty, lie: Callable[[int, bytes], bytes | None]
+) -> set[Heard]:
+    """Carry the letters that wait; return what the answers were to the coordinator."""
+    heard = set()
     for number, data in coordinator.letters():
         party = world.silos[number]
         assert party is not None
-        heard |= coordinator.receive(number, lie(number, data) or party.receive(data))
+        heard.add(coordinator.receive(number, lie(number, data) or party.receive(data)))
     return heard
 
 
@@ -270,13 +278,107 @@ def test_a_silo_that_says_for_ever_that_it_is_busy_counts_as_silent(world: World
     """The carrier's patience runs out: such a word is nothing that it waited for."""
     coordinator = world.coordinate()
     busy = Here(nonce=bytes(16), busy=600)
-    assert carried(
+    said = carried(
         world, coordinator, lambda number, data: answer_of(world, 1, data, busy) if number == 1 else None
     )
+    assert said == {Heard.ANSWER, Heard.NOTHING}
     for _ in range(3):
-        assert not carried(world, coordinator, lambda number, data: answer_of(world, 1, data, busy))
+        again = carried(world, coordinator, lambda number, data: answer_of(world, 1, data, busy))
+        assert again == {Heard.NOTHING}
     assert [number for number, _ in coordinator.letters()] == [1]
     coordinator.close()
+
+
+# --- signs of life ---------------------------------------------------------------------------------------------
+
+
+def test_a_silo_at_work_says_so_and_nothing_of_its_work(world: World) -> None:
+    """The answer is awaited on; the word is of the letter's own exchange, and changes nothing on either side."""
+    coordinator = world.coordinate()
+    world.exchange(coordinator)
+    world.exchange(coordinator)
+    (number, data), *others = coordinator.letters()
+    party = world.silos[number]
+    assert party is not None
+    word = party.working(data)
+    opened = SignedMessage.open(
+        word, sender=number, identity=world.membership.roster[number], recipient=SERVER, largest=1 << 20
+    )
+    assert opened.parts == (Working(),)
+    assert opened.head == NONE
+    assert not read_entries(world.folder / f"state-{number}" / LEDGER)
+    assert coordinator.receive(number, word) is Heard.SIGN
+    assert coordinator.awaited == (0, 1, 2)
+    with pytest.raises(ProtocolError):
+        party.working(others[0][1])  # a letter to another silo
+    assert coordinator.receive(number, party.receive(data)) is Heard.ANSWER
+    assert coordinator.receive(number, word) is Heard.NOTHING
+    assert coordinator.awaited == (1, 2)
+    coordinator.close()
+
+
+def test_a_silo_that_is_left_behind_is_not_back_because_it_works(tmp_path: Path) -> None:
+    protection = MASKED | {"on_missing": "recover", "missing_silos": 1}
+    world = World(tmp_path, asked(rounds=2, protection=protection), population())
+    coordinator = world.coordinate()
+    letters = dict(coordinator.letters())
+    assert coordinator.go_on((2,)) == ("silo2",)
+    party = world.silos[2]
+    assert party is not None
+    assert coordinator.receive(2, party.working(letters[2])) is Heard.NOTHING
+    assert not coordinator._absent.back
+    assert 2 in dict(coordinator.letters())
+    coordinator.receive(2, party.receive(letters[2]))
+    assert coordinator._absent.back == 1
+    coordinator.close()
+    world.close()
+
+
+# --- what holds now ----------------------------------------------------------------------------------------------
+
+
+def standing_of(world: World, read: Callable[[], Standing]) -> None:
+    """Have silo 0 be served by files that say what ``read`` returns."""
+    party = world.silos[0]
+    assert party is not None
+    party.close()
+    world.silos[0] = SiloParty(
+        standing=read, number=0, identity=world.keys[0], share=world.share(0), state=world.folder / "state-0"
+    )
+
+
+def test_a_stricter_policy_holds_from_the_next_session(world: World) -> None:
+    now = [world.policy]
+    standing_of(world, lambda: Standing(membership=world.membership, policy=now[0]))
+    assert isinstance(world.tell(world.terms(world.experiment))[0], Joined)
+    now[0] = world.policy.model_copy(update={"clip": 0.1})
+    assert why(world.tell(world.terms(world.experiment), session=2)).code is Code.CLIP
+    now[0] = world.policy.model_copy(update={"clip": 0.75})
+    assert isinstance(world.tell(world.terms(world.experiment), session=3)[0], Joined)
+    noted = [line for line in read_lines(world.folder / "state-0" / LEDGER) if isinstance(line, Note)]
+    policies = [json.loads(note.text)["clip"] for note in noted if note.kind == "policy"]
+    assert policies == [1.0, 0.75]  # nothing was joined under the one between
+
+
+@pytest.mark.parametrize("fault", ["unreadable", "another"])
+def test_a_membership_that_does_not_hold_any_more_ends_what_a_served_silo_joins(
+    fault: str, world: World
+) -> None:
+    """Revoked, run out, or sealed anew while the silo is served: nothing is joined, and nothing charged."""
+    sealed = [world.membership]
+
+    def read() -> Standing:
+        if not sealed:
+            raise ConfigError("membership.toml: its validity ended")
+        return Standing(membership=sealed[0], policy=world.policy)
+
+    standing_of(world, read)
+    assert isinstance(world.tell(world.terms(world.experiment))[0], Joined)
+    sealed[:] = (
+        [] if fault == "unreadable" else [replace(world.membership, serial=world.membership.serial + 1)]
+    )
+    assert why(world.tell(world.terms(world.experiment), session=2)).code is Code.STANDING
+    assert not read_entries(world.folder / "state-0" / LEDGER)
 
 
 # --- memory ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pytest
 
 from fedveil.engine.folder import RunFolder
 from fedveil.federation import sessions
-from fedveil.federation.coordinator import STATE, CoordinatorParty
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.rounds import STATE
 from fedveil.federation.sessions import LEASE_SECONDS, Reception, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER

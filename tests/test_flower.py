@@ -8,11 +8,13 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ from fedveil.engine.folder import RunFolder
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
+from fedveil.federation.silo import SiloParty
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import Authority, days_left, new_server_key, node_key_pem
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
@@ -36,6 +40,7 @@ from fedveil.flower.provisioning import provision
 from fedveil.flower.relay import ask
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
 from fedveil.flower.submission import END, Submission, open_run, read_experiment, watch
+from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.refusals import Code
 from tests.federation_world import small_keys
@@ -55,12 +60,12 @@ def guards(made: Demonstration) -> Iterator[list[Path]]:
 
 
 @contextmanager
-def serving(made: Demonstration) -> Iterator[list[Path]]:
+def serving(made: Demonstration, **settings: Any) -> Iterator[list[Path]]:
     served, paths = [], []
     folder = Path(tempfile.mkdtemp(prefix="fedveil-"))
     for number, path in enumerate(made.provisioned.silos):
         paths.append(folder / str(number))
-        guard = Guard(open_silo(SiloFolder(path)), paths[-1])
+        guard = Guard(open_silo(SiloFolder(path)), paths[-1], **settings)
         threading.Thread(target=guard.serve, daemon=True).start()
         served.append(guard)
     yield paths
@@ -458,6 +463,110 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     carry(LoopGrid(nodes, guards), again, home)  # type: ignore[arg-type]
     assert again.outcome is not None
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
+
+
+class Slow:
+    """A silo that answers a letter when it is let, and counts how often it has read one."""
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+        self.read: list[bytes] = []
+
+    def receive(self, letter: bytes) -> bytes:
+        self.read.append(letter)
+        assert self.let.wait(30)
+        return b"answer to " + letter
+
+    def working(self, letter: bytes) -> bytes:
+        if letter == b"forged":
+            raise ProtocolError("not signed")
+        return b"at work"
+
+    def close(self) -> None:
+        self.let.set()
+
+
+def test_a_guard_at_work_says_so_and_reads_each_letter_once(tmp_path: Path) -> None:
+    silo = Slow()
+    guard = Guard(silo, tmp_path / "guard", sign_of_life=0.05)  # type: ignore[arg-type]
+    threading.Thread(target=guard.serve, daemon=True).start()
+    path = tmp_path / "guard"
+    for _ in range(3):
+        assert ask(path, b"one") == b"at work"
+    assert ask(path, b"two") == b"at work"  # of a coordinator that was started again, say
+    with pytest.raises(ProtocolError):
+        ask(path, b"forged")  # nobody else is told whether the silo works
+    assert silo.read == [b"one"]
+    silo.let.set()
+    assert ask(path, b"two") == b"answer to two"
+    assert ask(path, b"one") == b"answer to one"  # the silo itself repeats what it has answered
+    assert silo.read == [b"one", b"two", b"one"]
+    guard.close()
+
+
+def test_a_silence_is_of_one_silo_and_signs_of_life_end_it_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("flwr")
+    from fedveil.flower import transport
+
+    now = [0.0]
+    monkeypatch.setattr(transport.time, "monotonic", lambda: now[0])
+    silence = transport.Silence(longest_work=100.0)
+    silence.wait({0: b"a", 1: b"b"})
+    for _ in range(12):
+        now[0] += 10.0
+        silence.sign(0)
+        silence.sign(7)  # nobody waits for it
+        silence.wait({0: b"a", 1: b"b"})
+    assert now[0] == 120.0
+    assert silence.beyond(29.0) == (0, 1)  # the signs after 100 s did not count
+    assert silence.beyond(30.0) == (1,)
+    silence.wait({0: b"a", 1: b"c"})
+    assert silence.beyond(0.0) == (0,)
+    silence.wait({})
+    assert silence.beyond(0.0) == ()
+
+
+def test_a_run_ends_though_silos_work_for_longer_than_patience(
+    made: Demonstration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent silo is waited for as long as twenty questions take; this one works for longer, and pays once."""
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("run_id", "task_id", "node_id"):
+        monkeypatch.setattr(identity, f"_{name}", 1)
+    from fedveil.flower import transport
+
+    receive, now, signs = SiloParty.receive, [0.0], [0]
+
+    def slowly(silo: SiloParty, data: bytes) -> bytes:
+        time.sleep(0.15 if silo._number == 1 else 0.0)
+        return receive(silo, data)
+
+    def noted(*words: Any) -> bytes:
+        signs[0] += 1
+        return working(*words)
+
+    def passing(seconds: float) -> None:
+        now[0] += seconds
+
+    working = SiloParty.working
+    monkeypatch.setattr(SiloParty, "receive", slowly)
+    monkeypatch.setattr(SiloParty, "working", noted)
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=passing))
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    settings = {"patience": 2.0, "resend_after": 0.5}  # 0.1 of these seconds are as long as a question takes
+    home.settings.model_copy(update=settings).write(home / "coordinator.toml")
+    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    party = open_run(home, folder.path)
+    nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
+    with serving(made, sign_of_life=0.005) as paths:
+        transport.carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
+    assert party.outcome is not None
+    assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
+    assert signs[0] > 0
+    charged = read_entries(made.provisioned.silos[1] / "state" / LEDGER)
+    assert [entry.round for entry in charged] == [1, 2]
 
 
 def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:

@@ -99,7 +99,7 @@ def document(method: str, setting: str, **more: Any) -> dict[str, Any]:
         "rounds": 2 if setting == "paillier" else 1,
         "data": {"name": "digits", "n_users": SILOS, "n_silos": SILOS},
         "model": {"name": "linear", "loss": "cross_entropy"},
-        "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 4},
+        "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 4},
         "method": {"name": method} | METHOD_KEYS[method],
     }
     if method in ("uldp-sgd", "uldp-sgd-w"):

@@ -150,7 +150,7 @@ def tolerance(prepared: Prepared) -> float:
         {"method": {"name": "uldp-avg-w", "clip": {"start": 0.2}, "noise_multiplier": 5.0}},
         {"trainer": {"name": "vmap"}},
         {
-            "data": {"name": "digits", "n_users": 4, "n_silos": 2},
+            "data": {"name": "digits", "n_users": 2, "n_silos": 2},
             "model": {"name": "linear"},
             "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 64},
             "protection": {**QUICK, "n_max": 1200},
@@ -198,7 +198,10 @@ def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows() -> None:
 
 def test_ring_lwe_gives_the_same_sum() -> None:
     pytest.importorskip("tenseal")
-    prepared = prepare(asked(protection={"name": "private-weighting", "n_max": 200, "cipher": "rlwe"}))
+    few = {"name": "heart_disease", "n_users": 4}
+    prepared = prepare(
+        asked(data=few, protection={"name": "private-weighting", "n_max": 200, "cipher": "rlwe"})
+    )
     assert np.abs(played(prepared) - in_the_clear(prepared)).max() <= tolerance(prepared)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -128,12 +129,16 @@ def test_without_noise_there_is_no_guarantee_and_a_reason(name: str) -> None:
 # --- the bound on the sum -------------------------------------------------------------------------------------
 
 
+@cache
+def linear() -> Task:
+    """Return a task over two features, which training leaves as it was."""
+    model = build_model("linear", input_shape=(2,), n_outputs=2, randomness=ExperimentRandomness(0))
+    return Task(model=model, loss=load_loss("cross_entropy"))
+
+
 def totals(method: Method, records: Records) -> np.ndarray:
     """Return the sum over all silos of a round's clipped, weighted contributions."""
-    task = Task(
-        model=build_model("linear", input_shape=(2,), n_outputs=2, randomness=ExperimentRandomness(0)),
-        loss=load_loss("cross_entropy"),
-    )
+    task = linear()
     pairs = isinstance(method.contribution, SiloUserContribution | ClientContribution)
     groups = records.by_silo_user() if pairs else records.by_silo(SILOS)
     cohort = Cohort.of(records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu"))

@@ -91,10 +91,11 @@ STAGES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def outcomes() -> Iterator[tuple[str, str | None]]:
     """Return every combination by name, with the reason why it is refused; None if it is not."""
+    server = ServerSgd(1.0)
     for names in product(*STAGES.values()):
         stages = {field: STAGES[field][name] for field, name in zip(STAGES, names, strict=True)}
         try:
-            Method(name="any", server=ServerSgd(1.0), **stages)
+            Method(name="any", server=server, **stages)
         except CompositionError as error:
             yield " ".join(names), str(error)
         else:

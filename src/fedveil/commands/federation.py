@@ -76,16 +76,16 @@ def admit_command(
 @federation.command("revoke")
 def revoke_command(
     folder: Founder,
-    silo: Annotated[str, typer.Argument(metavar="NAME", help="of the silo")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="of the silo, or coordinator")],
     reason: Annotated[str, typer.Option(help="for all members to read")],
     as_json: Json = False,
 ) -> None:
-    """Take a silo out of the next membership, and its key out of all: it left, or its key was lost."""
-    one = revoke(folder, silo, reason)
+    """Take a party out of the next membership, and its key out of all: it left, or its key was lost."""
+    one = revoke(folder, name, reason)
     if as_json:
-        print_json({"revoked": silo, "since": one.since})
+        print_json({"revoked": name, "since": one.since})
     else:
-        OUT.print(f"revoked: {silo}, since {one.since}; seal, and hand out the membership")
+        OUT.print(f"revoked: {name}, since {one.since}; seal, and hand out the membership")
 
 
 @federation.command("seal")
@@ -94,11 +94,14 @@ def seal_command(
     days: Annotated[
         int, typer.Option(min=1, max=CERTIFICATE_DAYS, help="how long it is valid")
     ] = CERTIFICATE_DAYS,
+    above: Annotated[
+        int, typer.Option(min=0, help="serial number seen before the federation was founded again")
+    ] = 0,
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
     """Seal who was admitted as the next membership, and certify the coordinator's TLS key anew."""
-    made = seal(folder, Asked(descriptor), days)
+    made = seal(folder, Asked(descriptor), days, above)
     sealed = folder / "sealed"
     if as_json:
         print_json({"folder": sealed, "serial": made.serial, "fingerprint": made.fingerprint})

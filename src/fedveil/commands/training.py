@@ -24,7 +24,7 @@ from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study
 from fedveil.engine.sweep import Axis, points, spent_together, sweep
 from fedveil.errors import BudgetError, ConfigError
-from fedveil.federation.coordinator import STATE
+from fedveil.federation.rounds import STATE
 from fedveil.population.data_report import data_report
 from fedveil.population.schema import read_schema
 from fedveil.privacy.claims import Role

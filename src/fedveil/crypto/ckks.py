@@ -130,22 +130,14 @@ class CkksParameters:
         """Return how many ciphertexts hold so many numbers."""
         return -(-length // self.degree)
 
-    @cached_property
+    @property
     def context(self) -> Any:
         """SEAL's context, with its own check of the parameters' security.
 
         Raises:
             CryptoError: SEAL refuses the parameters.
         """
-        seal = _seal()
-        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)  # which keeps coefficient form
-        parameters.set_poly_modulus_degree(self.degree)
-        parameters.set_coeff_modulus(seal.CoeffModulus.Create(self.degree, [self.prime_bits]))
-        parameters.set_plain_modulus(2)  # SEAL asks for one; nothing is encrypted but zero
-        context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
-        if not context.parameters_set():
-            raise CryptoError(f"SEAL refuses the parameters: {context.parameters_error_message()}")
-        return context
+        return _context(self.degree, self.prime_bits)
 
     def __getstate__(self) -> dict[str, int]:
         """Return the fields alone: SEAL's objects do not travel to worker processes."""
@@ -365,6 +357,20 @@ def _worker_key(parameters: CkksParameters, secret: bytes) -> CkksKey:
 def _encrypt_part(parameters: CkksParameters, secret: bytes, units: Int64[np.ndarray, " n"]) -> bytes:
     """Encrypt in a worker process, which keeps the key between parts."""
     return _worker_key(parameters, secret).encrypt(units)
+
+
+@lru_cache(maxsize=8)
+def _context(degree: int, prime_bits: int) -> Any:
+    """Return a context of SEAL, which nothing changes: one for all parties of a process."""
+    seal = _seal()
+    parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)  # which keeps coefficient form
+    parameters.set_poly_modulus_degree(degree)
+    parameters.set_coeff_modulus(seal.CoeffModulus.Create(degree, [prime_bits]))
+    parameters.set_plain_modulus(2)  # SEAL asks for one; nothing is encrypted but zero
+    context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+    if not context.parameters_set():
+        raise CryptoError(f"SEAL refuses the parameters: {context.parameters_error_message()}")
+    return context
 
 
 def _seal() -> Any:

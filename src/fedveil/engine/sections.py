@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -39,6 +39,9 @@ def refuse_session(key: str, name: str) -> None:
             f"{key}: '{name}' was handed over in a Python session, and is nowhere to be found from here; "
             "fedveil.resume(folder, model, people) goes on with the same objects"
         )
+
+
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
 class Section(BaseModel):
@@ -144,7 +147,7 @@ class TrainerSection(Section):
     compile: bool = Field(
         False, description="compile the vectorised step (pays for long runs of small networks)"
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="in which layers compute; updates are float32, and bounded as they are"
     )

@@ -18,6 +18,7 @@ from fedveil.engine.composition import Composition
 from fedveil.engine.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
+from fedveil.engine.placement import placed
 from fedveil.engine.preprocessing import Preprocessing, plan_preprocessing
 from fedveil.engine.sections import DataSection, refuse_session
 from fedveil.engine.setting import Setting
@@ -153,10 +154,13 @@ def prepare(
     guarantee = derive(method, public)
     accountant = composition.accountant(guarantee)
     groups, n_silos = _groups(method, population, records)
-    cohort = Cohort.of(
-        records, groups=groups, n_silos=n_silos, scale=population.scale, device=_device(experiment)
+    cohort, trainer = placed(
+        experiment.trainer.device,
+        lambda device: Cohort.of(
+            records, groups=groups, n_silos=n_silos, scale=population.scale, device=device
+        ),
+        lambda cohort: _trainer(experiment, task, method, cohort),
     )
-    trainer = _trainer(experiment, task, method, cohort)
     setting = Setting(
         method=method,
         trainer=trainer,
@@ -372,10 +376,3 @@ def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
     """Return the randomness of noise and sampling: the operating system's, unless a seed was asked for by name."""
     seed = experiment.privacy.insecure_seed
     return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
-
-
-def _device(experiment: Experiment) -> torch.device:
-    wanted = experiment.trainer.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device = cuda: no CUDA device is available here; use auto or cpu")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")

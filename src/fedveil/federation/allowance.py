@@ -24,29 +24,27 @@ Outcome = Literal["charged", "answered", "refused"]
 
 
 class Allowance:
-    """What letters without fruit have cost since a day began.
+    """What letters without fruit have cost since a day began."""
 
-    Args:
-        seconds: of a processor, a day.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._limit = seconds
+    def __init__(self) -> None:
         self._spent = self._unpaid = 0.0
         self._paid = False
         self._since = time.monotonic()
 
-    def check(self) -> None:
+    def check(self, limit: float) -> None:
         """Return if a letter may be read.
+
+        Args:
+            limit: seconds of a processor, a day.
 
         Raises:
             ProtocolError: nothing is left of the day.
         """
         if time.monotonic() - self._since >= _DAY:
             self._spent, self._since = 0.0, time.monotonic()
-        if self._spent + self._unpaid >= self._limit:
+        if self._spent + self._unpaid >= limit:
             raise ProtocolError(
-                f"letters that led to no round have taken {self._limit:g} s of a processor within a day, which is all "
+                f"letters that led to no round have taken {limit:g} s of a processor within a day, which is all "
                 "that policy.toml allows (fruitless_seconds): none is read until it is over"
             )
 

@@ -14,9 +14,8 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -26,7 +25,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.setup import Prepared
-from fedveil.errors import IntegrityError, ModelError, RunFolderError
+from fedveil.errors import IntegrityError, ModelError
 from fedveil.federation.binding import misled, round_context, session_context, signed, with_totals
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
@@ -36,19 +35,20 @@ from fedveil.federation.exchange import (
     Absentees,
     Answers,
     Exchange,
+    Heard,
     by_silo,
     check_learned,
     check_lengths,
     totals_of,
 )
-from fedveil.federation.grammar import Conversation, Grammar, ends
+from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import Rounds
+from fedveil.federation.rounds import Rounds, identify
+from fedveil.federation.run_record import RunRecord, digest_of_model
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.files import parse_json, read_content, reading
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
@@ -66,9 +66,6 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 from fedveil.protection.refusals import Code
-
-STATE: Final = "federation.json"
-"""In the run folder: the 16 bytes of the run."""
 
 
 class CoordinatorParty:
@@ -100,12 +97,14 @@ class CoordinatorParty:
     ) -> None:
         check_deployable(prepared)
         self._prepared, self._membership, self._identity = prepared, membership, identity
-        self._folder, self._heads = folder, heads
-        self._rounds = Rounds(prepared, folder, observer)
+        self._heads = heads
+        self._run = identify(folder)
+        self._record = RunRecord(folder, self._run, membership, identity)
+        self._rounds = Rounds(prepared, folder, observer, self._record)
         self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
         check_lengths(self._agreement, prepared.task.dimension)
         self._offered = as_silos_see(prepared.experiment, membership.silos)
-        self._run, self._session, self._number = self._identify(), b"", 0
+        self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
@@ -143,15 +142,19 @@ class CoordinatorParty:
         """Return the last letters of a run that has ended: they free the silos for another one, and may be lost."""
         return self._farewells
 
-    def go_on(self) -> tuple[str, ...]:
-        """Go on without the silos that have not answered, where the protocol allows it; return their names.
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The silos without whose answers the run does not go on."""
+        return () if self._exchange is None else self._exchange.missing
+
+    def go_on(self, silent: tuple[int, ...]) -> tuple[str, ...]:
+        """Go on without silos that are awaited, where the protocol allows it; return their names.
 
         Where too few would be left, but enough with those that are back meanwhile, the round is begun again with them.
         """
         exchange, least = self._exchange, self._agreement.least
-        if exchange is None:
+        if exchange is None or not silent:
             return ()
-        silent = exchange.missing
         if self._leave(silent):
             self._proceed()
         elif len(self._present) - len(silent) + self._absent.back >= least and self._absent.back:
@@ -162,10 +165,8 @@ class CoordinatorParty:
             return ()
         return tuple(self._membership.silos[silo] for silo in silent)
 
-    def receive(self, silo: int, data: bytes) -> bool:
-        """Read a silo's letter; return whether it was waited for. What belongs to an exchange that is over is not.
-
-        Nor is the word of a silo that another run has it: who waits for it counts its own patience.
+    def receive(self, silo: int, data: bytes) -> Heard:
+        """Read a silo's letter; return what it was. What belongs to an exchange that is over is passed over in silence.
 
         Args:
             silo: who sent it, as the carrier says.
@@ -185,13 +186,19 @@ class CoordinatorParty:
             largest=self._largest_answer(),
         )
         exchange, name = self._exchange, self._membership.silos[silo]
-        if exchange is None or letter.run != self._run:
-            return False
+        if letter.run != self._run:
+            return Heard.NOTHING
+        if exchange is None:
+            if (letter.session, letter.number) == (self._session, self._number):
+                self._record.agree(silo, letter.parts)
+            return Heard.NOTHING
+        if works(letter.parts):
+            return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
         if silo in self._absent:
             self._absent.hear(silo, letter)
-            return False
+            return Heard.NOTHING
         if not exchange.awaits(silo, letter):
-            return False
+            return Heard.NOTHING
         if ends(letter.parts):
             return self._end(silo, letter)
         try:
@@ -200,25 +207,25 @@ class CoordinatorParty:
             self._talks[silo].answer(letter.parts)
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
-            return True
+            return Heard.ANSWER
         exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
-        return True
+        return Heard.ANSWER
 
-    def _end(self, silo: int, letter: SignedMessage) -> bool:
+    def _end(self, silo: int, letter: SignedMessage) -> Heard:
         """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
         (part,) = letter.parts
         name = self._membership.silos[silo]
         if isinstance(part, Refused):
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
-            return True
+            return Heard.ANSWER
         assert isinstance(part, Here)
         if self._exchange is not None and self._exchange.knocks:
             if part.busy:  # the question stands, and is asked again
-                return False
+                return Heard.NOTHING
             self._exchange.answers[silo] = letter.parts
             self._proceed()
-            return True
+            return Heard.ANSWER
         if self._absent.leaves_again(silo):
             self.stop(f"silo {name} left {MOST_LEFT} sessions of this run in which no round ended")
         elif self._leave((silo,)):
@@ -226,13 +233,16 @@ class CoordinatorParty:
             self._proceed()
         else:
             self._begin_session()
-        return True
+        return Heard.ANSWER
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
-        self._farewells = [(silo, self._sealed(silo, [Over()], self._number + 1)) for silo in self._present]
+        charges = self._rounds.charges
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
+        last = [*self._record.close(self.outcome.rounds, charges), Over()]
+        self._number += 1
+        self._farewells = [(silo, self._sealed(silo, last, self._number)) for silo in self._present]
 
     def _proceed(self) -> None:
         """Read the answers once all of an exchange are in."""
@@ -254,19 +264,6 @@ class CoordinatorParty:
             self._absent.leave(silo, exchange)
         return True
 
-    def _identify(self) -> bytes:
-        """Return the run's 16 bytes, from the folder or new."""
-        path = self._folder / STATE
-        if not path.exists():
-            run = os.urandom(RUN_BYTES)
-            self._folder.write_json(STATE, {"run": run.hex()})
-            return run
-        with reading(f"{path}, by which the silos know the run,", RunFolderError):
-            run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
-            if len(run) != RUN_BYTES:
-                raise ValueError
-            return run
-
     def _begin_session(self) -> None:
         """Ask the silos for nonces."""
         self._absent.readmit()
@@ -284,6 +281,7 @@ class CoordinatorParty:
             nonces=nonces,
             experiment=self._offered,
         )
+        self._record.propose(terms)
         self._session = session_name(self._run, self._session, nonces)
         self._session_run = session_run(self._session, terms)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
@@ -327,12 +325,15 @@ class CoordinatorParty:
         kinds = self._prepared.method.kinds
         told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, totals)
-        self._asked = round_context(self._context, self._agreed, told[self._present[0]])
+        first = told[self._present[0]]
+        self._asked, self._told = round_context(self._context, self._agreed, first), digest_of_model(first)
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         self._ask({silo: [*totals, *relays.get(silo, []), *told[silo]] for silo in told}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
+        exchange = self._exchange
+        assert exchange is not None
         signatures = signed(answers)
         if apart := misled(self._membership.roster, self._asked, signatures):
             raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
@@ -341,6 +342,7 @@ class CoordinatorParty:
             shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
+        self._record.see(self._rounds.number, (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
             total = self._prepared.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)

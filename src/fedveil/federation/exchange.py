@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,18 @@ from fedveil.protection.protocol import Agreement, Outgoing
 
 MOST_LEFT: Final = 100
 """How many sessions a silo may leave between two rounds: its process may end at any time, but not for ever."""
+
+
+class Heard(Enum):
+    """What a letter of a silo is to the coordinator: nothing that it waits for, a sign of life, or an answer.
+
+    The word of a silo that another run has it is nothing: who waits for it counts its own patience.
+    """
+
+    NOTHING = "nothing"
+    SIGN = "sign"
+    ANSWER = "answer"
+
 
 Answers = dict[int, tuple[Part, ...]]
 """What every silo of an exchange has answered."""

@@ -28,15 +28,20 @@ from fedveil.federation.binding import check_asked, round_context, session_conte
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.own_round import OwnTurn, Told, as_tensor
+from fedveil.federation.own_statement import check_statement
 from fedveil.federation.promise import Promise
+from fedveil.federation.run_record import attested, concluded, digest_of_model
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tensors
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
+    Attested,
+    Closing,
     Counts,
     Drawn,
     DrawnUsers,
@@ -49,6 +54,7 @@ from fedveil.protection.parts import (
     Task,
     Terms,
     Totals,
+    only,
 )
 from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.refusals import Code
@@ -126,7 +132,8 @@ class OwnSession:
     ) -> None:
         self.prepared, self.promise, self.number = prepared, promise, place.number
         self._books, self._run = books, place.run
-        self._terms = terms.digest
+        self._proposed = self._terms = terms.digest
+        self._round, self._model = 0, b""
         self._context = session_context(session, self._terms)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         self._privacy = privacy_randomness(prepared.experiment)
@@ -159,11 +166,29 @@ class OwnSession:
         if begins:
             self._terms = with_totals(self._terms, parts)
             self._asked = round_context(self._context, self._terms, parts)
+            self._round, self._model = only(parts, Task, SERVER).round, digest_of_model(parts)
             self.client.bind(self._asked)
         answers = [answer for part in parts for answer in self._read(part)]
         if begins and self.talk.signs:
             answers.append(Asked(signature=sign_asked(self._identity, self._asked)))
+        if self.talk.attests:
+            answers.append(Attested(signature=self._identity.sign(self._of_round())))
         return answers
+
+    def sign_statement(self, closing: Closing) -> Attested:
+        """Return the silo's signature of what the run states, computed again.
+
+        Raises:
+            RefusalError: it states something else than the terms give.
+        """
+        books = self._books
+        check_statement(self.prepared, closing, books.charged())
+        return Attested(signature=self._identity.sign(concluded(books.run, self._proposed, closing)))
+
+    def _of_round(self) -> bytes:
+        """Return what the silo signs at the end of a round."""
+        books = self._books
+        return attested(books.run, self._proposed, self._round, self._asked, self._model, books.ledger.head)
 
     def _read(self, part: Part) -> list[Part]:
         """Read a part of a letter whose shape is due; return what follows.

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
+from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.folder import Checkpoint, Row, RunFolder
@@ -27,13 +28,18 @@ from fedveil.engine.run import (
 )
 from fedveil.engine.run_evaluation import evaluate
 from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.side_releases import spent_of
 from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError
+from fedveil.federation.run_record import RunRecord
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
+
+STATE: Final = "federation.json"
+"""In the run folder: the 16 bytes of the run."""
 
 _DRAWN: Final = "checkpoint/participants.json"
 _SALT_BYTES: Final = 32
@@ -73,6 +79,24 @@ class Draw:
 EVERYBODY: Final = Draw()
 
 
+def identify(folder: RunFolder) -> bytes:
+    """Return the 16 bytes of a run, from its folder or new.
+
+    Raises:
+        RunFolderError: what the folder says is damaged.
+    """
+    path = folder / STATE
+    if not path.exists():
+        run = os.urandom(RUN_BYTES)
+        folder.write_json(STATE, {"run": run.hex()})
+        return run
+    with reading(f"{path}, by which the silos know the run,", RunFolderError):
+        run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
+        if len(run) != RUN_BYTES:
+            raise ValueError
+        return run
+
+
 class Rounds:
     """The rounds of a run.
 
@@ -80,18 +104,20 @@ class Rounds:
         prepared: the experiment.
         folder: the run folder, new or of a run that was interrupted.
         observer: who is told how the run goes on.
+        record: what the parties sign of every round.
 
     Raises:
         RunFolderError: a damaged folder, or another process at work in it.
     """
 
-    def __init__(self, prepared: Prepared, folder: RunFolder, observer: Observer) -> None:
-        self._prepared, self._folder, self._observer = prepared, folder, observer
+    def __init__(self, prepared: Prepared, folder: RunFolder, observer: Observer, record: RunRecord) -> None:
+        self._prepared, self._folder, self._observer, self._record = prepared, folder, observer, record
         self.privacy = privacy_randomness(prepared.experiment)
         guarantee = prepared.guarantee
         self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
         self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
         folder.mend_metrics(self.checkpoint)
+        record.mend(self.checkpoint.round)
         self._attempts, self._draw, self._began = 0, EVERYBODY, time.perf_counter()
         observer.started(folder.path, prepared.experiment, self.checkpoint.round)
 
@@ -205,6 +231,7 @@ class Rounds:
         row |= {"summed": summed, "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
+        self._record.add(number, model, checkpoint.ledger.digest)
         self._folder.write_checkpoint(checkpoint)
         self.checkpoint, self._attempts = checkpoint, 0
         self._folder.append("metrics.jsonl", row)
@@ -217,3 +244,8 @@ class Rounds:
         )
         self._ledger.close()
         return found
+
+    @property
+    def charges(self) -> int:
+        """How often rounds of the run were charged."""
+        return spent_of(self._ledger, self._prepared.experiment.name, ()).charges

@@ -1,6 +1,7 @@
 """A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
 
     Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
+    Closing      -> Attested            the run's statement, computed again and signed
     Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own_session`)
     other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -29,14 +30,13 @@ from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.membership import Membership
 from fedveil.federation.own_session import Books, OwnSession
-from fedveil.federation.policy import Policy
 from fedveil.federation.promise import Promise
 from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import SiloLedger
+from fedveil.federation.standing import Standing
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.files import replace_file
 from fedveil.foreign import quiet_log
@@ -45,7 +45,7 @@ from fedveil.population.records import Population
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Over, Part, Refused, Terms, only
+from fedveil.protection.parts import Closing, Over, Part, Refused, Terms, Working, only
 from fedveil.protection.protocol import Place
 from fedveil.protection.refusals import Code, Refusal
 
@@ -81,10 +81,9 @@ class SiloParty:
     """One silo's state machine.
 
     Args:
-        membership: the federation.
+        standing: reads membership and policy, at once and before every session.
         number: the silo's own.
         identity: its long-term key.
-        policy: what it takes part in.
         share: the population as it holds it: its own records, and the public facts of the federation.
         state: a folder that survives restarts: the ledger, and the last answer of each run.
 
@@ -95,25 +94,25 @@ class SiloParty:
     def __init__(
         self,
         *,
-        membership: Membership,
+        standing: Callable[[], Standing],
         number: int,
         identity: IdentityKey,
-        policy: Policy,
         share: Population,
         state: Path,
     ) -> None:
-        self._membership, self._number, self._identity = membership, number, identity
-        self._policy, self._share = policy, share
+        self._standing, self._number, self._identity, self._share = standing, number, identity, share
+        now = standing()
+        self._membership, self._policy = now.membership, now.policy
         self._store = RecordStore(state / "answers")
         self._state = state
         self._heads = HeadsSeen(state / HEADS)
-        self._ledger = SiloLedger(state, policy, self._store)
+        self._ledger = SiloLedger(state, now.policy, self._store)
         self._check_serial()
         self._session: OwnSession | None = None
         self._last: _Exchange | None = None
         self._over = False
         self._reception = Reception()
-        self._allowance = Allowance(policy.fruitless_seconds)
+        self._allowance = Allowance()
         self._outcome: Outcome = "refused"
 
     def __enter__(self) -> SiloParty:
@@ -137,7 +136,7 @@ class SiloParty:
             ProtocolError: no letter of the coordinator to this silo, or too many before it led to nothing; it gets no
                 answer and nothing changes.
         """
-        self._allowance.check()
+        self._allowance.check(self._policy.fruitless_seconds)
         began, charges, self._outcome = time.thread_time(), self._ledger.charges, "refused"
         try:
             return self._receive(data)
@@ -145,14 +144,27 @@ class SiloParty:
             outcome = "charged" if self._ledger.charges > charges else self._outcome
             self._allowance.count(time.thread_time() - began, outcome)
 
-    def _receive(self, data: bytes) -> bytes:
-        letter = SignedMessage.open(
+    def working(self, data: bytes) -> bytes:
+        """Return the word that the silo is at work, on this letter or on another; it may be asked while it is.
+
+        It says nothing of how far the work is: steps would count records.
+
+        Raises:
+            ProtocolError: no letter of the coordinator to this silo.
+        """
+        return self._open(data).answer(Working()).seal(self._identity)
+
+    def _open(self, data: bytes) -> SignedMessage:
+        return SignedMessage.open(
             data,
             sender=SERVER,
             identity=self._membership.coordinator,
             recipient=self._number,
             largest=self._policy.largest_letter,
         )
+
+    def _receive(self, data: bytes) -> bytes:
+        letter = self._open(data)
         digest, last = hashlib.sha256(data).digest(), self._last
         if last is not None and (letter.run, letter.session, letter.number) == (
             last.run,
@@ -176,9 +188,11 @@ class SiloParty:
             return self._here(letter)
         if letter.number <= last.number:
             raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
-        if kind is Over:
+        if kind in (Over, Closing):
             self._over = True
             self._reception.keep(letter.run, busy=False)
+        if kind is Closing:
+            return self._seal(letter, session.sign_statement(only(letter.parts, Closing, SERVER)))
         if self._over or kind is not None:
             return self._here(letter)
         session.talk.ask(letter.parts)
@@ -211,12 +225,13 @@ class SiloParty:
         terms = only(letter.parts, Terms, SERVER)
         if not self._reception.admits(self._number, letter.run, letter.session, terms):
             return self._here(letter)
+        self._stand()
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         self._check_heads(terms)
         prepared = self._prepare(terms.experiment)
         event = self._policy.event(prepared.guarantee)
-        self._ledger.reopen()
+        self._ledger.reopen(self._policy)
         books = Books(
             run=letter.run,
             ledger=self._ledger,
@@ -277,6 +292,17 @@ class SiloParty:
             return
         if self._ledger.ledger.would_exceed(guarantee.after(event, rounds), budget):
             raise RefusalError(Code.RUN_BUDGET, rounds, budget.epsilon, budget.delta)
+
+    def _stand(self) -> None:
+        """Read membership and policy again; without them, or under another membership, nothing is joined."""
+        try:
+            now = self._standing()
+        except FedveilError as error:
+            raise RefusalError(Code.STANDING, detail=str(error)) from error
+        if now.membership.digest != self._membership.digest:
+            detail = "membership.toml has changed since this silo is served: serve it again"
+            raise RefusalError(Code.STANDING, detail=detail)
+        self._policy = now.policy
 
     # --- its own files -----------------------------------------------------------------------------------------
 

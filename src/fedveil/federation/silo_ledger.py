@@ -59,11 +59,7 @@ class SiloLedger:
             if not (state / HEAD).exists():
                 self._write_head()
             self._note("opened", os.urandom(16).hex())
-            text = policy.model_dump_json()
-            self.policy_digest = hashlib.sha256(text.encode()).hexdigest()
-            policies = [note.text for note in self._ledger.notes if note.kind == "policy"]
-            if text not in policies[-1:]:
-                self._note("policy", text)
+            self._note_policy(policy)
         except BaseException:
             self._ledger.close()
             raise
@@ -99,8 +95,8 @@ class SiloLedger:
         if not self._ledger.contains(head.hex()):
             raise _refused(self._ledger, head.hex())
 
-    def reopen(self) -> None:
-        """Open the ledger again: a charge that failed closed it.
+    def reopen(self, policy: Policy) -> None:
+        """Open the ledger again, for a charge that failed closed it, under a policy that may be another than before.
 
         Raises:
             IntegrityError: another file was put in its place: it lacks what this process has charged.
@@ -111,10 +107,18 @@ class SiloLedger:
             found.close()
             raise _refused(found, known)
         self._ledger = found
+        self._note_policy(policy)
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
         self._ledger.close()
+
+    def _note_policy(self, policy: Policy) -> None:
+        """Write the policy down that holds from now on, where it is another than the last."""
+        text = policy.model_dump_json()
+        self.policy_digest = hashlib.sha256(text.encode()).hexdigest()
+        if text not in [note.text for note in self._ledger.notes if note.kind == "policy"][-1:]:
+            self._note("policy", text)
 
     def _note(self, kind: NoteKind, text: str) -> None:
         self._ledger.note(kind, text)

@@ -29,16 +29,19 @@ class CoordinatorSettings(Settings):
         starts_link: whether the coordinator starts its link, as a process of its own user; else ``fedveil link`` serves
             it, as another user of this host.
         resend_after: seconds without an answer after which a letter is sent again.
-        go_on_after: seconds without any answer after which a round goes on without the silos that are silent, where
-            the experiment recovers (``protection.on_missing = "recover"``); at the latest when patience is out.
-        patience: seconds without any answer after which a run ends with the model it has.
+        go_on_after: seconds without a sign of life after which a round goes on without a silo, where the experiment
+            recovers (``protection.on_missing = "recover"``); at the latest when patience is out. A silo that is at work
+            says so every 30 seconds.
+        patience: seconds without a sign of life of a silo after which a run ends with the model it has.
+        longest_work: seconds after which a silo that says only that it is at work counts as silent.
     """
 
     link: Path = Path("link")
     starts_link: bool = True
     resend_after: _Seconds = 120.0
-    go_on_after: _Seconds = 900.0
-    patience: _Seconds = 86400.0
+    go_on_after: _Seconds = 120.0
+    patience: _Seconds = 900.0
+    longest_work: _Seconds = 7200.0
 
 
 class SiloSettings(Settings):

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
 
+from fedveil.errors import IntegrityError
 from fedveil.federation.share import silo_share
 from fedveil.federation.silo import SiloParty
+from fedveil.federation.standing import Standing
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.relay import receive_frame, send_frame
@@ -20,8 +28,23 @@ from fedveil.flower.sockets import listen
 from fedveil.foreign import quiet_log
 from fedveil.protection.errors import ProtocolError
 
+SIGN_OF_LIFE: Final = 30.0
+"""Seconds after which a silo that is at work says so."""
+
 _QUESTION_SECONDS: Final = 60.0
 _log = quiet_log("fedveil.silo")
+
+
+_Answer = tuple[int, bytes]
+"""0 and a letter, or 1 and why there is none."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A letter that is read, and its answer once there is one."""
+
+    letter: bytes
+    answer: Future[_Answer]
 
 
 def open_silo(folder: SiloFolder) -> SiloParty:
@@ -31,17 +54,25 @@ def open_silo(folder: SiloFolder) -> SiloParty:
         FedveilError: whatever is wrong with keys, policy, schema or table.
     """
     settings, membership = folder.settings, folder.membership
+
+    def standing() -> Standing:
+        return Standing(membership=folder.membership, policy=folder.policy)
+
     number = membership.number(settings.name)
+    if folder.identity.public != membership.roster[number]:
+        raise IntegrityError(
+            f"{folder / 'identity.key'}: not the key that membership.toml has for '{settings.name}'; "
+            "accept the membership again, with the keys that it names in place"
+        )
     users = None if settings.users is None else folder / str(settings.users)
     share = silo_share(folder.schema, folder / str(settings.table), membership, number, users)
     state = folder / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     sync_folder(folder.path)
     return SiloParty(
-        membership=membership,
+        standing=standing,
         number=number,
         identity=folder.identity,
-        policy=folder.policy,
         share=share,
         state=state,
     )
@@ -50,14 +81,21 @@ def open_silo(folder: SiloFolder) -> SiloParty:
 class Guard:
     """Serves one silo on a Unix socket that only its user can open.
 
+    Letters are read one after another by a thread of their own. Whoever asks is answered within ``sign_of_life``
+    seconds: by the answer, or by the word that the silo is at work; the same question asked again then gets the answer.
+
     Args:
         party: the silo.
         path: of the socket; a stale one is replaced.
+        sign_of_life: seconds after which a question is not kept waiting any longer.
     """
 
-    def __init__(self, party: SiloParty, path: Path) -> None:
-        self._party = party
+    def __init__(self, party: SiloParty, path: Path, sign_of_life: float = SIGN_OF_LIFE) -> None:
+        self._party, self._sign_of_life = party, sign_of_life
+        self._letters: SimpleQueue[_Reading] = SimpleQueue()
+        self._reading: _Reading | None = None
         self._socket = listen(path)
+        threading.Thread(target=self._read_all, daemon=True).start()
 
     def serve(self) -> None:
         """Answer one question after another, until :meth:`close`."""
@@ -83,13 +121,36 @@ class Guard:
     def _answer(self, connection: socket.socket) -> None:
         letter = receive_frame(connection)
         connection.settimeout(None)
-        try:
-            status, answer = 0, self._party.receive(letter)
-        except ProtocolError as error:
-            _log.warning("a letter was refused: %s", error)
-            status, answer = 1, str(error).encode()
-        except Exception:
-            _log.exception("a letter could not be answered")
-            status, answer = 1, b"the silo failed; its own log says where"
+        status, answer = self._answer_to(letter, time.monotonic() + self._sign_of_life)
         connection.sendall(bytes([status]))
         send_frame(connection, answer)
+
+    def _answer_to(self, letter: bytes, until: float) -> _Answer:
+        """Return the answer to a letter, or at that time the word that the silo is at work."""
+        while True:
+            reading = self._reading
+            if reading is None or reading.answer.done():
+                reading = self._reading = _Reading(letter, Future())
+                self._letters.put(reading)
+            wait([reading.answer], max(0.0, until - time.monotonic()))
+            if not reading.answer.done():
+                return _tried(self._party.working, letter)
+            if reading.letter == letter:
+                return reading.answer.result()
+
+    def _read_all(self) -> None:
+        while True:
+            reading = self._letters.get()
+            reading.answer.set_result(_tried(self._party.receive, reading.letter))
+
+
+def _tried(answer: Callable[[bytes], bytes], letter: bytes) -> _Answer:
+    """Return what a silo answers to a letter, or that there is no answer."""
+    try:
+        return 0, answer(letter)
+    except ProtocolError as error:
+        _log.warning("a letter was refused: %s", error)
+        return 1, str(error).encode()
+    except Exception:
+        _log.exception("a letter could not be answered")
+        return 1, b"the silo failed; its own log says where"

@@ -7,6 +7,7 @@ lets the coordinator look as often as it likes.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.exchange import Heard
 from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.envelope import content_of, letter_in
 from fedveil.flower.folders import CoordinatorFolder
@@ -24,6 +26,7 @@ _LOOK_SECONDS: Final = 0.1
 _NODES_SECONDS: Final = 2.0
 _FAREWELL_SECONDS: Final = 5.0
 _BUSY_SECONDS: Final = 5.0
+_AT_WORK_SECONDS: Final = 1.0
 _LONGEST_WAIT: Final = 3600.0
 _log = quiet_log("fedveil.coordinator")
 
@@ -35,7 +38,7 @@ class _UnderWay:
     Attributes:
         silo: to whom.
         keys: Flower's numbers of the messages that carry it; an answer to any will do.
-        again: when it is sent again; the intervals double, because training may simply take long, up to an hour.
+        again: when it is sent again; the intervals double up to an hour, and are short again once something is heard.
         wait: seconds between the last two sendings.
     """
 
@@ -45,10 +48,43 @@ class _UnderWay:
     wait: float
 
 
-def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
-    """Carry letters until the run ends, or until nobody has answered for the coordinator's patience.
+class Silence:
+    """For how long the silos that are waited for have given no sign of life.
 
-    Where the run's protocol recovers, it goes on without silent silos before that.
+    Args:
+        longest_work: seconds after which signs of life do not count any more: the letter is to be answered by then.
+    """
+
+    def __init__(self, longest_work: float) -> None:
+        self._longest_work = longest_work
+        self._asked: dict[int, tuple[bytes, float]] = {}
+        self._heard: dict[int, float] = {}
+
+    def wait(self, letters: Mapping[int, bytes]) -> None:
+        """Note which letter each silo is to answer; the silence begins with each new one."""
+        now = time.monotonic()
+        for silo in self._asked.keys() - letters.keys():
+            del self._asked[silo]
+        for silo, letter in letters.items():
+            if silo not in self._asked or self._asked[silo][0] != letter:
+                self._asked[silo], self._heard[silo] = (letter, now), now
+
+    def sign(self, silo: int) -> None:
+        """Note that a silo is at work, unless it has been for too long."""
+        now = time.monotonic()
+        if silo in self._asked and now - self._asked[silo][1] < self._longest_work:
+            self._heard[silo] = now
+
+    def beyond(self, seconds: float) -> tuple[int, ...]:
+        """Return the silos that have been silent for longer."""
+        now = time.monotonic()
+        return tuple(silo for silo in sorted(self._asked) if now - self._heard[silo] > seconds)
+
+
+def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
+    """Carry letters until the run ends, or until a silo has given no sign of life for the coordinator's patience.
+
+    Where the run's protocol recovers, it goes on without silent silos before that. A silo that is at work says so.
 
     Args:
         grid: Flower's.
@@ -60,38 +96,47 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> None:
     enough = min(settings.go_on_after, settings.patience)
     under_way: dict[bytes, _UnderWay] = {}
     nodes: dict[int, int] = {}
-    heard, look_again = time.monotonic(), 0.0
+    silence, look_again = Silence(settings.longest_work), 0.0
     while not party.finished:
         now = time.monotonic()
         if now >= look_again:
             nodes = _online(grid, keys)
             look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
         _push(grid, party, nodes, under_way, settings.resend_after)
-        silence = time.monotonic() - heard
-        if _pull(grid, party, under_way):
-            heard = time.monotonic()
-        elif silence > enough and (left := party.go_on()):
-            heard = time.monotonic()
+        _pull(grid, party, under_way, silence, settings.resend_after)
+        silence.wait({silo: letter for silo, letter in party.letters() if silo in party.awaited})
+        if left := party.go_on(silence.beyond(enough)):
             _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), enough)
-        elif silence > settings.patience:
-            missing = ", ".join(silos[silo] for silo, _ in party.letters())
+        elif silent := silence.beyond(settings.patience):
+            missing = ", ".join(silos[silo] for silo in silent)
             party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
         time.sleep(_LOOK_SECONDS)
     _bid_farewell(grid, party, nodes)
 
 
 def _bid_farewell(grid: Grid, party: CoordinatorParty, nodes: dict[int, int]) -> None:
-    """Push the last letters, and wait a little until they have arrived: what is lost of them costs others a wait."""
+    """Push the last letters, and wait a little for the answers: silos sign the statement with them.
+
+    What is lost of them costs others a wait, and the run a signature.
+    """
     letters = [(silo, letter) for silo, letter in party.farewells() if silo in nodes]
     messages = [
         Message(content_of(letter), dst_node_id=nodes[silo], message_type=MessageType.QUERY)
         for silo, letter in letters
     ]
-    keys = {key for key in grid.push_messages(messages) if key} if messages else set()
+    pushed = grid.push_messages(messages) if messages else []
+    silos = {key: silo for key, (silo, _) in zip(pushed, letters, strict=True) if key}
     until = time.monotonic() + _FAREWELL_SECONDS
-    while keys and time.monotonic() < until:
-        keys -= {reply.metadata.reply_to_message_id for reply in grid.pull_messages(list(keys))}
-        time.sleep(_LOOK_SECONDS if keys else 0.0)
+    while silos and time.monotonic() < until:
+        for reply in grid.pull_messages(list(silos)):
+            silo = silos.pop(reply.metadata.reply_to_message_id, None)
+            if silo is None or reply.has_error():
+                continue
+            try:
+                party.receive(silo, letter_in(reply))
+            except ProtocolError as error:
+                _log.warning("an answer was refused: %s", error)
+        time.sleep(_LOOK_SECONDS if silos else 0.0)
 
 
 def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
@@ -137,26 +182,31 @@ def _push(
         under_way[letter] = sent
 
 
-def _pull(grid: Grid, party: CoordinatorParty, under_way: dict[bytes, _UnderWay]) -> bool:
-    """Hand over the answers that have arrived; return whether one was waited for."""
+def _pull(
+    grid: Grid,
+    party: CoordinatorParty,
+    under_way: dict[bytes, _UnderWay],
+    silence: Silence,
+    resend_after: float,
+) -> None:
+    """Hand over the answers that have arrived, and note the signs of life among them."""
     by_key = {key: sent for sent in under_way.values() for key in sent.keys}
     if not by_key:
-        return False
-    heard = False
+        return
     for reply in grid.pull_messages(list(by_key)):
         key = reply.metadata.reply_to_message_id
         sent = by_key.get(key)
         if sent is None:
             continue
         sent.keys.discard(key)
+        wait = _BUSY_SECONDS  # should it wait for another answer
         if reply.has_error():
             _log.warning("silo %d: no answer: %s", sent.silo, foreign(str(reply.error.reason)))
-            continue
-        try:
-            heard |= party.receive(sent.silo, letter_in(reply))
-            sent.again = min(
-                sent.again, time.monotonic() + _BUSY_SECONDS
-            )  # should it wait for another answer
-        except ProtocolError as error:
-            _log.warning("an answer was refused: %s", error)
-    return heard
+        else:
+            try:
+                if party.receive(sent.silo, letter_in(reply)) is Heard.SIGN:
+                    silence.sign(sent.silo)
+                    wait = _AT_WORK_SECONDS
+            except ProtocolError as error:
+                _log.warning("an answer was refused: %s", error)
+        sent.again, sent.wait = min(sent.again, time.monotonic() + wait), resend_after / 2

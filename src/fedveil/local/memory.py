@@ -42,9 +42,10 @@ def floats_per_record(task: Task, cohort: Cohort) -> int:
         layer.register_forward_hook(count) for layer in task.model.modules() if not any(layer.children())
     ]
     features, _ = cohort.batch(torch.zeros(1, dtype=torch.int64))
+    own = task.initial().device  # the cohort is on the device that computes, the model where it was made
     try:
         with torch.no_grad():
-            functional_call(task.model, (task.constants(cohort.device)), (features,))
+            functional_call(task.model, task.constants(own), (features.to(own),))
     finally:
         for hook in hooks:
             hook.remove()

@@ -284,7 +284,7 @@ def build_model(
     """
     factory = MODELS[name] if name in MODELS else _imported(name)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.integer("model", name))
+        torch.default_generator.manual_seed(randomness.integer("model", name))  # the processor's alone
         model = factory(input_shape, n_outputs)
         made_up = torch.randn(4, *input_shape)
     if not isinstance(model, nn.Module):

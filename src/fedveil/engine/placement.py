@@ -1,0 +1,52 @@
+"""Where local training computes: on the device that is asked for, or on the one that ``auto`` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from fedveil.engine.sections import Device
+from fedveil.errors import ConfigError, ModelError
+from fedveil.local.dpsgd import DpSgdTrainer
+from fedveil.local.trainer import Cohort, SplitTrainer
+
+AnyTrainer: TypeAlias = SplitTrainer | DpSgdTrainer
+
+
+def placed(
+    wanted: Device, cohort_on: Callable[[torch.device], Cohort], trainer_of: Callable[[Cohort], AnyTrainer]
+) -> tuple[Cohort, AnyTrainer]:
+    """Return the records on the device that computes, and their trainer.
+
+    ``auto`` is a CUDA device where there is one, but for a model whose contributions the CPU trains side by side and
+    the CUDA device does not, because its kernels round one contribution by others: one after the other, a small model
+    is trained many times slower there. Models that are trained one by one everywhere go to the device.
+
+    Args:
+        wanted: what the experiment says.
+        cohort_on: puts the records on a device.
+        trainer_of: chooses the trainer of these records, by public facts alone.
+
+    Raises:
+        ConfigError: a CUDA device is asked for, and there is none.
+        ModelError: no trainer of this name trains the model on the device.
+    """
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ConfigError("trainer.device = cuda: no CUDA device is available here; use auto or cpu")
+    devices = ["cuda", "cpu"] if wanted == "auto" and available else [wanted.replace("auto", "cpu")]
+    found: list[tuple[Cohort, AnyTrainer]] = []
+    for device in devices:
+        cohort = cohort_on(torch.device(device))
+        try:
+            trainer = trainer_of(cohort)
+        except ModelError:
+            if device != devices[-1] or found:
+                continue
+            raise
+        if trainer.side_by_side:
+            return cohort, trainer
+        found.append((cohort, trainer))
+    return found[0]
