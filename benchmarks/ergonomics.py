@@ -29,10 +29,13 @@ from benchmarks.harness import Row
 PROGRAMS: Final = Path(__file__).parent / "programs"
 _SECONDS: Final = 600
 _NEEDS: Final = {"fedveil": ("fedveil",), "opacus": ("opacus",), "pfl": ("pfl",), "flower": ("flwr", "ray")}
-_JOBS: Final = (
-    ("own table", "table", None, ("opacus", "flower", "pfl")),
-    ("own module", "module", 12, ("opacus", "flower", "pfl")),
-)
+_TARGETS: Final = {"own module": 12, "own method": 15, "bound in a Flower app": 4}
+_RUN: Final = {
+    "own table": "table_{0}",
+    "own module": "module_{0}",
+    "own method": "method_{0}_use",
+    "bound in a Flower app": "flower_{0}",
+}
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -40,27 +43,31 @@ def rows(quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_data(folder)
-        for job, stem, target, peers in _JOBS:
-            ours = len(code_lines(PROGRAMS / f"{stem}_fedveil.py"))
-            ran(f"{stem}_fedveil", "fedveil", folder)
-            for peer in peers:
-                noted = "" if quick else ran(f"{stem}_{peer}", peer, folder)
-                lines = len(code_lines(PROGRAMS / f"{stem}_{peer}.py"))
-                yield _row(f"{job}, {peer}{noted}", ours, lines, target)
-        ran("method_fedveil_use", "fedveil", folder)
-        for peer in ("flower", "pfl"):
-            noted = "" if quick else ran(f"method_{peer}_use", peer, folder)
-            yield _row(f"own method, {peer}{noted}", own_method("fedveil"), own_method(peer), 15)
-        noted = (
-            "" if quick else ran("flower_plain", "flower", folder) or ran("flower_fedveil", "flower", folder)
-        )
-        peers_own = "" if quick else ran("flower_own", "flower", folder)
-        yield _row(
-            f"bound in a Flower app, Flower's own{noted or peers_own}",
-            changed("flower_plain", "flower_fedveil"),
-            changed("flower_plain", "flower_own"),
-            4,
-        )
+        for job, lines in counts().items():
+            app = job.endswith("Flower app")  # all three are Flower's
+            for library in lines:
+                program = _RUN[job].format("own" if app and library == "flower" else library)
+                ours = library == "fedveil" and not app
+                noted = "" if quick and not ours else ran(program, "flower" if app else library, folder)
+                if library != "fedveil":
+                    yield _row(
+                        f"{job}, {library}{noted}", lines["fedveil"], lines[library], _TARGETS.get(job)
+                    )
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Return the lines of every job, by library; of the last one those that differ from an app without a bound."""
+    found = {
+        job: {
+            one: len(code_lines(PROGRAMS / f"{stem}_{one}.py"))
+            for one in ("fedveil", "opacus", "flower", "pfl")
+        }
+        for job, stem in (("own table", "table"), ("own module", "module"))
+    }
+    found["own method"] = {one: own_method(one) for one in ("fedveil", "flower", "pfl")}
+    apps = {"fedveil": "flower_fedveil", "flower": "flower_own"}
+    found["bound in a Flower app"] = {one: changed("flower_plain", app) for one, app in apps.items()}
+    return found
 
 
 def code_lines(path: Path) -> list[str]:

@@ -12,7 +12,14 @@ from tests.notebooks import FOLDER, PATHS, read, run, source
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+DEAR = "compose-and-compare"  # twelve runs
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem == DEAR else []) for path in PATHS],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs_and_has_kept_what_it_printed(path: Path, tmp_path: Path) -> None:
     """Numbers differ by the noise; the words between them do not."""
     cells = [cell for cell in read(path)["cells"] if cell["cell_type"] == "code"]
