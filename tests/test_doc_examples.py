@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.experiment import merge, parse, parse_assignment
-from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.run import over_budget
 from fedveil.engine.study import Selection, load_study, presets
@@ -30,7 +29,7 @@ from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
-from fedveil.flower.submission import open_run, read_experiment
+from fedveil.flower.submission import create_run, due_parts, read_document
 from fedveil.keys import Filled, keys_of
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
@@ -322,8 +321,8 @@ def play_by_hand(folder: Path, experiment: Path) -> None:
     )
     experiment.write_text(tomlkit.dumps(asked))
     home = CoordinatorFolder(folder / "coordinator")
-    run = RunFolder.create(home / "runs", read_experiment(experiment, home))
-    party = open_run(home, run.path)
+    run = create_run(home, read_document(experiment, home))
+    (party,) = due_parts(home, run.path)
     silos = [open_silo(SiloFolder(folder / name)) for name in home.membership.silos]
     while not party.finished:
         for number, data in party.letters():
