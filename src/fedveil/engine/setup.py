@@ -15,11 +15,12 @@ import torch
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.agreed import Agreed, OpenRange
 from fedveil.engine.composition import Composition
+from fedveil.engine.declared import Declared, declared
 from fedveil.engine.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.placement import placed
-from fedveil.engine.preprocessing import Preprocessing, plan_preprocessing
+from fedveil.engine.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
 from fedveil.engine.sections import DataSection, refuse_session
 from fedveil.engine.setting import Setting
 from fedveil.engine.side_releases import SideRelease, together
@@ -122,6 +123,13 @@ class Populations:
             self._loaded[key] = load_population(data, seed)
         return self._loaded[key]
 
+    def declared(self, data: DataSection) -> Declared:
+        """Return what is declared of tables; none is opened."""
+        assert data.table is not None
+        before = read_preprocessed(data.table.schema_file.parent)
+        found = declared(data.table)
+        return found if before is None else replace(found, before=before.wanted.schema_)
+
 
 def prepare(
     experiment: Experiment, populations: Populations | None = None, task: Task | None = None
@@ -136,12 +144,12 @@ def prepare(
     Raises:
         FedveilError: whatever is wrong, named by file, key, silo or row.
     """
-    population = (populations or Populations()).of(experiment.data, experiment.seed)
+    populations = populations or Populations()
+    evaluation, preprocessing = _beside(experiment, populations)
+    population = populations.of(experiment.data, experiment.seed)
     task = task_of(experiment, population) if task is None else task
     if experiment.trainer.precision != task.precision:
         task = replace(task, precision=experiment.trainer.precision)
-    evaluation = plan_evaluation(experiment, population)
-    preprocessing = plan_preprocessing(experiment, population)
     beside = (
         *(() if preprocessing is None else (preprocessing.release,)),
         *(() if evaluation is None else evaluation.releases),
@@ -188,6 +196,16 @@ def prepare(
     )
     _check_budget(prepared)
     return prepared
+
+
+def _beside(
+    experiment: Experiment, populations: Populations
+) -> tuple[Evaluation | None, Preprocessing | None]:
+    """Plan the releases of a run that are no round, before any record is read."""
+    if experiment.evaluation is None and experiment.preprocessing is None:
+        return None, None
+    of = populations.declared(experiment.data)
+    return plan_evaluation(experiment, of), plan_preprocessing(experiment, of)
 
 
 def _check_budget(prepared: Prepared) -> None:
