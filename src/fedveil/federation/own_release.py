@@ -132,7 +132,7 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
     release = prepared.release(made)
     policy.check_release(release.step.length, release.std())
     events = [policy.event(one) for one in series.guarantees]
-    own = table.columns(prepared.declared.schema, release.step.columns)
+    own = table.columns(release.step.columns)
     assert table.silo is not None, "a silo asks"
     return OwnRelease(
         plan=release_plan(release, own.pairs(), series.randomness(), phase),

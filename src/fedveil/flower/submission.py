@@ -29,7 +29,7 @@ from fedveil.errors import ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.opening import open_release, open_training
-from fedveil.federation.share import FixedPopulation, public_share
+from fedveil.federation.share import FixedPopulation, public_table
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
@@ -135,7 +135,7 @@ def _training(home: CoordinatorFolder, path: Path) -> CoordinatorParty[Outcome]:
     if table is None or table.test_file is None:
         raise RunFolderError(f"{path}: not a run of a federation")
     membership = home.membership
-    share = public_share(home.schema, table.test_file, membership)
+    share = public_table(home.schema, table.test_file, membership).share()
     return open_training(
         prepared=prepare(experiment, FixedPopulation(share)),
         membership=membership,
