@@ -27,12 +27,14 @@ from fedveil.engine.run import (
 )
 from fedveil.engine.run_evaluation import evaluate
 from fedveil.engine.setup import Prepared
+from fedveil.engine.side_releases import spent_of
 from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError
 from fedveil.federation.own_training import training_plan
 from fedveil.federation.session_plan import EVERYBODY, Draw
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
+from fedveil.protection.parts import Phase
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
 
@@ -68,14 +70,17 @@ class Rounds:
         prepared: the experiment.
         folder: the run folder, new or of a run that was interrupted.
         observer: who is told how the run goes on.
+        phase: what silos are told of the part of the run that this is; None: it is all of it.
 
     Raises:
         RunFolderError: a damaged folder, or another process at work in it.
     """
 
-    def __init__(self, prepared: Prepared, folder: RunFolder, observer: Observer) -> None:
+    def __init__(
+        self, prepared: Prepared, folder: RunFolder, observer: Observer, phase: Phase | None = None
+    ) -> None:
         self._prepared, self._folder, self._observer = prepared, folder, observer
-        self.plan = training_plan(prepared)
+        self.plan = training_plan(prepared, phase)
         guarantee = prepared.guarantee
         self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
         self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
@@ -109,7 +114,7 @@ class Rounds:
             repeats: whether an attempt that is asked for again is the same release; else it costs another charge.
         """
         prepared, number = self._prepared, self.number
-        reason = over_budget(prepared, number, len(self._ledger.entries) + self._due(repeats))
+        reason = over_budget(prepared, number, self._charges + self._due(repeats))
         if reason is None and not repeats and self._attempts == MOST_ATTEMPTS:
             return (
                 f"silos vanished in each of {MOST_ATTEMPTS} attempts at round {number}; resume when they stay"
@@ -127,6 +132,11 @@ class Rounds:
             self._ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
         self._draw = self._drawn(number, 0 if repeats else charged)
         return self._draw
+
+    @property
+    def _charges(self) -> int:
+        """How often a round was charged, all rounds together."""
+        return spent_of(self._ledger, self._prepared.experiment.name, self._prepared.beside).charges
 
     def _charged(self) -> int:
         return sum(entry.round == self.number for entry in self._ledger.entries)
@@ -193,7 +203,7 @@ class Rounds:
         moved: Row | None = None,
     ) -> None:
         prepared, number, last = self._prepared, self.number, self.checkpoint
-        row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
+        row = row_of(prepared, number, test, None, charges=self._charges)
         seconds = time.perf_counter() - self._began
         row |= {"summed": summed, "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
