@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
 from lifelines import KaplanMeierFitter
+from scipy.stats import ks_2samp
 
-from benchmarks import evaluation
+from benchmarks import evaluation, evaluation_targets
 from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
@@ -39,7 +44,9 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _codes()
     yield from _against_central(60 if quick else 200)
     yield from _curves(100 if quick else 300)
+    yield from _against_opendp(20 if quick else 200)
     yield from evaluation.rows(quick)
+    yield from evaluation_targets.rows(quick)
     yield _speed(100_000 if quick else 1_000_000)
 
 
@@ -79,6 +86,31 @@ def _against_central(repeats: int) -> Iterator[Row]:
             errors = [_sum(method, sums, seed) - exact for seed in seeds]
             ratio = float(np.sqrt(np.mean(np.square(errors)))) / _MULTIPLIERS[epsilon]
             yield at_most(f"{name}, epsilon {epsilon:g}: error over central", "times", ratio, 1.02)
+
+
+def _against_opendp(repeats: int) -> Iterator[Row]:
+    """The noise of five silos' shares beside OpenDP's discrete Gaussian.
+
+    FEDVEIL_OPENDP_PYTHON names an interpreter that has it (a virtual environment with ``pip install opendp==0.16.0``);
+    without one there is no row.
+    """
+    python = os.environ.get("FEDVEIL_OPENDP_PYTHON")
+    if python is None:
+        return
+    step = LocalStatistic(layout=_histograms(("x",), 24, "flat"))
+    script = str(Path(__file__).with_name("opendp_peer.py"))
+    for epsilon, multiplier in _MULTIPLIERS.items():
+        method = _method(step, 5, 1000, multiplier)
+        ours = np.concatenate([_sum(method, np.zeros((5, step.length)), seed) for seed in range(repeats)])
+        command = [python, script, str(multiplier), str(step.length), str(repeats)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        theirs = np.ravel(json.loads(done.stdout))
+        own, peer = (float(np.sqrt(np.mean(one**2))) for one in (ours, theirs))
+        case, most = f"noise of five silos, epsilon {epsilon:g}", 1.02 * multiplier
+        met = own <= most * (1 + 4 / math.sqrt(2 * len(ours)))
+        yield Row(case=f"{case}; peer: OpenDP", unit="sd", ours=own, peer=peer, target=most, met=met)
+        same = float(ks_2samp(ours, theirs).pvalue)
+        yield Row(case=f"{case}: Kolmogorov-Smirnov with OpenDP's", unit="p", ours=same, met=same > 1e-3)
 
 
 def _sum(method: Method, sums: np.ndarray, seed: int) -> np.ndarray:

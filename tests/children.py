@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
 
@@ -11,3 +13,9 @@ def forking() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedveil.commands.training", "tests.test_run"])
     return context
+
+
+def tell_modules(to: Connection) -> None:
+    """Send the names of all modules that are loaded."""
+    to.send(sorted(sys.modules))
+    to.close()

@@ -8,19 +8,25 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
+from copy import deepcopy
 from hashlib import blake2b
 from typing import Any, Final
 
 from gmpy2 import mpz
+from torch import nn
 
 from fedveil.crypto import paillier
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
-from fedveil.engine import setup
+from fedveil.engine import setup, task_choice
+from fedveil.local.models import MODELS
 from fedveil.privacy.events import Event
 from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.randomness import ExperimentRandomness
 
 _PRIMES: Final = 8
 """Primes of each size that keys are made of; two keys in a row share none."""
+_SMALL: Final = 10_000
+"""Parameters of a model that is worth remembering."""
 
 
 def remember() -> None:
@@ -30,6 +36,7 @@ def remember() -> None:
     remember_primes()
     remember_guarantees()
     remember_compositions()
+    remember_models()
 
 
 def spare_the_disk() -> None:
@@ -95,6 +102,22 @@ def remember_compositions() -> None:
         return known[asked]
 
     PldAccountant._compose = composed  # type: ignore[method-assign]
+
+
+def remember_models() -> None:
+    """Build and try each small model of the house once, and give copies: every party of a run builds the same."""
+    build, known = task_choice.build_model, dict[Hashable, nn.Module]()
+
+    def built(name: str, **of: Any) -> nn.Module:
+        asked = name, *(one.seed if isinstance(one, ExperimentRandomness) else one for one in of.values())
+        if asked in known:
+            return deepcopy(known[asked])
+        model = build(name, **of)
+        if name in MODELS and sum(one.numel() for one in model.parameters()) <= _SMALL:
+            known[asked] = deepcopy(model)
+        return model
+
+    task_choice.build_model = built
 
 
 def _remembering(answer: Callable[..., Any]) -> Callable[..., Any]:

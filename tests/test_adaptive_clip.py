@@ -20,7 +20,6 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.silo_side import bounded_sums
 from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.deployable import check_deployable
@@ -128,7 +127,7 @@ def totals(trainer: Any, bound: AdaptiveClip, weights: Weights, records: Records
         ExperimentRandomness(1),
         ("round", 1),
     )
-    return bounded_sums(trainer, job).total.sum(0).numpy()
+    return trainer.sums(job).marked(job).total.sum(0).numpy()
 
 
 @pytest.mark.parametrize("kind", [LoopTrainer, VmapTrainer, SpanTrainer])

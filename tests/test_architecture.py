@@ -16,6 +16,7 @@ from fedveil.engine.round import play_round
 from fedveil.engine.setup import prepare
 from fedveil.engine.turn import Turn
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.federation_world import World, asked, population
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(fedveil.__file__).parent
@@ -46,6 +47,24 @@ def test_every_room_of_the_package_is_on_the_page() -> None:
     assert {one for one in rooms if f"`{one}/`" not in PAGE} == set()
 
 
+class Watch:
+    """Notes every call that hands a record's part of the sum on, with the calls of the package that are open then."""
+
+    def __init__(self) -> None:
+        self.stacks: list[list[tuple[str, str]]] = []
+
+    def __enter__(self) -> list[list[tuple[str, str]]]:
+        sys.setprofile(self._note)
+        return self.stacks
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and _is_station(frame):
+            self.stacks.append(_above(frame))
+
+
 @pytest.fixture(scope="module")
 def walk() -> tuple[set[str], int]:
     """The modules that hand a record's part of the sum on, and the calls open around its training."""
@@ -58,22 +77,21 @@ def walk() -> tuple[set[str], int]:
         experiment=ExperimentRandomness(0),
         privacy=PrivacyRandomness.insecure(1),
     )
-    modules, wrappers = set[str](), list[int]()
-
-    def watch(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or not _is_station(frame):
-            return
-        stack = _above(frame)
-        modules.update(module for module, _ in stack)
-        if frame.f_code.co_qualname.endswith("Trainer.sums"):
-            wrappers.append(len(stack) - 2)  # but for the round and the trainer
-
-    sys.setprofile(watch)
-    try:
+    with Watch() as stacks:
         play_round(turn, parties)
-    finally:
-        sys.setprofile(None)
-    return modules, max(wrappers)
+    around = [len(stack) - 2 for stack in stacks if stack[-1][1].endswith("Trainer.sums")]
+    return {module for stack in stacks for module, _ in stack}, max(
+        around
+    )  # but for the round and the trainer
+
+
+@pytest.fixture(scope="module")
+def between(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The same modules between institutions, whose letters are handed over without a transport."""
+    world = World(tmp_path_factory.mktemp("between") / "run", asked(rounds=1), population(silos=2))
+    with Watch() as stacks:
+        world.play()
+    return {module for stack in stacks for module, _ in stack}
 
 
 def _module(frame: FrameType) -> str | None:
@@ -82,7 +100,7 @@ def _module(frame: FrameType) -> str | None:
 
 
 def _is_station(frame: FrameType) -> bool:
-    """Training, the noise, the sum, and the server's step."""
+    """Training, the noise, a letter, the sum, and the server's step."""
     module, name = _module(frame), frame.f_code.co_name
     if module is None:
         return False
@@ -91,6 +109,7 @@ def _is_station(frame: FrameType) -> bool:
         or (module.startswith("methods/") and name == "send")
         or (module.startswith("protection/") and name == "result")
         or (module == "server/optimizers.py" and name == "step")
+        or (module == "federation/signed_message.py" and name == "seal")
     )
 
 
@@ -113,4 +132,16 @@ def test_the_walk_of_a_record_is_as_long_as_the_page_says(walk: tuple[set[str], 
     assert stated is not None
     assert (len(modules), wrappers) == (int(stated[1]), int(stated[2])), sorted(modules)
     for module in modules:
+        assert f"`{module}`" in PAGE, "name every station of the walk"
+
+
+def test_between_institutions_the_walk_is_as_long_as_the_page_says(between: set[str]) -> None:
+    stated = re.search(
+        r"another (\d+) modules and (\d+) of\s+transport: (\d+) hops.*?(?=\n\n)", PAGE, re.DOTALL
+    )
+    assert stated is not None
+    transport = set(re.findall(r"`(flower/\w+\.py)`", stated[0]))
+    assert (len(between), len(transport)) == (int(stated[1]), int(stated[2])), sorted(between)
+    assert len(between) + len(transport) == int(stated[3])
+    for module in between:
         assert f"`{module}`" in PAGE, "name every station of the walk"

@@ -216,13 +216,10 @@ def test_methods_with_shares_run_over_the_channel(method: dict[str, Any], tmp_pa
 def test_the_information_limit_is_taken_where_a_round_is_evaluated(tmp_path: Path) -> None:
     watcher = Silent()
     run(prepare(experiment(rounds=3, evaluate_every=2)), tmp_path, watcher)
-    uplinks = [row["communication_cost"] for row in watcher.rows if row["round"]]
-    assert [communication_cost["limit"] is None for communication_cost in uplinks] == [True, False, False]
-    assert [communication_cost["ratio"] is None for communication_cost in uplinks] == [True, False, False]
-    assert all(
-        communication_cost["acceptance"] > 0 and communication_cost["bits_per_parameter"] > 0
-        for communication_cost in uplinks
-    )
+    costs = [row["communication_cost"] for row in watcher.rows if row["round"]]
+    assert [cost["limit"] is None for cost in costs] == [True, False, False]
+    assert [cost["ratio"] is None for cost in costs] == [True, False, False]
+    assert all(cost["acceptance"] > 0 and cost["bits_per_parameter"] > 0 for cost in costs)
 
 
 def test_a_lattice_of_ones_own_runs(tmp_path: Path) -> None:

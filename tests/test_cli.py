@@ -271,15 +271,6 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(
     assert "Field required" not in message
 
 
-def test_commands_start_without_libraries_that_few_of_them_need(tmp_path: Path) -> None:
-    slow = "{'sklearn', 'flwr', 'tenseal', 'opacus'}"
-    code = f"import sys, fedveil.commands.training; print(sorted({slow} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
-    assert done.stdout.strip() == "[]"
-
-
 def test_help_waits_for_no_library(tmp_path: Path) -> None:
     slow = "{'torch', 'scipy', 'numpy', 'dp_accounting', 'pyarrow', 'plotly', 'pydantic'}"
     code = (

@@ -194,7 +194,7 @@ def test_accuracy_is_shown_against_the_bytes_sent(tmp_path: Path) -> None:
     comparison = compare([*runs, write_run(tmp_path / "uncounted", name="uncounted", rounds=4)])
     assert [row.bits and row.bits.mean for row in comparison.rows] == [8.0, 32.0, None]
     assert comparison.to_json()["rows"][0]["bits_per_parameter"] == {"mean": 8.0, "std": None}  # type: ignore[index,call-overload]
-    lines = plotted(comparison, "Rate and accuracy: test accuracy against the uplink")
+    lines = plotted(comparison, "Rate and accuracy: test accuracy against the cost of communication")
     assert [line["name"] for line in lines] == ["bytes", "float32"]
     assert lines[0]["x"] == [0.25, 0.5, 0.75, 1.0]
     assert lines[1]["x"] == [1.0, 2.0, 3.0, 4.0]

@@ -37,7 +37,7 @@ from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
-from tests.children import forking
+from tests.children import forking, tell_modules
 from tests.test_dp_fed_ls import Silent, experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
@@ -266,3 +266,15 @@ def test_only_the_process_of_a_removed_contribution_sees_a_change(
     moved = [float((a - b).norm()) for a, b in zip(full, less, strict=True)]
     assert sum(step > 0 for step in moved) <= 1
     assert sum(moved) <= bound.norm
+
+
+def test_commands_that_train_load_no_library_that_few_of_them_need() -> None:
+    context = forking()
+    told, telling = context.Pipe(duplex=False)
+    process = context.Process(target=tell_modules, args=(telling,))
+    process.start()
+    telling.close()
+    loaded = set(told.recv())
+    process.join()
+    assert "fedveil.commands.training" in loaded
+    assert loaded & {"sklearn", "flwr", "tenseal", "opacus"} == set()

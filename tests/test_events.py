@@ -28,6 +28,7 @@ from fedveil.privacy.events import (
     covers,
     event_from_json,
 )
+from fedveil.privacy.loss_distributions import PldAccountant
 
 multipliers = st.floats(1e-3, 1e3)
 rates = st.floats(1e-6, 1.0)
@@ -182,4 +183,5 @@ def test_an_event_that_covers_another_costs_as_much_by_every_accountant_that_kno
 def _twenty(accountant: str, counted: frozenset[tuple[Event, int]]) -> float:
     """What a release costs twenty times, at delta 1e-5; accountants count atoms, in whatever order."""
     event = SelfComposedEvent(event=compose(Counter(dict(counted))), count=20)
-    return make_accountant(accountant).epsilon(event, 1e-5)
+    by = PldAccountant(interval=3e-3) if accountant == "pld" else make_accountant(accountant)
+    return by.epsilon(event, 1e-5)

@@ -132,6 +132,7 @@ def refusal(folder: Path, **changes: Any) -> str:
         ({"release": 'age = { show = ["categories"] }'}, "ask for its histogram"),
         ({"release": 'weight = { show = ["count"] }'}, "declares no column 'weight'"),
         ({"release": 'age = { show = ["count"], color = 1 }'}, "no such key"),
+        ({"release": 'ward = { show = ["categories"], discover = true }'}, "declare the code list"),
         ({"release": 'f = { kind = "survival", grid = [0, 200, 100] }'}, "grid: at least two numbers"),
         ({"release": 'f = { kind = "cross", columns = ["sick", "sick"] }'}, "named twice"),
         ({"release": 'f = { kind = "cross", columns = ["sick", "age"] }'}, "'age' is a number"),

@@ -258,7 +258,7 @@ def test_diagnostics_are_labelled_as_not_covered(tmp_path: Path) -> None:
     assert 'id="population"' not in visible(report_page(load_run(folder)))
 
 
-def test_the_uplink_is_shown_against_its_information_limit(tmp_path: Path) -> None:
+def test_bits_are_shown_against_its_information_limit(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=3)
     communication_cost = {
         "float32_bytes": 50_000,

@@ -17,7 +17,7 @@ from fedveil.statistics.decoding import Cells, consistent, decode
 from fedveil.statistics.figures import Group, count, part_of
 from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.moments import correlations, mean, variance
+from fedveil.statistics.moments import correlations, displayed, mean, nearest_correlation, variance
 from fedveil.statistics.quantiles import quantile
 from fedveil.statistics.strategy import Strategy
 from fedveil.statistics.survival import curve, largest_z
@@ -226,6 +226,36 @@ def test_correlations_cover_under_any_tails_within_the_bounds(heavy: bool) -> No
     assert len(there) > 0.9 * reps
     assert covers(there, truth) >= 0.95 - around(0.95, len(there))
     assert covers(there, truth - 0.6) < 0.9
+
+
+def test_correlations_are_shown_as_one_matrix_with_the_ends_of_what_was_released() -> None:
+    """r = .9, .9, -.9 is no correlation matrix; the nearest is known: off-diagonals of 1/2 by symmetry."""
+    rows = [[normal(0.9, 0.01, 0.0), normal(0.9, 0.01, 0.0)], [normal(-0.9, 0.01, 0.0)], []]
+    found = displayed(rows)  # type: ignore[arg-type]
+    estimates = [one.estimate for row in found for one in row if one is not None]
+    assert estimates == pytest.approx([0.5, 0.5, -0.5], abs=1e-6)
+    assert found[0][0] is not None
+    assert found[0][0].low == rows[0][0].low
+    assert found[0][0].high == 1.0
+    assert displayed([[normal(1.3, 0.1, 0.0)], []])[0][0].estimate == pytest.approx(1.0)  # type: ignore[union-attr]
+    assert displayed([[None, normal(0.3, 0.1, 0.0)], [None], []])[0][1].estimate == pytest.approx(0.3)  # type: ignore[union-attr]
+
+
+def test_the_nearest_correlation_matrix_is_one_and_none_is_nearer() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(20):
+        noisy = np.tanh(rng.normal(size=(4, 4)))
+        noisy = (noisy + noisy.T) / 2
+        np.fill_diagonal(noisy, 1.0)
+        found = nearest_correlation(noisy)
+        assert np.linalg.eigvalsh(found).min() > -1e-9
+        assert np.diag(found) == pytest.approx(1.0)
+        distance = np.linalg.norm(found - noisy)
+        for _ in range(50):
+            root = rng.normal(size=(4, 4)) * 0.1 + np.linalg.cholesky(found + 1e-9 * np.eye(4))
+            root /= np.linalg.norm(root, axis=1, keepdims=True)
+            assert np.linalg.norm(root @ root.T - noisy) > distance - 1e-6
+        assert nearest_correlation(found) == pytest.approx(found, abs=1e-6)
 
 
 def test_numbers_without_spread_have_no_correlation() -> None:

@@ -50,7 +50,8 @@ def coordinate(
     noisy = torch.from_numpy(aggregate[:dimension] / divisor) * bound.unit
     mean = method.denoiser.estimate(noisy, noise_std, setting.shapes)
     marks = torch.from_numpy(aggregate[dimension:])
-    after, state = method.step(turn.model, mean, turn.state, marks, method.sampler.rate * setting.n_users)
+    after, server = method.server.step(turn.model, mean, turn.state)
+    state = method.kept(after, server, marks, method.sampler.rate * setting.n_users, turn.state)
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "

@@ -5,8 +5,6 @@ The same functions serve a simulation, which plays all silos, and a silo of a fe
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -14,7 +12,6 @@ from torch import Tensor
 
 from fedveil.engine.setting import Setting
 from fedveil.engine.turn import Turn
-from fedveil.local.trainer import Progress, Sums, Trainer, TrainJob
 from fedveil.protection.weighting_silo import SEED_BYTES
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
@@ -26,20 +23,6 @@ def members_of(setting: Setting, drawn: Bool[np.ndarray, " users"] | None) -> In
     if drawn is not None:
         takes_part &= drawn[setting.cohort.groups.user]
     return torch.from_numpy(np.flatnonzero(takes_part))
-
-
-def bounded_sums(trainer: Trainer, job: TrainJob, progress: Progress | None = None) -> Sums:
-    """Train what is asked; return the bounded sums of the updates, with what the bound adds beside them.
-
-    What is beside is added in whole numbers of the grid, so the sums stay exact.
-    """
-    sums = trainer.sums(job, progress)
-    if not job.bound.extra:
-        return sums
-    marks = job.bound.marks(sums.norms.cpu(), job.weights.cpu())
-    beside = torch.zeros(len(sums.total), job.bound.extra, dtype=torch.float64)
-    beside.index_add_(0, job.cohort.silos(job.members).cpu(), marks)
-    return replace(sums, total=torch.cat([sums.total, beside.to(sums.total.device)], dim=1))
 
 
 class WeightedTraining:
@@ -75,7 +58,8 @@ class WeightedTraining:
         size = max(1, _CHUNK_ELEMENTS // turn.length)
         for first in range(0, len(members), size):
             chunk = members[first : first + size]
-            sums = bounded_sums(self._trainer, turn.job(chunk, turn.setting.method.bound).apart())
+            job = turn.job(chunk, turn.setting.method.bound).apart()
+            sums = self._trainer.sums(job).marked(job)
             rows[first : first + size] = sums.total.cpu().numpy()
             self.norms[chunk] = sums.norms.cpu()
             if turn.progress is not None:

@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.setting import Setting
-from fedveil.engine.silo_side import WeightedTraining, bounded_sums, members_of
+from fedveil.engine.silo_side import WeightedTraining, members_of
 from fedveil.engine.turn import Turn
 from fedveil.local.trainer import Sums
 from fedveil.methods.sending import MessageCost, Sending
@@ -137,7 +137,8 @@ class SiloSums(Workload):
             self.drawn = turn.draw(attempt)
             self._members = members_of(turn.setting, self.drawn)
             weights, bound = turn.setting.weights[self._members], turn.setting.method.local_bound
-            self._sums = bounded_sums(turn.trainer, turn.job(self._members, bound, weights), turn.progress)
+            job = turn.job(self._members, bound, weights)
+            self._sums = turn.trainer.sums(job, turn.progress).marked(job)
         return self.drawn
 
     def sum_of(self, silo: int) -> Float64[np.ndarray, " d"]:

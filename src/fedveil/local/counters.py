@@ -33,14 +33,14 @@ _SECOND: Final = _signed(0x94D049BB133111EB)
 def mix(words: Tensor) -> Tensor:
     """Hash int64 words of any shape, seen as 64 bits, one by one; products wrap modulo 2^64."""
     words = words + _GOLDEN
-    words = (words ^ _shifted(words, 30)) * _FIRST
-    words = (words ^ _shifted(words, 27)) * _SECOND
-    return words ^ _shifted(words, 31)
+    words.bitwise_xor_(_shifted(words, 30)).mul_(_FIRST)
+    words.bitwise_xor_(_shifted(words, 27)).mul_(_SECOND)
+    return words.bitwise_xor_(_shifted(words, 31))
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
     """Shift right without sign, which torch's >> on int64 does not."""
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
+    return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def derive(seeds: Tensor, counter: Tensor | int) -> Tensor:
@@ -75,9 +75,9 @@ def batch_order(
     no order.
     """
     longest = int(sizes.max())
-    positions = torch.arange(longest).expand(len(sizes), longest)
+    positions = torch.arange(longest)
     if batch_size is None or longest <= batch_size:
-        return positions
+        return positions.expand(len(sizes), longest)
     words = derive(derive(seeds, epoch)[:, None], positions)
     words = torch.where(sizes[:, None] > batch_size, words, positions)
     words = torch.where(positions < sizes[:, None], words, torch.iinfo(torch.int64).max)

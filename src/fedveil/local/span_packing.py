@@ -126,7 +126,8 @@ def stack_layouts(
 
     Arguments as in :func:`block_layouts`, and the batch size of the steps. Contributions whose steps read equally
     many records may share a stack: its width decides no product, because products run over tiles
-    (:func:`fedveil.local.span_steps.train_batches`). A stack is closed before a contribution of less than half its
+    (:func:`fedveil.local.span_steps.train_batches`). Steps of all records without a batch size are as wide as a row of
+    theirs, where that is less than a tile. A stack is closed before a contribution of less than half its
     width when it has enough entries to keep the processor busy, so at most three quarters of a large one are padding.
     """
     sizes = held.sizes
@@ -137,7 +138,8 @@ def stack_layouts(
         tile, multiple = tile_of(step), unit(step)
         while len(left):
             largest = int(sizes[left[0]])
-            width = -(-max(-(-largest // step) * step, tile) // tile) * tile
+            longest = -(-largest // step) * step
+            width = step if batch_size is None and step < tile else -(-max(longest, tile) // tile) * tile
             halves = int(np.searchsorted(-sizes[left], -(largest // 2), side="left"))
             count = min(max(1, most // width**2), max(halves, _BUSY // largest**2, 1))
             count = -(-count // multiple) * multiple
@@ -152,9 +154,11 @@ _BUSY: Final = 1 << 18
 def step_widths(sizes: Int64[np.ndarray, "m"], batch_size: int | None) -> Int64[np.ndarray, "m"]:
     """Return how many records a step of each contribution in a stack reads, padding included.
 
-    The batch size, or less where her records are fewer: a power of two, from 16.
+    The batch size, or less where her records are fewer: a power of two, from 16; where every step takes all of her
+    records, from 2.
     """
-    powers = 2 ** np.ceil(np.log2(np.maximum(sizes, 16))).astype(np.int64)
+    least = 2 if batch_size is None else 16
+    powers = 2 ** np.ceil(np.log2(np.maximum(sizes, least))).astype(np.int64)
     return cast(np.ndarray, powers if batch_size is None else np.minimum(powers, batch_size))
 
 

@@ -139,6 +139,15 @@ class Sums:
     nonfinite: int
     steps: int
 
+    def marked(self, job: TrainJob) -> Sums:
+        """Return the sums with what the job's bound adds beside them, in whole numbers of its grid: they stay exact."""
+        if not job.bound.extra:
+            return self
+        marks = job.bound.marks(self.norms.cpu(), job.weights.cpu())
+        beside = torch.zeros(len(self.total), job.bound.extra, dtype=torch.float64)
+        beside.index_add_(0, job.cohort.silos(job.members).cpu(), marks)
+        return replace(self, total=torch.cat([self.total, beside.to(self.total.device)], dim=1))
+
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:

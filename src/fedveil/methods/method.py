@@ -160,27 +160,26 @@ class Method:
         average, bound = self.average.init(model), self.bound.init()
         return {**self.server.init(model), **_named(_AVERAGE, average), **_named(_BOUND, bound)}
 
-    def step(
+    def kept(
         self,
         model: Float32[Tensor, " d"],
-        mean: Float64[Tensor, " d"],
-        state: State,
+        server: State,
         marks: Float64[Tensor, " extra"],
         users: float,
-    ) -> tuple[Float32[Tensor, " d"], State]:
-        """Return the next global model and the next state of the server's stages.
+        state: State,
+    ) -> State:
+        """Return what the server remembers after a step.
 
         Args:
-            model: (d,) the global model x_t.
-            mean: (d,) the mean update of the round.
-            state: what :meth:`init` or the step before returned.
+            model: (d,) the next global model.
+            server: the server optimiser's own next state.
             marks: the released sums of what the bound adds beside the updates.
             users: how many take part in expectation.
+            state: what :meth:`init` or the step before returned.
         """
-        after, kept = self.server.step(model, mean, state)
-        average = self.average.update(after, _unnamed(_AVERAGE, state))
+        average = self.average.update(model, _unnamed(_AVERAGE, state))
         bound = self.bound.moved(marks, users, _unnamed(_BOUND, state))
-        return after, {**kept, **_named(_AVERAGE, average), **_named(_BOUND, bound)}
+        return {**server, **_named(_AVERAGE, average), **_named(_BOUND, bound)}
 
     def model_of(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
         """Return the run's model after a round: the global model, or the average that is released instead."""

@@ -27,27 +27,24 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Final
 
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Float32, Float64
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedveil.keys import check_ranges
 from fedveil.privacy.rows import (
     EXACT_FLOAT32_ROWS,
-    SLACK,
     UNITS_BITS,
+    Shortening,
     contribution_norms,
-    quantize_rows_,
-    shortening,
 )
-from fedveil.privacy.steady_bound import SteadyBound
 
 _UNLIMITED: Final = 2.0**40
 _Length = Annotated[float, Field(ge=2.0**-40, le=2.0**40)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveClip(SteadyBound):
+class AdaptiveClip(Shortening):
     """Scale a contribution down to C_t and divide it by C_t, where C_t follows a quantile of the lengths.
 
     Guarantee: for every float32 row, every weight w in [0, 1] and every C_t, what is stored of a contribution, update
@@ -166,41 +163,9 @@ class AdaptiveClip(SteadyBound):
         """C_t, in the unit of the updates."""
         return self.unit
 
-    @property
-    def effective_norm(self) -> float:
-        """What the computed norm is scaled to, in the unit of the updates: C_t (1 - 2^-20)."""
-        return self.unit * (1.0 - SLACK)
-
     def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         """Return the l2 norm of every row, in the unit of the updates."""
         return contribution_norms(deltas)
-
-    def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
-        """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
-        return shortening(norms, self.effective_norm)
-
-    def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
-        """Return which contributions the bound shortened."""
-        return norms > self.effective_norm
-
-    def quantize_(
-        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
-    ) -> Float32[Tensor, "m d"]:
-        """Turn every row into its weighted, clipped contribution in units of :attr:`grid` C_t, in place.
-
-        Args:
-            deltas: (m, d) updates; overwritten.
-            norms: (m,) what ``norms`` returned for these very rows.
-            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all her silos.
-
-        Returns:
-            ``deltas``, now whole numbers y with ``||grid y_i|| <= weights_i``.
-
-        Raises:
-            PrivacyError: a weight outside [0, 1].
-        """
-        scale = weights * self.coefficients(norms) / (self.unit * self.grid)
-        return quantize_rows_(deltas, norms, weights, scale)
 
     def marks(
         self, norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]

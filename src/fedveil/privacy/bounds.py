@@ -34,14 +34,12 @@ from fedveil.errors import PrivacyError
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.rows import (
     EXACT_FLOAT32_ROWS,
-    SLACK,
     UNITS_BITS,
+    Shortening,
     check_weights,
     contribution_norms,
     drop_nonfinite_,
     l1_norms,
-    quantize_rows_,
-    shortening,
 )
 from fedveil.privacy.steady_bound import SteadyBound
 
@@ -52,7 +50,7 @@ _SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
 
 
 @dataclass(frozen=True, kw_only=True)
-class _NormClip(SteadyBound):
+class _NormClip(Shortening):
     """What both clips share; see :class:`Clip` for the guarantee and the edge cases.
 
     Attributes:
@@ -90,37 +88,6 @@ class _NormClip(SteadyBound):
     def longest(self) -> float:
         """C, in the unit of the updates."""
         return self.norm
-
-    @property
-    def effective_norm(self) -> float:
-        """What the computed norm is scaled to: C' = C (1 - 2^-20)."""
-        return self.norm * (1.0 - SLACK)
-
-    def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
-        """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
-        return shortening(norms, self.effective_norm)
-
-    def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
-        """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""
-        return norms > self.effective_norm
-
-    def quantize_(
-        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
-    ) -> Float32[Tensor, "m d"]:
-        """Turn every row into its weighted, clipped contribution in units of :attr:`grid`, in place.
-
-        Args:
-            deltas: (m, d) updates; overwritten.
-            norms: (m,) what ``norms`` returned for these very rows.
-            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all her silos.
-
-        Returns:
-            ``deltas``, now whole numbers y with ``||grid · y_i|| <= weights_i · C``.
-
-        Raises:
-            PrivacyError: a weight outside [0, 1].
-        """
-        return quantize_rows_(deltas, norms, weights, weights * self.coefficients(norms) / self.grid)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import PrivacyError
+from fedveil.privacy.steady_bound import SteadyBound
 
 EXACT_FLOAT32_ROWS: Final = 64
 """Contributions of weight at most 1 whose sum is exact in float32, in grid units of at most 2^18."""
@@ -113,3 +114,49 @@ def float32_below(values: Float64[Tensor, " m"]) -> Float32[Tensor, " m"]:
     """Return the nearest float32 that is not above each non-negative value (subnormal results round far)."""
     nearest = values.float()
     return torch.where(nearest.double() > values, torch.nextafter(nearest, nearest.new_zeros(())), nearest)
+
+
+class Shortening(SteadyBound):
+    """What bounds share that scale a row of an update down to a length, and store it on a grid."""
+
+    @property
+    def longest(self) -> float:
+        """C, in the unit of the updates."""
+        raise NotImplementedError
+
+    @property
+    def grid(self) -> float:
+        """Spacing of what is stored, in the unit of messages."""
+        raise NotImplementedError
+
+    @property
+    def effective_norm(self) -> float:
+        """What the computed norm is scaled to: C' = C (1 - 2^-20)."""
+        return self.longest * (1.0 - SLACK)
+
+    def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
+        """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
+        return shortening(norms, self.effective_norm)
+
+    def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
+        """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""
+        return norms > self.effective_norm
+
+    def quantize_(
+        self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
+    ) -> Float32[Tensor, "m d"]:
+        """Turn every row into its weighted, clipped contribution in units of :attr:`grid`, in place.
+
+        Args:
+            deltas: (m, d) updates; overwritten.
+            norms: (m,) what ``norms`` returned for these very rows.
+            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all her silos.
+
+        Returns:
+            ``deltas``, now whole numbers y with ``||grid unit y_i|| <= weights_i C``, ``unit`` being that of messages.
+
+        Raises:
+            PrivacyError: a weight outside [0, 1].
+        """
+        scale = weights * self.coefficients(norms) / (self.unit * self.grid)
+        return quantize_rows_(deltas, norms, weights, scale)

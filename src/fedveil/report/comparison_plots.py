@@ -62,7 +62,7 @@ def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
         figure.update_xaxes(type="log", dtick="D2")
     return Plot(
         figure=figure,
-        title=f"Rate and accuracy: test {words(metric)} against the uplink",
+        title=f"Rate and accuracy: test {words(metric)} against the cost of communication",
         alt="Lines with bands, one a variant. " + endings(curves),
         caption="One point a round; bands are one sample standard deviation over seeds.",
         log_x=True,

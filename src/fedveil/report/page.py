@@ -189,12 +189,12 @@ def population_section(run: RunData) -> Section | None:
     if any(row.clipped is not None for row in run.rounds):
         shown.append(plots.clipped_fraction(run))
     if any(row.communication_cost is not None for row in run.rounds):
-        shown.append(plots.uplink_bits(run))
+        shown.append(plots.bits_a_parameter(run))
     if any(
         row.communication_cost is not None and row.communication_cost.acceptance is not None
         for row in run.rounds
     ):
-        shown.append(plots.uplink_acceptance(run))
+        shown.append(plots.acceptance(run))
     nonfinite = sum(row.nonfinite for row in run.rounds)
     if not shown and not nonfinite:
         return None

@@ -181,7 +181,7 @@ def clipped_fraction(run: RunData) -> Plot:
     )
 
 
-def uplink_bits(run: RunData) -> Plot:
+def bits_a_parameter(run: RunData) -> Plot:
     """Bits a parameter of all messages over rounds, against the information limit of the same updates."""
     sent = [(row.round, row.communication_cost) for row in run.rounds if row.communication_cost is not None]
     bits = [(number, cost.bits_per_parameter) for number, cost in sent]
@@ -204,7 +204,7 @@ def uplink_bits(run: RunData) -> Plot:
     )
 
 
-def uplink_acceptance(run: RunData) -> Plot:
+def acceptance(run: RunData) -> Plot:
     """The share of the quantisers' draws that were accepted, over rounds."""
     points = [
         (row.round, row.communication_cost.acceptance)

@@ -253,7 +253,7 @@ def _correlation(released: Released, name: str, release: CorrelationRelease) -> 
             (variances[0], variances[1], variances[2]),
             released.people_per_unit,
         )
-        for i, row in enumerate(found):
+        for i, row in enumerate(moments.displayed(found)):
             for j, interval in enumerate(row, start=i + 1):
                 pair = f"{columns[i]}, {columns[j]}"
                 yield Row(

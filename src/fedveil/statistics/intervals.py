@@ -7,7 +7,7 @@ people are plug-in estimates that err upwards: a person's spread over cells only
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 NORMAL_95: Final = 1.959963984540054
@@ -46,6 +46,21 @@ class Interval:
             low_here=moved(self.low_here),
             high_here=moved(self.high_here),
             privacy=self.privacy,
+        )
+
+    def within(self, estimate: float, lower: float, upper: float) -> Interval:
+        """Return the interval of a figure that lies between two bounds, with another estimate for display."""
+
+        def cut(end: float | None) -> float | None:
+            return None if end is None else min(max(end, lower), upper)
+
+        return replace(
+            self,
+            estimate=float(estimate),
+            low=cut(self.low),
+            high=cut(self.high),
+            low_here=cut(self.low_here),
+            high_here=cut(self.high_here),
         )
 
 

@@ -27,6 +27,8 @@ from fedveil.statistics.intervals import LEAST_RATIO, Interval, normal, ratio
 
 LEAST_SPREAD = 6.0
 """How many standard deviations of its noise a variance is from 0 at least, where a correlation has an estimate."""
+_PROJECTIONS = 200
+_TOLERANCE = 1e-9
 
 
 def mean(
@@ -77,6 +79,54 @@ def correlations(
     return [
         [_correlation(n, first, second, (i, j), variances, people_per_unit) for j in range(i + 1, size)]
         for i in range(size)
+    ]
+
+
+def nearest_correlation(matrix: Float64[np.ndarray, "m m"]) -> Float64[np.ndarray, "m m"]:
+    """Return the nearest correlation matrix (Frobenius): positive semidefinite, with ones on the diagonal.
+
+    Alternating projections with Dykstra's correction; reference: Higham, "Computing the nearest correlation matrix"
+    (IMA J. Numer. Anal. 22, 2002). For display: what is released stays as it is, and intervals are of that.
+
+    Args:
+        matrix: symmetric, with ones on the diagonal; noise may have taken its eigenvalues below 0.
+    """
+    found, correction = matrix, np.zeros_like(matrix)
+    for _ in range(_PROJECTIONS):
+        uncorrected = found - correction
+        values, vectors = np.linalg.eigh(uncorrected)
+        positive = (vectors * np.clip(values, 0, None)) @ vectors.T
+        correction = positive - uncorrected
+        found = positive.copy()
+        np.fill_diagonal(found, 1.0)
+        if np.abs(found - positive).max() < _TOLERANCE:
+            break
+    scale = 1 / np.sqrt(np.diag(positive))
+    nearest: np.ndarray = positive * np.outer(scale, scale)
+    return nearest
+
+
+def displayed(rows: list[list[Interval | None]]) -> list[list[Interval | None]]:
+    """Return correlations as they are shown: estimates of one correlation matrix, and ends between -1 and 1.
+
+    The matrix is the nearest to the estimates of all numbers that have some. The ends are those of what was released.
+
+    Args:
+        rows: from :func:`correlations`.
+    """
+    size = len(rows)
+    matrix = np.eye(size)
+    there = np.zeros((size, size), dtype=np.bool_)
+    for i, row in enumerate(rows):
+        for j, one in enumerate(row, start=i + 1):
+            if one is not None:
+                matrix[i, j] = matrix[j, i] = one.estimate
+                there[i, j] = there[j, i] = True
+    some = np.flatnonzero(there.any(axis=0))
+    matrix[np.ix_(some, some)] = nearest_correlation(matrix[np.ix_(some, some)])
+    return [
+        [None if one is None else one.within(matrix[i, j], -1, 1) for j, one in enumerate(row, start=i + 1)]
+        for i, row in enumerate(rows)
     ]
 
 

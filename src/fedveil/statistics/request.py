@@ -63,6 +63,16 @@ class ColumnRelease(_Part):
         """What is shown, in a policy's words."""
         return self.show
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_discovery(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "discover" in given:
+            raise ValueError(
+                "discover is refused: to publish a category that nobody declared tells that somebody has it; declare "
+                "the code list in the schema, and all others are counted as undeclared"
+            )
+        return given
+
     @field_validator("show")
     @classmethod
     def _known(cls, show: tuple[str, ...]) -> tuple[str, ...]:

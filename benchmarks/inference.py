@@ -1,0 +1,197 @@
+"""Coverage of regressions' intervals under a budget: of all runs, of those that are shown, by coefficient; statsmodels.
+
+Every cell of the table in docs/theory/inference.md: people with 1 + Poisson(2) records each (survival: 1 or 2) in one
+or two of five silos, whose targets are correlated by .4. Noise is that of one central Gaussian on the sums, which is
+what shares of silos add up to (``benchmarks.statistics``). Nominal coverage is 95 %. ``fedveil bench inference`` plays
+1,000 simulations a cell, ``python -m benchmarks.inference 300`` as many as are asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import statsmodels.api as sm
+from scipy.optimize import brentq
+
+from benchmarks.harness import Row, report
+from benchmarks.regressions import Made, made, released
+from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.statistics.inference.covariance import covariance
+from fedveil.statistics.intervals import NORMAL_95
+
+SIMULATIONS: Final = 1000
+LEAST, MOST = 93.0, 97.6
+"""Coverage, in percent, that every cell is held to; three standard errors of a cell come on top."""
+MOST_ERROR: Final = {"logistic": 0.15, "linear": 0.06}
+"""Error that 1,000 people at epsilon 1 are held to."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table."""
+
+    family: str
+    n_users: int
+    epsilon: float
+    overlap: float
+    keys: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """What it is of."""
+        covariates = self.keys.get("covariates")
+        family = self.family if covariates is None else f"{self.family} with {covariates} covariates"
+        return f"{family}, N = {self.n_users}, epsilon {self.epsilon:g}, overlap {self.overlap:g}"
+
+
+def cells() -> Iterator[Cell]:
+    """Yield the cells that have intervals; fewer people or events are refused (docs/theory/inference.md)."""
+    for overlap in (0.0, 0.5):
+        for n_users, epsilon in itertools.product((1000, 5000), (1.0, 3.0)):
+            yield Cell("logistic", n_users, epsilon, overlap, {})
+            yield Cell("linear", n_users, epsilon, overlap, {"cut": 2.0})
+        three, five = (
+            {"covariates": 3, "grid": (0.0, 2.0, 5.0)},
+            {"covariates": 5, "grid": (0.0, 1.5, 3.0, 5.0)},
+        )
+        for n_users, epsilon in ((1000, 3.0), (5000, 1.0), (5000, 3.0)):
+            yield Cell("survival", n_users, epsilon, overlap, three)
+        for epsilon in (1.0, 3.0):
+            yield Cell("survival", 5000, epsilon, overlap, five)
+    yield Cell("poisson", 5000, 1.0, 0.5, {"cap": 4})
+
+
+def mu_of(epsilon: float) -> float:
+    """Return the strength of Gaussian releases with this epsilon at delta 1e-5."""
+    return float(brentq(lambda mu: gaussian_epsilon(mu, 1e-5) - epsilon, 1e-3, 10))
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What simulations of a cell gave.
+
+    Attributes:
+        errors: (runs, d) of every coefficient.
+        held, naive: (runs, d) whether its interval held the truth, and the one without the noise.
+        shown: (runs,) whether intervals are shown.
+        peer_errors, peer_held: the same of statsmodels on the records themselves; None where it has no such family.
+    """
+
+    errors: np.ndarray
+    held: np.ndarray
+    naive: np.ndarray
+    shown: np.ndarray
+    peer_errors: np.ndarray | None
+    peer_held: np.ndarray | None
+
+    @property
+    def rmse(self) -> float:
+        """Of all coefficients."""
+        return float(np.sqrt(np.mean(self.errors**2)))
+
+    @property
+    def all(self) -> float:
+        """Coverage in percent of all runs, also of those that are not shown."""
+        return 100 * float(self.held.mean())
+
+    @property
+    def given_shown(self) -> float:
+        """Coverage in percent of the runs that are shown."""
+        return 100 * float(self.held[self.shown].mean()) if self.shown.any() else math.nan
+
+    @property
+    def by_coefficient(self) -> np.ndarray:
+        """Coverage in percent of every coefficient."""
+        return np.asarray(100 * self.held.mean(axis=0))
+
+
+def simulate(cell: Cell, runs: int, *, peer: bool = False) -> Coverage:
+    """Simulate a cell.
+
+    Args:
+        cell: which.
+        runs: how often.
+        peer: whether statsmodels fits the records too.
+    """
+    rng, mu = np.random.default_rng(0), mu_of(cell.epsilon)
+    found: list[list[np.ndarray]] = [[], [], [], [], [], []]
+    for _ in range(runs):
+        one = made(cell.family, cell.n_users, cell.overlap, rng, **cell.keys)
+        fitted = released(one, mu, rng)
+        whole, noise = covariance(fitted.estimate, fitted.sums[-1])
+        error, unit = fitted.estimate.theta * fitted.family.unit - one.truth, fitted.family.unit
+        held = np.abs(error) < NORMAL_95 * np.sqrt(np.diag(whole)) * unit
+        naive = np.abs(error) < NORMAL_95 * np.sqrt(np.diag(whole - noise)) * unit
+        values = [error, held, naive, np.array(fitted.shown)]
+        if peer and cell.family in _PEERS:
+            values += _fitted_by_statsmodels(cell.family, one)
+        for kept, value in zip(found, values, strict=False):
+            kept.append(value)
+    arrays = [np.array(one) if one else None for one in found]
+    return Coverage(*arrays)  # type: ignore[arg-type]
+
+
+_PEERS: Final = {
+    "logistic": sm.families.Binomial,
+    "linear": sm.families.Gaussian,
+    "poisson": sm.families.Poisson,
+}
+
+
+def _fitted_by_statsmodels(family: str, one: Made) -> list[np.ndarray]:
+    """Return errors, and which intervals hold, of a regression with people as clusters."""
+    table = one.table
+    columns = [table.numbers(name).values for name in table.columns if name.startswith("x")]
+    design = np.column_stack((np.ones(len(table)), *columns))
+    target = table.columns["y"].values
+    counts = np.bincount(table.user, minlength=table.n_users)[table.user]
+    model = sm.GLM(target, design, family=_PEERS[family](), var_weights=1 / counts)
+    fit = model.fit(cov_type="cluster", cov_kwds={"groups": table.user})
+    error = np.asarray(fit.params) - one.truth
+    return [error, np.abs(error) < NORMAL_95 * np.asarray(fit.bse)]
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Simulate every cell; quick takes a few runs of two of them."""
+    yield from simulated(itertools.islice(cells(), 2) if quick else cells(), 12 if quick else SIMULATIONS)
+
+
+def simulated(asked: Iterable[Cell], runs: int) -> Iterator[Row]:
+    """Simulate cells so many times each."""
+    for cell in asked:
+        found = simulate(cell, runs, peer=True)
+        d = found.held.shape[1]
+        # runs are independent, coefficients of a run nearly so: errors count as those of runs x d draws, three of them
+        spread = 300 * math.sqrt(0.95 * 0.05 / (runs * d))
+        theirs = None if found.peer_held is None else 100 * float(found.peer_held.mean())
+        for what, ours, beside in (
+            ("coverage; peer: statsmodels without noise", found.all, theirs),
+            ("coverage of runs that are shown", found.given_shown, None),
+        ):
+            met = LEAST - spread <= ours <= MOST + spread
+            yield Row(case=f"{cell.label}: {what}", unit="%", ours=ours, peer=beside, met=met)
+        one = 400 * math.sqrt(0.95 * 0.05 / runs)  # the worst of d draws
+        least = float(found.by_coefficient.min())
+        yield Row(
+            case=f"{cell.label}: coverage of the worst coefficient",
+            unit="%",
+            ours=least,
+            met=least >= LEAST - one,
+        )
+        yield Row(case=f"{cell.label}: runs with intervals", unit="%", ours=100 * float(found.shown.mean()))
+        beside = None if found.peer_errors is None else float(np.sqrt(np.mean(found.peer_errors**2)))
+        case = f"{cell.label}: error; peer: statsmodels without noise"
+        most = MOST_ERROR.get(cell.family) if (cell.n_users, cell.epsilon) == (1000, 1.0) else None
+        met = None if most is None else found.rmse <= most
+        yield Row(case=case, unit="rmse", ours=found.rmse, peer=beside, target=most, met=met)
+
+
+if __name__ == "__main__":
+    print(json.dumps(report("inference", simulated(cells(), int(sys.argv[1]))), indent=1))
