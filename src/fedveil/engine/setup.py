@@ -89,7 +89,12 @@ class Prepared:
     @property
     def beside(self) -> tuple[SideRelease, ...]:
         """The releases of the run that are no round."""
-        return (*self.before, *(() if self.evaluation is None else self.evaluation.releases))
+        return (*self.before, *self.after)
+
+    @property
+    def after(self) -> tuple[SideRelease, ...]:
+        """Those of them that are of the last model."""
+        return () if self.evaluation is None else self.evaluation.releases
 
     @property
     def before(self) -> tuple[SideRelease, ...]:

@@ -21,7 +21,7 @@ from fedveil.engine.folder import RunFolder
 from fedveil.engine.preprocessing import Preprocessing, read_preprocessed, write_preprocessed
 from fedveil.engine.release_run import PreparedReleases, conclude
 from fedveil.engine.release_sum import NoisySum, NoisySums
-from fedveil.engine.run import Outcome, last_checkpoint
+from fedveil.engine.run import Outcome, last_checkpoint, over_budget
 from fedveil.engine.run import conclude as conclude_run
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.side_releases import BESIDE, SideRelease
@@ -133,6 +133,23 @@ def evaluating(folder: RunFolder) -> NoisySums:
             NoisySum(np.array(one["vector"], dtype=np.float64), float(one["std"]))
             for one in content["releases"]
         )
+
+
+def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
+    """Whether the rounds of a run have ended that is evaluated after them: at the last, or where the budget ends.
+
+    A run that is not evaluated is concluded again whenever it is opened.
+
+    Raises:
+        RunFolderError: a damaged folder.
+    """
+    if prepared.evaluation is None:
+        return False
+    checkpoint = folder.read_checkpoint()
+    if checkpoint is None:
+        return False
+    number = checkpoint.round + 1
+    return number > prepared.experiment.rounds or over_budget(prepared, number) is not None
 
 
 def due_after(prepared: Prepared, folder: RunFolder) -> DueRelease[Outcome] | None:
