@@ -352,12 +352,13 @@ class World:
         """What a silo answers to a letter."""
         party = self.silos[letter.recipient]
         assert party is not None
+        return self.opened_answer(letter.recipient, party.receive(letter.seal(self.key)))
+
+    def opened_answer(self, number: int, data: bytes) -> tuple[Part, ...]:
+        """What a silo's letter says."""
+        identity = self.membership.roster[number]
         return SignedMessage.open(
-            party.receive(letter.seal(self.key)),
-            sender=letter.recipient,
-            identity=self.membership.roster[letter.recipient],
-            recipient=SERVER,
-            largest=LARGEST_LETTER,
+            data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
         ).parts
 
     def terms(self, experiment: Experiment, membership: bytes | None = None) -> Terms:
@@ -384,7 +385,7 @@ class World:
         for number, data in self.coordinator.farewells():
             party = self.silos[number]
             assert party is not None
-            party.receive(data)
+            self.coordinator.receive(number, party.receive(data))
 
     def close(self) -> None:
         for party in (*self.silos, self.coordinator):

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_type_hints
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+import tomlkit
 from typer.testing import CliRunner
 
 from fedveil import cli
@@ -26,8 +27,9 @@ from fedveil.engine.run import over_budget
 from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
-from fedveil.flower.folders import SiloFolder
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
+from fedveil.flower.submission import create_run, due_parts, read_document
 from fedveil.keys import Filled, keys_of
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
@@ -269,6 +271,8 @@ def test_the_handbook_is_true(hospitals: Path) -> None:
         words_ = shlex.split(line)
         if words_[2] in ("serve", "run"):
             untried.append(line)
+            if words_[2] == "run":
+                play_by_hand(hospitals, hospitals / words_[3])
             continue
         if "--fingerprint" in words_:
             words_[-1] = prints[words_[4]]
@@ -284,16 +288,51 @@ def test_the_handbook_is_true(hospitals: Path) -> None:
             case ["seal", folder]:
                 shutil.copytree(hospitals / folder / "sealed", hospitals / "sealed", dirs_exist_ok=True)
                 prints["sealed/membership.toml"] = said
-            case ["accept", "north"]:
-                numbered = re.sub(r"(?m)^P0*(\d+),", r"\1,", (hospitals / "north.csv").read_text())
-                (hospitals / "north" / "table.csv").write_text(numbered)
-                open_silo(SiloFolder(hospitals / "north")).close()
+            case ["accept", ("north" | "south") as silo]:
+                (hospitals / silo / "table.csv").write_text(numbered(hospitals / f"{silo}.csv"))
+                open_silo(SiloFolder(hospitals / silo)).close()
             case ["rotate", "north"]:
                 assert len(said.split()) == 8
                 lose_a_line(hospitals / "north" / "state" / "ledger.jsonl")
     assert [shlex.split(line)[1:3] for line in untried] == [
         *(["silo", "serve"], ["coordinator", "serve"], ["federation", "run"])
     ]
+
+
+def numbered(table: Path) -> str:
+    """A table of the tutorial with users' numbers in place of their ids."""
+    return re.sub(r"(?m)^P0*(\d+),", r"\1,", table.read_text())
+
+
+def play_by_hand(folder: Path, experiment: Path) -> None:
+    """Have the page's own coordinator and silos play a run in this process: no process of theirs is served."""
+    (folder / "test.csv").write_text(numbered(folder / "south.csv"))
+    asked = merge(
+        tomllib.loads((folder / "hospitals.toml").read_text()),
+        {
+            "name": "demonstration",
+            "rounds": 2,
+            "model": {"name": "linear", "loss": "binary_cross_entropy"},
+            "data": {"table": {"test_file": "test.csv"}},
+            "method": {"name": "uldp-avg", "noise_multiplier": 20.0},
+            "protection": {"name": "secure-aggregation"},
+            "privacy": {"epsilon": None},
+        },
+    )
+    experiment.write_text(tomlkit.dumps(asked))
+    home = CoordinatorFolder(folder / "coordinator")
+    run = create_run(home, read_document(experiment, home))
+    (party,) = due_parts(home, run.path)
+    silos = [open_silo(SiloFolder(folder / name)) for name in home.membership.silos]
+    while not party.finished:
+        for number, data in party.letters():
+            party.receive(number, silos[number].receive(data))
+    for number, data in party.farewells():
+        party.receive(number, silos[number].receive(data))
+    assert party.outcome is not None
+    assert party.outcome.stopped is None
+    for one in (*silos, party):
+        one.close()
 
 
 def lose_a_line(ledger: Path) -> None:

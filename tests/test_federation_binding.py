@@ -24,6 +24,7 @@ from fedveil.federation.binding import (
 )
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.run_record import RunRecord
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
@@ -205,6 +206,7 @@ def test_without_signatures_masks_do_not_cancel(
     """The second lock: were no signature compared, vectors of silos that were told different things stay uniform."""
     monkeypatch.setattr(coordinator, "misled", lambda *_: ())
     monkeypatch.setattr(binding, "misled", lambda *_: ())
+    monkeypatch.setattr(RunRecord, "_check", lambda *_: None)
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS["masked"]), population(), ALL)
     lying(world, Model, bit, silos=silos)
     world.play()

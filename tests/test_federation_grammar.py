@@ -26,11 +26,12 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.exchanges import Kind, Step, shape_of
+from fedveil.protection.exchanges import Kind, Shape, Step, shape_of
 from fedveil.protection.messages import KINDS, SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import (
     PARTS,
+    Closing,
     Drawn,
     Here,
     Model,
@@ -42,12 +43,15 @@ from fedveil.protection.parts import (
     Task,
     Terms,
     Totals,
+    Working,
 )
 from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import TESTING, World, asked, clients, population, small_keys
 from tests.test_run import files, same_model
 
 RUN = bytes(range(16))
+AT_WORK: Shape = (Working,)
+"""What a silo may say to any letter before it answers."""
 MASKED = {"protection": {"name": "secure-aggregation"}}
 BY_RECORDS = {"name": "uldp-avg-w"}
 SAMPLED = BY_RECORDS | {"user_sampling_rate": 0.5}
@@ -142,7 +146,7 @@ def test_totals_change_no_weight_of_a_method_without_them(tmp_path: Path) -> Non
             own = np.bincount(held.train.user[held.train.silo == silo], minlength=6)
             if name == "lying":
                 told(world, Totals(counts=own), silo=silo, number=1)
-            (part,) = told(world, *task, silo=silo, number=2)
+            part, _ = told(world, *task, silo=silo, number=2)
             assert isinstance(part, Relay)
             content = Envelope.decode(part.message).message
             assert isinstance(content, OpenVector)
@@ -266,7 +270,8 @@ class Undisturbed:
                 self.worlds[name] = self._played(made(name, folder / name))
         self.samples[Totals] = Totals(counts=np.full(6, 50))
         self.samples[Drawn] = Drawn(commitment=bytes(range(32)))
-        self.samples[Over] = Over()
+        self.samples[Over], self.samples[Working] = Over(), Working()
+        self.samples[Closing] = Closing(round=2, charges=2, line=bytes(32), statement="{}")
         self.samples[Phase] = Phase(name="1", released=((1.0, np.zeros(3)),))
 
     def _played(self, world: World) -> World:
@@ -306,7 +311,7 @@ def steps_of(world: World) -> list[Step]:
 @needs_tenseal
 def test_every_kind_has_its_place_in_a_grammar(undisturbed: Undisturbed) -> None:
     """A kind of part or message that no session has is either dead or unguarded."""
-    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE, *OPENINGS) for kind in shape}
+    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE, *OPENINGS, AT_WORK) for kind in shape}
     for world in undisturbed.worlds.values():
         for step in steps_of(world):
             listed |= {*step.asked, *step.answered}
@@ -399,7 +404,7 @@ def others(
         shapes += list(product(samples.values(), repeat=2))
     own = shape_of(honest)
     return (
-        parts for parts in shapes if shape_of(parts) not in (own, (Over,))
+        parts for parts in shapes if shape_of(parts) not in (own, *OUTSIDE)
     )  # which the coordinator may say
 
 
@@ -429,7 +434,9 @@ def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, Part]) -> N
         state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
         mine = exchange.addressed_all(samples, up=True)
         before = fingerprint(state), on_disk(exchange.world.run_folder.path)
-        letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in ENDINGS]
+        letters = [
+            parts for parts in others(honest.parts, mine) if shape_of(parts) not in (*ENDINGS, AT_WORK)
+        ]
         for parts in letters:
             exchange.from_silo(*parts)
         assert (fingerprint(state), on_disk(exchange.world.run_folder.path)) == before
@@ -502,7 +509,7 @@ def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part]
             if others_first is None:
                 break
             parts = tuple(exchange.addressed(kinds[kind % len(kinds)], up=False) for kind in others_first)
-            if shape_of(parts) not in (shape_of(exchange.letter.parts), (Over,)):
+            if shape_of(parts) not in (shape_of(exchange.letter.parts), *OUTSIDE):
                 before = state_of(world, 0)
                 assert isinstance(exchange.to_silo(*parts)[0], Refused | Here)
                 assert state_of(world, 0) == before

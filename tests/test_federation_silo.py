@@ -23,6 +23,7 @@ from fedveil.engine.workload import SiloSums
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
+from fedveil.federation.run_record import attested
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
@@ -35,6 +36,8 @@ from fedveil.protection.parts import (
     PARTS,
     Asked,
     AskedOfAll,
+    Attested,
+    Closing,
     Counts,
     Drawn,
     DrawnUsers,
@@ -72,6 +75,8 @@ EXAMPLES: list[Part] = [
     Working(),
     Over(),
     Asked(signature=bytes(range(64))),
+    Attested(signature=bytes(range(64))),
+    Closing(round=4, charges=5, line=bytes(range(32)), statement='{"unit": "user"}'),
     AskedOfAll(signatures=((1, bytes(64)),)),
     Joined(),
     Counts(counts=np.arange(5)),
@@ -117,9 +122,10 @@ def task(world: World, number: int = 1, value: float = 0.0, length: int = 4) -> 
 
 
 def vector(parts: tuple[Part, ...]) -> np.ndarray:
-    """The sum that a silo sends in the open."""
-    (part,) = parts
+    """The sum that a silo sends in the open, and signs."""
+    part, signed = parts
     assert isinstance(part, Relay), part
+    assert isinstance(signed, Attested), signed
     content = Envelope.decode(part.message).message
     assert isinstance(content, OpenVector)
     return content.values
@@ -503,7 +509,10 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(
         )
         round_id = RoundId(run=coordinator._session_run, round=1, attempt=0)
         sent = Envelope(round_id=round_id, sender=number, recipient=SERVER, message=OpenVector(values=values))
-        answer = letter.answer(Relay(message=sent.encode()))
+        terms = coordinator._record._terms
+        told = attested(letter.run, terms, 1, coordinator._asked, coordinator._told, bytes(32))
+        signed = Attested(signature=world.keys[number].sign(told))
+        answer = letter.answer(Relay(message=sent.encode()), signed)
         coordinator.receive(number, answer.seal(world.keys[number]))
     assert coordinator.outcome is not None
     assert reason in (coordinator.outcome.stopped or "")
@@ -529,7 +538,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "4c98e46fcc18666ae7239c4002b21778bcb4e267c81b3feedf58d1381bc46610"
+        == "fe8e46e23a469d281ebffa5f4a970a01cfc30384a01e39fee035c01a1c1b3379"
     )
 
 

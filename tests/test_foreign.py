@@ -15,7 +15,7 @@ from rich.table import Table
 from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
 from fedveil.federation.document import canonical
 from fedveil.foreign import LONGEST, foreign, inert
-from fedveil.protection.parts import PARTS, Refused
+from fedveil.protection.parts import PARTS, Closing, Over, Refused
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.report.document import escape
 from fedveil.report.drawing import label_text
@@ -118,8 +118,24 @@ def test_every_text_of_every_part_is_tried() -> None:
         for field in fields(kind)  # type: ignore[arg-type]
         if "str" in str(field.type)
     }
-    assert texts == {("Terms", "experiment")}
+    assert texts == {("Terms", "experiment"), ("Closing", "statement")}
     assert get_type_hints(Refusal) == {"code": Code, "numbers": tuple[float, ...]}
+
+
+@ALL
+def test_a_statement_of_the_coordinator_is_data_at_a_silo(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused in constant words, and nothing of it is signed or logged."""
+    world = World(tmp_path, asked(), population())
+    world.tell(world.terms(asked()))
+    closing = Closing(round=0, charges=0, line=bytes(32), statement=json.dumps({"notes": text[:3000]}))
+    with caplog.at_level(logging.WARNING, "fedveil"):
+        (part,) = world.tell(closing, Over(), number=1)
+    assert isinstance(part, Refused)
+    assert part.why == Refusal(Code.STATEMENT)
+    assert all(quiet(record.getMessage()) for record in caplog.records)
+    world.close()
 
 
 @ALL

@@ -295,7 +295,7 @@ def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: s
         cohort = Cohort.of(
             population.train, groups=groups, n_silos=2, scale=population.scale, device=torch.device("cpu")
         )
-        local = LocalSgd(learning_rate=2.0, epochs=2, batch_size=1)
+        local = LocalSgd(learning_rate=2.0, epochs=1, batch_size=1)
         trainer = LoopTrainer(task=task_of("linear", population.feature_shape, 2), local=local)
         start = trainer.task.initial()
         ones = torch.ones(len(groups), dtype=torch.float64)

@@ -98,7 +98,7 @@ COMMANDS: Final = {
     "sign": Command("bundles:sign_command", "Sign a bundle that you made, or have checked."),
     "verify": Command(
         "verification:verify_command",
-        "Check a bundle or an exported ledger: bytes, signatures, chain, epsilon; and list what cannot be checked.",
+        "Check a run, a bundle or an exported ledger: bytes, signatures, chains, epsilon; list what cannot be checked.",
     ),
     "audit": Command(
         "audit:audit_command",

@@ -7,11 +7,8 @@ listed key signed. What no file can show is listed as such: :data:`BEYOND`.
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +19,10 @@ from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.signing import signatures
 from fedveil.checks import Check, Unchecked, Verification, tried
 from fedveil.errors import FedveilError
-from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
-from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Event, atoms
+from fedveil.federation.run_audit import RecordedRun
 from fedveil.privacy.ledger import read_entries, read_head
-from fedveil.privacy.ledger_lines import Entry, Head
-from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.ledger_lines import Head
+from fedveil.privacy.statement_checks import recomputed, same_events
 
 BEYOND: Final = (
     "that the noise was drawn as the statement says, by a program that was not changed, on a machine nobody else read",
@@ -40,12 +35,13 @@ BEYOND: Final = (
 )
 
 
-def verify_bundle(path: str | Path, trusted: Sequence[str] = ()) -> Verification:
+def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path | None = None) -> Verification:
     """Check a bundle; a failure is a check that fails, never an error.
 
     Args:
         path: the folder, or the ``.zip``.
         trusted: public keys, 64 hexadecimal digits each, one of which must have signed, and each of which is named.
+        charter: of the federation that trained it; None: whose seal its membership has is not checked.
     """
     path = Path(path)
     found: list[Check] = []
@@ -63,8 +59,11 @@ def verify_bundle(path: str | Path, trusted: Sequence[str] = ()) -> Verification
         found.append(tried("model", lambda: _model(bundle)))
         found.append(tried("card", lambda: _card(bundle, files)))
         found.append(tried("ledger", lambda: _chain(bundle, ledger)))
-        found.append(tried("statement", lambda: _events(bundle, read_entries(ledger))))
-    found.extend(_epsilons(bundle))
+        found.append(tried("statement", lambda: same_events(bundle.statement, read_entries(ledger))))
+    found.extend(recomputed(bundle.statement))
+    run = RecordedRun(files)
+    if run.federated:
+        found.extend(run.signed(charter, whole=False))
     found.append(tried("signatures", lambda: _signed(files, trusted)))
     return Verification(path=path, checks=(*found, *_beyond()))
 
@@ -97,64 +96,6 @@ def _chain(bundle: Bundle, ledger: Path) -> str:
             f"{bundle.manifest.rounds} rounds made the model, and round {min(missing)} was not charged"
         )
     return f"{found.count} charges, one chain, ending where the manifest says, every round among them"
-
-
-def _events(bundle: Bundle, entries: Sequence[Entry]) -> str:
-    statement = bundle.statement
-    for entry in entries:
-        if (entry.unit, entry.adjacency) != (statement.unit, statement.adjacency):
-            raise BundleError(
-                f"charge {entry.index + 1} is for one {entry.unit} under {entry.adjacency.value}, the statement for "
-                f"one {statement.unit} under {statement.adjacency.value}"
-            )
-    charged: Counter[Event] = sum((atoms(entry.event) for entry in entries), Counter())
-    if charged != atoms(statement.event):
-        raise BundleError("the statement's event is not the composition of what the ledger charged")
-    return "its event is the composition of all charges"
-
-
-def _epsilons(bundle: Bundle) -> Iterator[Check]:
-    """Recompute epsilon by every accountant: what is stated must not be smaller."""
-    statement = bundle.statement
-    if statement.epsilon is None:
-        yield Check(
-            name="epsilon",
-            outcome="unchecked",
-            detail=f"nothing is guaranteed: {'; '.join(statement.reasons)}",
-        )
-        return
-    stated = dict(statement.epsilons)
-    if stated.get(statement.accountant) is None:
-        yield Check(
-            name="epsilon",
-            outcome="fails",
-            detail=f"no figure of {statement.accountant}, which is said to bound it",
-        )
-        return
-    lines = [
-        (f"a line for {line.party}", line.epsilon) for line in statement.trust if line.role is Role.READER
-    ]
-    for words, value in lines:
-        if value is None or value < statement.epsilon:
-            yield Check(
-                name="epsilon", outcome="fails", detail=f"{words} promises less than the statement's epsilon"
-            )
-    for name, value in (*stated.items(), (statement.accountant, statement.epsilon)):
-        yield tried(f"epsilon by {name}", partial(_epsilon, bundle, name, value))
-
-
-def _epsilon(bundle: Bundle, name: str, stated: float | None) -> str:
-    statement = bundle.statement
-    if name not in ACCOUNTANTS:
-        raise BundleError(f"there is no accountant '{name}'")
-    found = make_accountant(name, statement.adjacency).epsilon(statement.event, statement.delta)
-    claimed = math.inf if stated is None else stated
-    if found > claimed * (1 + 1e-9):
-        raise BundleError(
-            f"the recorded events cost {show_epsilon(found)} at delta {statement.delta:g}, more than the "
-            f"{show_epsilon(stated)} that is stated"
-        )
-    return f"recomputed {show_epsilon(found)}, stated {show_epsilon(stated)}"
 
 
 def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:

@@ -20,7 +20,11 @@ from fedveil.engine.folder import Row, RunFolder, stored_tensors
 from fedveil.engine.setup import load_population
 from fedveil.engine.task_choice import defaults_of, task_of
 from fedveil.errors import RunFolderError
+from fedveil.federation.rounds import STATE
+from fedveil.federation.run_record import AGREED, ROUNDS, TERMS, read_terms
+from fedveil.federation.share import public_table
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
+from fedveil.population.records import Population
 from fedveil.population.schema import Label, read_schema
 from fedveil.privacy.ledger import read_head
 from fedveil.privacy.statement import Statement
@@ -67,6 +71,11 @@ def write_bundle(path: Path, source: Source) -> Path:
         for name in (_STATEMENT, _LEDGER)
     }
     described = _manifest(folder, experiment, source, checkpoint.row)
+    copied |= {
+        name: read_content(folder / name, RunFolderError, largest=LARGEST_FILE)
+        for name in (TERMS, ROUNDS, AGREED)
+        if (folder / name).exists()
+    }
     state = {name: value.contiguous() for name, value in source.predictor.model.state_dict().items()}
     files = {
         manifest.NAME: described.to_bytes(),
@@ -90,7 +99,7 @@ def bundle_run(run: Path, path: Path, *, about: str = "") -> Path:
         DataError: the data are not where the experiment says: their public facts (shape, classes) are read with them.
     """
     folder, experiment = RunFolder.open(run)
-    population = load_population(experiment.data, experiment.seed)
+    population = _population(folder, experiment)
     task = task_of(experiment, population)
     with reading(run, RunFolderError), stored_tensors(folder / "model.safetensors") as stored:
         trained = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
@@ -112,6 +121,18 @@ def bundle_run(run: Path, path: Path, *, about: str = "") -> Path:
         about=about,
     )
     return write_bundle(path, source)
+
+
+def _population(folder: RunFolder, experiment: Experiment) -> Population:
+    """Return the population of a run; of a federation's run what is public of it: the tables are the silos'."""
+    table = experiment.data.table
+    if table is None or table.test_file is None or not (folder / STATE).exists():
+        return load_population(experiment.data, experiment.seed)
+    terms = read_terms(read_content(folder / TERMS, RunFolderError, largest=LARGEST_FILE))
+    if not terms:
+        raise RunFolderError(f"{folder / TERMS}: the terms of the run are missing")
+    membership, _ = list(terms.values())[-1]
+    return public_table(read_schema(table.schema_file), table.test_file, membership).share()
 
 
 def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Row) -> Manifest:

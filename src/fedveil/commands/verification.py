@@ -1,7 +1,8 @@
-"""The command that checks what others made: a bundle, or a ledger that a silo exported."""
+"""The command that checks what others made: a run, a bundle, or a ledger that a silo exported."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,25 +10,38 @@ from typing import Annotated
 import typer
 
 from fedveil.bundle.verification import verify_bundle
+from fedveil.checks import Verification
 from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
-from fedveil.errors import IntegrityError
+from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.ledger_audit import verify_ledger
+from fedveil.federation.run_audit import EXPERIMENT, verify_run
 
 
 def verify_command(
     made: Annotated[
-        Path, typer.Argument(metavar="PATH", help="a bundle (folder or .zip), or an exported ledger (.json)")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="a run folder, a bundle (folder or .zip), or an exported ledger (.json)"
+        ),
     ],
     trust: Annotated[
         list[str] | None,
-        typer.Option(help="public key that must have signed (may be repeated)"),
+        typer.Option(help="public key that must have signed a bundle or an export (may be repeated)"),
+    ] = None,
+    charter: Annotated[
+        Path | None, typer.Option(help="charter of the federation, as you were handed it: of a run")
+    ] = None,
+    membership: Annotated[
+        Path | None, typer.Option(help="sealed membership that silo and coordinator belong to: of an export")
+    ] = None,
+    ledger: Annotated[
+        list[Path] | None, typer.Option(help="ledger that a silo of the run exported (may be repeated)")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a bundle or an exported ledger: bytes, signatures, chain, epsilon; and list what cannot be checked."""
-    check = verify_ledger if made.suffix == ".json" else verify_bundle
-    found = check(made, trust or ())
+    """Check a run, a bundle or an exported ledger: bytes, signatures, chains, epsilon; list what cannot be checked."""
+    found = _verified(made, trust or [], (charter, membership), ledger or [])
     if as_json:
         print_json({"path": made, "holds": found.holds, "checks": [asdict(one) for one in found.checks]})
     else:
@@ -37,3 +51,24 @@ def verify_command(
     failed = [one for one in found.checks if one.outcome == "fails"]
     if failed:
         raise IntegrityError(f"{found.path}: {failed[0].name}: {failed[0].detail}")
+
+
+def _verified(
+    made: Path, trust: list[str], known: tuple[Path | None, Path | None], ledgers: list[Path]
+) -> Verification:
+    charter, membership = known
+    given = {"--trust": trust, "--charter": charter, "--membership": membership, "--ledger": ledgers}
+    if (made / EXPERIMENT).is_file():
+        _refuse(given, "a run folder", {"--charter", "--ledger"})
+        return verify_run(made, charter, ledgers)
+    if made.suffix == ".json":
+        _refuse(given, "an exported ledger", {"--trust", "--membership"})
+        return verify_ledger(made, trust, membership)
+    _refuse(given, "a bundle", {"--trust", "--charter"})
+    return verify_bundle(made, trust, charter)
+
+
+def _refuse(given: Mapping[str, object], what: str, taken: set[str]) -> None:
+    for name, value in given.items():
+        if value and name not in taken:
+            raise ConfigError(f"{name}: {what} is checked without it; it takes {' and '.join(sorted(taken))}")

@@ -92,7 +92,7 @@ FILES: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
         (
             *("experiment.toml", "model.safetensors", "spectrum.json", "attempts.jsonl", "federation.json"),
-            "end.json",
+            *("end.json", "terms.jsonl", "rounds.jsonl", "agreed.json"),
             "evaluation.json",
             "preprocessing.json",
             "schema.toml",

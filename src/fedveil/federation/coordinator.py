@@ -22,7 +22,6 @@ from jaxtyping import Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.folder import RunFolder
 from fedveil.errors import IntegrityError, ModelError
 from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
 from fedveil.federation.errors import RefusalError
@@ -41,7 +40,7 @@ from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import identify
+from fedveil.federation.run_record import RunRecord, digest_of_model
 from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
@@ -72,7 +71,7 @@ class CoordinatorParty(Generic[EndingT]):
         offered: the document that silos are sent.
         membership: the federation.
         identity: the coordinator's long-term key.
-        folder: the run folder, new or of a run that was interrupted.
+        record: what the parties sign of the run.
         heads: the ends of the silos' ledgers, over all runs.
 
     Raises:
@@ -87,15 +86,15 @@ class CoordinatorParty(Generic[EndingT]):
         offered: str,
         membership: Membership,
         identity: IdentityKey,
-        folder: RunFolder,
+        record: RunRecord,
         heads: HeadsSeen,
     ) -> None:
         self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
         self._membership, self._identity = membership, identity
-        self._folder, self._heads = folder, heads
+        self._run, self._record, self._heads = record.run, record, heads
         self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
         check_lengths(self._agreement, self._plan.dimension)
-        self._run, self._session, self._number = identify(folder), b"", 0
+        self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
         self._totals: Int64[np.ndarray, " users"] | None = None
@@ -177,7 +176,11 @@ class CoordinatorParty(Generic[EndingT]):
             largest=self._largest_answer(),
         )
         exchange, name = self._exchange, self._membership.silos[silo]
-        if exchange is None or letter.run != self._run:
+        if letter.run != self._run:
+            return Heard.NOTHING
+        if exchange is None:
+            if (letter.session, letter.number) == (self._session, self._number):
+                self._record.agree(silo, letter.parts)
             return Heard.NOTHING
         if works(letter.parts):
             return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
@@ -225,8 +228,10 @@ class CoordinatorParty(Generic[EndingT]):
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
-        self._farewells = [(silo, self._sealed(silo, [Over()], self._number + 1)) for silo in self._present]
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
+        last = [*self._rounds.closing(), Over()]
+        self._number += 1
+        self._farewells = [(silo, self._sealed(silo, last, self._number)) for silo in self._present]
 
     def _proceed(self) -> None:
         """Read the answers once all of an exchange are in."""
@@ -265,6 +270,7 @@ class CoordinatorParty(Generic[EndingT]):
             nonces=nonces,
             experiment=self._offered,
         )
+        self._record.propose(terms)
         self._session = session_name(self._run, self._session, nonces)
         phase = self._plan.phase
         self._agreed = proposed(terms, phase)
@@ -311,12 +317,15 @@ class CoordinatorParty(Generic[EndingT]):
         kinds = self._plan.method.kinds
         told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, totals)
-        self._asked = round_context(self._context, self._agreed, told[self._present[0]])
+        first = told[self._present[0]]
+        self._asked, self._told = round_context(self._context, self._agreed, first), digest_of_model(first)
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         self._ask({silo: [*totals, *relays.get(silo, []), *told[silo]] for silo in told}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
+        exchange = self._exchange
+        assert exchange is not None
         signatures = signed(answers)
         if apart := misled(self._membership.roster, self._asked, signatures):
             raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
@@ -325,6 +334,7 @@ class CoordinatorParty(Generic[EndingT]):
             shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
+        self._record.see(self._rounds.number, (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
             total = self._plan.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)

@@ -1,7 +1,8 @@
 """Which letters a session of a run has: for every state the one shape of each side's letter, and no other.
 
     session = knock, opening, setup exchanges of the protection, rounds, over
-    round   = task -> answer, exchanges of the protection: the first of them shows that all were asked the same
+    round   = task -> answer, exchanges of the protection: the first of them shows that all were asked the same; the
+              last answer of a round ends with the silo's signature of it
 
 Claim: whatever a party that signs its letters sends, and whenever, a silo and the coordinator read a part only where
 the experiment's method has a use for it: totals where weights are by records and silos tell their counts, once a
@@ -29,6 +30,8 @@ from fedveil.protection.exchanges import Exchanges, Kind, Shape, Step, shape_of
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
+    Attested,
+    Closing,
     Counts,
     Drawn,
     DrawnUsers,
@@ -54,8 +57,9 @@ OPENINGS: Final[tuple[Shape, Shape]] = ((Terms,), (Terms, Phase))
 ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Here,))
 """What a silo may answer to any letter; the session is over then."""
 
-OUTSIDE: Final[tuple[Shape, ...]] = ((Knock,), (Over,))
-"""What the coordinator may say at any time: the question for a nonce, and that the session is over."""
+OUTSIDE: Final[tuple[Shape, ...]] = ((Knock,), (Over,), (Closing, Over))
+"""What the coordinator may say at any time: the question for a nonce, and that the session is over, with or without
+what the run states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +117,8 @@ class Grammar:
         if following:  # what all were asked is signed first, and shown to all before anything is opened
             second = Step((AskedOfAll, *following[0].asked), following[0].answered)
             answer, following = (*answer, Asked), (second, *following[1:])
-        return Step((*before, *self.protocol.begin, *self.task), answer), *following
+        *steps, last = Step((*before, *self.protocol.begin, *self.task), answer), *following
+        return *steps, Step(last.asked, (*last.answered, Attested))
 
 
 class Conversation:
@@ -158,6 +163,11 @@ class Conversation:
     def signs(self) -> bool:
         """Whether the answer to the letter that was taken last ends with a signature of what it asks."""
         return bool(self._asked) and Asked in self._asked[0].answered
+
+    @property
+    def attests(self) -> bool:
+        """Whether the answer to the letter that was taken last ends a round, and so with a signature of it."""
+        return bool(self._asked) and Attested in self._asked[0].answered
 
     @property
     def underway(self) -> bool:

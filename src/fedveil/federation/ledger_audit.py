@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file
+from fedveil.foreign import foreign
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger_lines import Entry, Line, Note, now, parse_lines
@@ -84,24 +86,68 @@ def export_ledger(
     return target
 
 
-def verify_ledger(path: Path, trusted: Sequence[str] = ()) -> Verification:
+@dataclass(frozen=True)
+class LedgerExport:
+    """An exported ledger that the key in it has signed, and whose lines are one chain.
+
+    Attributes:
+        document: all of it.
+        lines: of the ledger.
+        digests: of the lines.
+    """
+
+    document: dict[str, Any]
+    lines: tuple[Line, ...]
+    digests: list[str]
+
+    @classmethod
+    def read(cls, path: Path) -> LedgerExport:
+        """Read an export.
+
+        Raises:
+            FedveilError: it is none, or was changed.
+        """
+        document = parse_json(read_content(path, IntegrityError, largest=LARGEST_FILE), path, IntegrityError)
+        with reading(path, IntegrityError):
+            _check_signature(path, document)
+            lines, digests, _ = parse_lines(path, "".join(f"{line}\n" for line in document["lines"]).encode())
+        return cls(document, lines, digests)
+
+    @property
+    def public(self) -> PublicIdentity:
+        """The silo's key."""
+        return PublicIdentity(bytes.fromhex(self.document["public"]))
+
+    def charged(self, run: str, round_number: int, terms: str, head: str) -> bool:
+        """Return whether a round of a run was charged, under these terms, when the ledger ended with a head."""
+        if head not in self.digests:
+            return False
+        return any(
+            (line.run, line.round) == (run, round_number)
+            and line.origin is not None
+            and line.origin.terms == terms
+            for line in _charges(self.lines[: self.digests.index(head) + 1])
+        )
+
+
+def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | None = None) -> Verification:
     """Check an exported ledger; a failure is a check that fails, never an error.
 
     Args:
         path: the file.
         trusted: public keys, 64 hexadecimal digits each, one of which must be the silo's.
+        membership: as the founder sealed it, which must have the silo's key and the coordinator's.
     """
     found: list[Check] = []
     try:
-        document = parse_json(read_content(path, IntegrityError, largest=LARGEST_FILE), path, IntegrityError)
-        with reading(path, IntegrityError):
-            _check_signature(path, document)
-            lines, _, _ = parse_lines(path, "".join(f"{line}\n" for line in document["lines"]).encode())
+        export = LedgerExport.read(path)
     except FedveilError as error:
         found.append(Check(name="file", outcome="fails", detail=str(error)))
     else:
+        document, lines = export.document, export.lines
         found.append(Check(name="file", outcome="holds", detail=f"{len(lines)} lines, one chain, signed"))
         found.append(tried("signature", lambda: _whose(document, trusted)))
+        found.append(tried("membership", lambda: _member(path, document, membership)))
         found.append(tried("epsilon", lambda: _same_epsilon(path, document, lines)))
         found.append(tried("terms", lambda: _terms(path, document, lines)))
         found.append(tried("adopted", lambda: _adopted(lines)))
@@ -149,6 +195,22 @@ def _whose(document: dict[str, Any], trusted: Sequence[str]) -> str:
             f"signed by {public}; whose key that is was not asked: --trust names the keys you know"
         )
     return f"of the trusted key {public}"
+
+
+def _member(path: Path, document: dict[str, Any], membership: Path | None) -> str:
+    """Check that the silo and the coordinator who asked for the charges belong to a federation."""
+    with reading(path, IntegrityError):
+        silo, public, coordinator = (str(document[key]) for key in ("silo", "public", "coordinator"))
+    if membership is None:
+        raise Unchecked(
+            f"whose the coordinator's key {coordinator[:16]}... is was not asked: --membership names them"
+        )
+    known = Membership.read(membership)
+    if silo not in known.silos or known.roster[known.silos.index(silo)].raw.hex() != public:
+        raise IntegrityError(f"{membership}: its silo '{foreign(silo)}' has another key, or there is none")
+    if known.coordinator.raw.hex() != coordinator:
+        raise IntegrityError(f"{path}: names another coordinator than {membership}")
+    return f"silo and coordinator are those of serial {known.serial} ({known.fingerprint})"
 
 
 def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:

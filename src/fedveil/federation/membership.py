@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
-from fedveil.engine.experiment import read_toml
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import Charter
+from fedveil.files import parse_toml, read_text
 from fedveil.protection.peers import Roster
 from fedveil.validation import problems
 
@@ -140,6 +140,18 @@ class Membership:
             IntegrityError: of another charter, or not sealed by its founder.
             ConfigError: its last day is over.
         """
+        self.check_seal(charter)
+        if self.valid_until < datetime.now(UTC).strftime("%Y-%m-%d"):
+            raise ConfigError(
+                f"the membership (serial {self.serial}) was valid until {self.valid_until}; the founder seals a new one"
+            )
+
+    def check_seal(self, charter: Charter) -> None:
+        """Return if the charter's founder sealed it, whether its last day is over or not.
+
+        Raises:
+            IntegrityError: of another charter, or not sealed by its founder.
+        """
         if self.charter != charter.digest or self.schema_digest != charter.schema_digest:
             raise IntegrityError("the membership is of another charter")
         try:
@@ -148,10 +160,6 @@ class Membership:
             raise IntegrityError(
                 "the membership is not sealed by the founder whom the charter names"
             ) from None
-        if self.valid_until < datetime.now(UTC).strftime("%Y-%m-%d"):
-            raise ConfigError(
-                f"the membership (serial {self.serial}) was valid until {self.valid_until}; the founder seals a new one"
-            )
 
     def to_toml(self) -> str:
         """Return the document; :meth:`read` reads it back."""
@@ -185,10 +193,19 @@ class Membership:
         Raises:
             ConfigError: missing, no TOML, or not a membership; names the file and the key.
         """
+        return cls.parse(read_text(path, ConfigError), path)
+
+    @classmethod
+    def parse(cls, text: str, place: object) -> Membership:
+        """Return the membership of a document; ``place`` is what errors call it.
+
+        Raises:
+            ConfigError: no TOML, or not a membership; names the key.
+        """
         try:
-            document = _Document.model_validate(read_toml(path))
+            document = _Document.model_validate(parse_toml(text, place, ConfigError))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, list(_Document.model_fields))}") from None
+            raise ConfigError(f"{place}: {problems(error, list(_Document.model_fields))}") from None
         nodes = tuple(member.node for member in document.silos)
         return cls(
             silos=tuple(member.name for member in document.silos),

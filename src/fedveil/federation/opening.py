@@ -15,7 +15,8 @@ from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.membership import Membership
 from fedveil.federation.parts_due import phase_of_training
 from fedveil.federation.release_rounds import DueRelease, ReleaseRounds
-from fedveil.federation.rounds import Rounds
+from fedveil.federation.rounds import Rounds, identify
+from fedveil.federation.run_record import RunRecord
 from fedveil.federation.session_plan import EndingT
 from fedveil.federation.silo_ledger import UNIT
 from fedveil.privacy.ledger import Ledger
@@ -46,12 +47,13 @@ def open_training(
         RunFolderError: a damaged folder, or another process at work in it.
     """
     check_deployable(prepared)
+    record = RunRecord(folder, identify(folder), membership, identity)
     return CoordinatorParty(
-        rounds=Rounds(prepared, folder, observer, phase_of_training(prepared, folder)),
+        rounds=Rounds(prepared, folder, observer, record, phase_of_training(prepared, folder)),
         offered=as_silos_see(prepared.experiment, membership.silos),
         membership=membership,
         identity=identity,
-        folder=folder,
+        record=record,
         heads=heads,
     )
 
@@ -84,6 +86,6 @@ def open_release(
         offered=as_silos_see(document, membership.silos),
         membership=membership,
         identity=identity,
-        folder=folder,
+        record=RunRecord(folder, identify(folder), membership, identity),
         heads=heads,
     )

@@ -22,14 +22,18 @@ from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.own_round import Told
 from fedveil.federation.own_training import MODEL
 from fedveil.federation.own_work import OwnWork
+from fedveil.federation.run_record import attested, concluded, digest_of_model
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
+    Attested,
+    Closing,
     Counts,
     Drawn,
     DrawnUsers,
@@ -40,7 +44,9 @@ from fedveil.protection.parts import (
     Part,
     Relay,
     Task,
+    Terms,
     Totals,
+    only,
 )
 from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.refusals import Code
@@ -98,7 +104,8 @@ class OwnSession:
     Args:
         work: what it does in the session.
         place: the silo's in the session; what it gives is kept by the session itself.
-        agreed: T, on which the session began.
+        terms: on which the session began.
+        agreed: T, of them and of the part of the run that is played.
         session: its name.
         books: where it writes down what it spends and gives.
 
@@ -111,13 +118,15 @@ class OwnSession:
         *,
         work: OwnWork,
         place: Place,
+        terms: Terms,
         agreed: bytes,
         session: bytes,
         books: Books,
     ) -> None:
         self.work, self.number = work, place.number
         self._books, self._run = books, place.run
-        self._terms = agreed
+        self._proposed, self._terms = terms.digest, agreed
+        self._round, self._model = 0, b""
         self._context = session_context(session, agreed)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         plan = work.plan
@@ -150,11 +159,29 @@ class OwnSession:
         if begins:
             self._terms = with_totals(self._terms, parts)
             self._asked = round_context(self._context, self._terms, parts)
+            self._round, self._model = only(parts, Task, SERVER).round, digest_of_model(parts)
             self.client.bind(self._asked)
         answers = [answer for part in parts for answer in self._read(part)]
         if begins and self.talk.signs:
             answers.append(Asked(signature=sign_asked(self._identity, self._asked)))
+        if self.talk.attests:
+            answers.append(Attested(signature=self._identity.sign(self._of_round())))
         return answers
+
+    def sign_statement(self, closing: Closing) -> Attested:
+        """Return the silo's signature of what the run states, computed again.
+
+        Raises:
+            RefusalError: it states something else than the terms give.
+        """
+        books = self._books
+        self.work.check_statement(closing, books.charged())
+        return Attested(signature=self._identity.sign(concluded(books.run, self._proposed, closing)))
+
+    def _of_round(self) -> bytes:
+        """Return what the silo signs at the end of a round."""
+        books = self._books
+        return attested(books.run, self._proposed, self._round, self._asked, self._model, books.ledger.head)
 
     def _read(self, part: Part) -> list[Part]:
         """Read a part of a letter whose shape is due; return what follows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,12 +17,13 @@ from fedveil.engine.turn import Turn
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import OwnTurn, as_tensor
+from fedveil.federation.own_statement import check_statement
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.promise import Promise
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
-from fedveil.protection.parts import Phase
+from fedveil.protection.parts import Closing, Phase
 from fedveil.protection.refusals import Code
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State, matching
@@ -104,6 +106,10 @@ class OwnTraining(OwnWork):
         assert self.promise.weights is not None
         setting = replace(prepared.setting, weights=self.promise.weights.clone())
         self.prepared = replace(prepared, setting=setting)
+
+    def check_statement(self, closing: Closing, charged: Sequence[int]) -> None:
+        """Return if a run states what its terms give."""
+        check_statement(self.prepared, closing, charged)
 
     # --- where the silos alone have the models -----------------------------------------------------------------
 

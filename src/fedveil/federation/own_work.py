@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
+from fedveil.protection.parts import Closing
 from fedveil.protection.refusals import Code
 
 
@@ -61,6 +63,18 @@ class OwnWork(ABC):
     def weigh(self, totals: Int64[np.ndarray, " users"]) -> None:
         """Take the weights that follow from what the scores of every user sum to over all silos."""
         raise RefusalError(Code.SHAPE)
+
+    def check_statement(self, closing: Closing, charged: Sequence[int]) -> None:
+        """Return if a run states what its terms give.
+
+        Args:
+            closing: what the coordinator says at the end.
+            charged: the rounds that the silo has charged, once for each charge.
+
+        Raises:
+            RefusalError: another statement.
+        """
+        raise RefusalError(Code.STATEMENT)
 
     def after(self, last: RoundRecord | None) -> Tensors:
         """Return what the next round begins with, where the silos alone have the models."""

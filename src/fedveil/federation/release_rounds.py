@@ -15,7 +15,7 @@ from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPla
 from fedveil.population.records import nobodys_groups
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.parts import Phase
+from fedveil.protection.parts import Part, Phase
 from fedveil.randomness import PrivacyRandomness
 
 
@@ -102,6 +102,10 @@ class ReleaseRounds(Generic[EndingT]):
     def pass_on(self, summed: int) -> None:
         """Never: the coordinator has every sum."""
         raise AssertionError("statistics are released to the coordinator")
+
+    def closing(self) -> list[Part]:
+        """Nothing: silos sign the round, and what it states follows from its terms."""
+        return []
 
     def conclude(self, reason: str | None, *, has_model: bool) -> EndingT:
         """Write what is left behind, and give the ledger back."""

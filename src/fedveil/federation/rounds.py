@@ -31,10 +31,11 @@ from fedveil.engine.side_releases import spent_of
 from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError
 from fedveil.federation.own_training import training_plan
+from fedveil.federation.run_record import RunRecord
 from fedveil.federation.session_plan import EVERYBODY, Draw
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.parts import Phase
+from fedveil.protection.parts import Part, Phase
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
 
@@ -70,6 +71,7 @@ class Rounds:
         prepared: the experiment.
         folder: the run folder, new or of a run that was interrupted.
         observer: who is told how the run goes on.
+        record: what the parties sign of every round.
         phase: what silos are told of the part of the run that this is; None: it is all of it.
 
     Raises:
@@ -77,15 +79,22 @@ class Rounds:
     """
 
     def __init__(
-        self, prepared: Prepared, folder: RunFolder, observer: Observer, phase: Phase | None = None
+        self,
+        prepared: Prepared,
+        folder: RunFolder,
+        observer: Observer,
+        record: RunRecord,
+        phase: Phase | None = None,
     ) -> None:
-        self._prepared, self._folder, self._observer = prepared, folder, observer
+        self._prepared, self._folder, self._observer, self._record = prepared, folder, observer, record
         self.plan = training_plan(prepared, phase)
         guarantee = prepared.guarantee
         self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
         self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
         folder.mend_metrics(self.checkpoint)
+        record.mend(self.checkpoint.round)
         self._attempts, self._draw, self._began = 0, EVERYBODY, time.perf_counter()
+        self._closing: list[Part] = []
         observer.started(folder.path, prepared.experiment, self.checkpoint.round)
 
     @property
@@ -114,7 +123,7 @@ class Rounds:
             repeats: whether an attempt that is asked for again is the same release; else it costs another charge.
         """
         prepared, number = self._prepared, self.number
-        reason = over_budget(prepared, number, self._charges + self._due(repeats))
+        reason = over_budget(prepared, number, self.charges + self._due(repeats))
         if reason is None and not repeats and self._attempts == MOST_ATTEMPTS:
             return (
                 f"silos vanished in each of {MOST_ATTEMPTS} attempts at round {number}; resume when they stay"
@@ -132,11 +141,6 @@ class Rounds:
             self._ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
         self._draw = self._drawn(number, 0 if repeats else charged)
         return self._draw
-
-    @property
-    def _charges(self) -> int:
-        """How often a round was charged, all rounds together."""
-        return spent_of(self._ledger, self._prepared.experiment.name, self._prepared.beside).charges
 
     def _charged(self) -> int:
         return sum(entry.round == self.number for entry in self._ledger.entries)
@@ -203,11 +207,12 @@ class Rounds:
         moved: Row | None = None,
     ) -> None:
         prepared, number, last = self._prepared, self.number, self.checkpoint
-        row = row_of(prepared, number, test, None, charges=self._charges)
+        row = row_of(prepared, number, test, None, charges=self.charges)
         seconds = time.perf_counter() - self._began
         row |= {"summed": summed, "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
+        self._record.add(number, model, checkpoint.ledger.digest)
         self._folder.write_checkpoint(checkpoint)
         self.checkpoint, self._attempts = checkpoint, 0
         self._folder.append("metrics.jsonl", row)
@@ -218,5 +223,16 @@ class Rounds:
         found = conclude(
             self._prepared, self._folder, self.checkpoint, self._ledger, reason, has_model=has_model
         )
+        if self.plan.phase is None:  # else the statement is not final yet
+            self._closing = self._record.close(found.rounds, self.charges)
         self._ledger.close()
         return found
+
+    def closing(self) -> list[Part]:
+        """Return what silos are asked to sign of what the run states."""
+        return self._closing
+
+    @property
+    def charges(self) -> int:
+        """How often rounds of the run were charged."""
+        return spent_of(self._ledger, self._prepared.experiment.name, ()).charges

@@ -139,6 +139,10 @@ class CoordinatorRounds(Protocol[EndingT]):
         """Put on the disk that a round has ended whose model the silos alone have."""
         ...
 
+    def closing(self) -> list[Part]:
+        """Return what silos are asked to sign once it is concluded; nothing where nothing is stated by rounds."""
+        ...
+
     def conclude(self, reason: str | None, *, has_model: bool) -> EndingT:
         """Write what is left behind, and close."""
         ...

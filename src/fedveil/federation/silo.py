@@ -1,6 +1,7 @@
 """A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
 
     Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
+    Closing      -> Attested            the run's statement, computed again and signed
     Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own_session`)
     other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
 
@@ -38,7 +39,7 @@ from fedveil.files import replace_file
 from fedveil.foreign import quiet_log
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Over, Part, Phase, Refused, Terms, Working, only
+from fedveil.protection.parts import Closing, Over, Part, Phase, Refused, Terms, Working, only
 from fedveil.protection.protocol import Place
 from fedveil.protection.refusals import Code, Refusal
 
@@ -181,9 +182,11 @@ class SiloParty:
             return self._here(letter)
         if letter.number <= last.number:
             raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
-        if kind is Over:
+        if kind in (Over, Closing):
             self._over = True
             self._reception.keep(letter.run, busy=False)
+        if kind is Closing:
+            return self._seal(letter, session.sign_statement(only(letter.parts, Closing, SERVER)))
         if self._over or kind is not None:
             return self._here(letter)
         session.talk.ask(letter.parts)
@@ -241,7 +244,9 @@ class SiloParty:
             roster=self._membership.roster,
             secret=lambda: self._store.secret(books.place),
         )
-        session = OwnSession(work=work, place=place, agreed=agreed, session=letter.session, books=books)
+        session = OwnSession(
+            work=work, place=place, terms=terms, agreed=agreed, session=letter.session, books=books
+        )
         session.talk.ask(letter.parts)
         answers = session.join()
         session.talk.answer(answers)

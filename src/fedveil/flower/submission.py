@@ -128,8 +128,9 @@ def _releases(
 
 def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
     folder, experiment = RunFolder.open(path)
-    if (due := due_before(_prepared(home, folder, experiment), folder)) is not None:
-        yield _one_release(home, folder, due, experiment)
+    first = due_before(_prepared(home, folder, experiment), folder)
+    if first is not None:
+        yield _one_release(home, folder, first, experiment)
         experiment = folder.refined(experiment)
     prepared = _prepared(home, folder, experiment)
     if not has_trained(prepared, folder):

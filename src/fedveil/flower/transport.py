@@ -115,17 +115,28 @@ def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> 
 
 
 def _bid_farewell(grid: Grid, party: CoordinatorParty[Any], nodes: dict[int, int]) -> None:
-    """Push the last letters, and wait a little until they have arrived: what is lost of them costs others a wait."""
+    """Push the last letters, and wait a little for the answers: silos sign the statement with them.
+
+    What is lost of them costs others a wait, and the run a signature.
+    """
     letters = [(silo, letter) for silo, letter in party.farewells() if silo in nodes]
     messages = [
         Message(content_of(letter), dst_node_id=nodes[silo], message_type=MessageType.QUERY)
         for silo, letter in letters
     ]
-    keys = {key for key in grid.push_messages(messages) if key} if messages else set()
+    pushed = grid.push_messages(messages) if messages else []
+    silos = {key: silo for key, (silo, _) in zip(pushed, letters, strict=True) if key}
     until = time.monotonic() + _FAREWELL_SECONDS
-    while keys and time.monotonic() < until:
-        keys -= {reply.metadata.reply_to_message_id for reply in grid.pull_messages(list(keys))}
-        time.sleep(_LOOK_SECONDS if keys else 0.0)
+    while silos and time.monotonic() < until:
+        for reply in grid.pull_messages(list(silos)):
+            silo = silos.pop(reply.metadata.reply_to_message_id, None)
+            if silo is None or reply.has_error():
+                continue
+            try:
+                party.receive(silo, letter_in(reply))
+            except ProtocolError as error:
+                _log.warning("an answer was refused: %s", error)
+        time.sleep(_LOOK_SECONDS if silos else 0.0)
 
 
 def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:

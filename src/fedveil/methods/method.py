@@ -24,7 +24,19 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import AnySampler
-from fedveil.protection.parts import Asked, AskedOfAll, Here, Joined, Knock, Over, Refused, Terms, Working
+from fedveil.protection.parts import (
+    Asked,
+    AskedOfAll,
+    Attested,
+    Closing,
+    Here,
+    Joined,
+    Knock,
+    Over,
+    Refused,
+    Terms,
+    Working,
+)
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import STATELESS, Optimizer, State
@@ -102,6 +114,8 @@ class Method:
             Sent(Working, Role.SERVER),
             Sent(Asked, Role.SERVER),
             Sent(AskedOfAll, Role.SILO),
+            Sent(Attested, Role.SERVER),
+            Sent(Closing, Role.SILO),
             Sent(Over, Role.SILO),
         )
         return (*setup, *(self.weights.sends() if self.shows_counts else ()), *self.protection.sends(self))

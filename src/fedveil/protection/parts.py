@@ -279,6 +279,34 @@ class AskedOfAll(Part):
     signatures: Signatures = sent_as(by_silo(fixed(SIGNATURE_BYTES)), Tells.NOTHING)
 
 
+@message(84, "a silo's signature")
+class Attested(Part):
+    """A silo signs the round that it has ended, or the statement of a run, for whoever checks the run later.
+
+    Attributes:
+        signature: of what it was asked and answered for (:mod:`fedveil.federation.run_record`); of no record.
+    """
+
+    signature: bytes = sent_as(fixed(SIGNATURE_BYTES), Tells.NOTHING)
+
+
+@message(85, "the end of a run")
+class Closing(Part):
+    """The coordinator shows what the run states, for the silos to compute again and sign.
+
+    Attributes:
+        round: complete rounds.
+        charges: how often the run's ledger was charged for a round.
+        line: SHA-256 of the last line of the run's record.
+        statement: the privacy statement as its file has it.
+    """
+
+    round: int = sent_as(number(4), Tells.NOTHING)
+    charges: int = sent_as(number(4), Tells.NOTHING)
+    line: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
+    statement: str = sent_as(_TEXT, Tells.NOTHING)
+
+
 @message(74, "word that the next model is there")
 class Learned(Part):
     """A silo has the next model, on its disk; the coordinator has none.

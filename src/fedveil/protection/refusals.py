@@ -143,6 +143,11 @@ class Code(Enum):
     EPOCHS = 42, "policy", "local.epochs = {asked:.0f}: this silo allows at most {most:.0f}"
     LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"
     OVERTIME = 44, "policy", "the round took longer than the {seconds:.0f} s that this silo trains for one"
+    STATEMENT = (
+        49,
+        "request",
+        "the statement of the run is not the one that this silo computes from its terms",
+    )
     STANDING = (
         45,
         "schema",

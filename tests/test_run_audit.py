@@ -1,0 +1,349 @@
+"""`fedveil verify RUN`: the signatures of a run's parties, and every way in which somebody changes what they signed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fedveil import cli
+from fedveil.api.predictor import Predictor
+from fedveil.bundle.archive import read_files
+from fedveil.bundle.verification import verify_bundle
+from fedveil.bundle.writing import Source, write_bundle
+from fedveil.checks import Verification
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.run import run
+from fedveil.engine.setup import prepare
+from fedveil.federation.charter import Charter
+from fedveil.federation.ledger_audit import export_ledger, verify_ledger
+from fedveil.federation.run_audit import verify_run
+from fedveil.federation.run_record import AGREED, CONTENTS, MADE_LATER, ROUNDS, by_coordinator, canonical
+from fedveil.federation.share import FixedPopulation
+from fedveil.protection.parts import Closing, Part, Refused
+from fedveil.protection.refusals import Code
+from tests.federation_world import ADAPTIVE, World, asked, population
+from tests.test_run import Silent
+
+MASKED: dict[str, Any] = {"protection": {"name": "secure-aggregation"}, "privacy": {"insecure_seed": None}}
+
+
+def played(folder: Path, **changes: Any) -> World:
+    """A run that has ended, and whose silos have signed."""
+    world = World(folder, asked(rounds=2, **changes), population())
+    world.play()
+    world.close()
+    return world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return played(tmp_path_factory.mktemp("signed"), **MASKED)
+
+
+@pytest.fixture
+def copied(world: World, tmp_path: Path) -> Path:
+    return shutil.copytree(world.run_folder.path, tmp_path / "run")
+
+
+def outcomes(found: Verification) -> dict[str, str]:
+    return {one.name: one.outcome for one in found.checks if not one.name.startswith("beyond")}
+
+
+def first_fault(folder: Path) -> str:
+    failed = [one for one in verify_run(folder).checks if one.outcome == "fails"]
+    assert failed, "nothing was noticed"
+    return failed[0].detail
+
+
+def resigned(world: World, folder: Path, change: Callable[[dict[str, Any]], None], number: int = 1) -> None:
+    """Have the coordinator itself change a line, and sign it and all that follows anew."""
+    lines = [json.loads(line) for line in (folder / ROUNDS).read_bytes().splitlines()]
+    change(lines[number - 1])
+    previous = lines[0]["previous"]
+    for line in lines:
+        line["previous"] = previous
+        line["signature"] = world.key.sign(by_coordinator(line)).hex()
+        previous = hashlib.sha256(canonical(line)).hexdigest()
+    (folder / ROUNDS).write_bytes(b"".join(canonical(line) + b"\n" for line in lines))
+    (folder / AGREED).unlink()
+
+
+def test_a_run_is_signed_by_all_its_parties(world: World) -> None:
+    found = verify_run(world.run_folder.path)
+    assert found.holds
+    assert {name for name, outcome in outcomes(found).items() if outcome == "unchecked"} == {"membership"}
+    lines = (world.run_folder / ROUNDS).read_bytes().splitlines()
+    assert [len(json.loads(line)["silos"]) for line in lines] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protection": {"name": "none"}},
+        {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}},
+        {"method": {"name": "uldp-avg-w"}, "protection": {"name": "none"}},
+        {"method": {"user_sampling_rate": 0.5}, "protection": {"name": "none"}},
+        ADAPTIVE | {"protection": {"name": "none"}},
+    ],
+    ids=["open", "recover", "weights", "sampled", "adaptive"],
+)
+def test_every_way_to_run_is_signed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    world = played(tmp_path, **changes)
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert world.coordinator.outcome.rounds == 2
+    found = outcomes(verify_run(world.run_folder.path))
+    assert found["rounds"] == found["end"] == found["model"] == found["statement"] == "holds"
+
+
+def places(content: bytes, some: int) -> list[int]:
+    """Where to flip: first, last, and some between."""
+    chosen = random.Random(len(content)).sample(range(len(content)), min(some, len(content)))
+    return sorted({0, len(content) - 1, *chosen})
+
+
+def flipped(folder: Path, some: int) -> tuple[int, list[str]]:
+    """Flip a bit at some places of every file; return how often, and what was not noticed."""
+    tried, unnoticed = 0, []
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        whole = path.read_bytes()
+        for at in places(whole, some):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+            tried += 1
+            if verify_run(folder).holds:
+                unnoticed.append(f"{path.name} at {at}")
+        path.write_bytes(whole)
+    return tried, unnoticed
+
+
+def test_a_flipped_bit_of_any_file_is_noticed(copied: Path) -> None:
+    tried, unnoticed = flipped(copied, 1)
+    assert tried > 25
+    assert unnoticed == []
+
+
+@pytest.mark.slow
+def test_flipped_bits_all_over_are_noticed(copied: Path) -> None:
+    tried, unnoticed = flipped(copied, 120)
+    assert tried > 1000
+    assert unnoticed == []
+
+
+def test_what_is_made_later_is_named_as_unsigned(copied: Path) -> None:
+    for name in MADE_LATER - {AGREED, CONTENTS}:
+        (copied / name).write_text("{}")
+    found = verify_run(copied)
+    assert found.holds
+    (end,) = [one for one in found.checks if one.name == "end"]
+    assert all(name in end.detail for name in MADE_LATER - {AGREED, CONTENTS})
+    (copied / "privacy-2.json").write_text("{}")
+    assert "was not there when the run was signed" in first_fault(copied)
+
+
+def test_files_that_are_gone_are_noticed(copied: Path) -> None:
+    for path in sorted(one for one in copied.rglob("*") if one.is_file() and one.name != AGREED):
+        content = path.read_bytes()
+        path.unlink()
+        assert "missing" in first_fault(copied) or path.name == ROUNDS, path
+        path.write_bytes(content)
+
+
+def changing(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda line: line.update({key: value})
+
+
+def other_head(line: dict[str, Any]) -> None:
+    line["silos"][1]["head"] = "00" * 32
+
+
+def another_silo(line: dict[str, Any]) -> None:
+    line["silos"][1]["signature"] = line["silos"][0]["signature"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (changing("model", "11" * 32), "silo silo0 did not sign this"),
+        (changing("asked", "11" * 32), "silo silo0 did not sign this"),
+        (changing("round", 2), "not as it was written"),
+        (changing("next", "11" * 32), "begins with another model"),
+        (changing("ledger", "11" * 32), "does not charge round 1"),
+        (changing("silos", []), "signed by no silo"),
+        (other_head, "silo silo1 did not sign this"),
+        (another_silo, "silo silo1 did not sign this"),
+    ],
+)
+def test_a_coordinator_cannot_change_what_a_silo_signed(
+    world: World, copied: Path, change: Callable[[dict[str, Any]], None], fault: str
+) -> None:
+    """It has its own key, and signs the changed record anew: the silos' signatures and the ledger tell."""
+    resigned(world, copied, change)
+    assert fault in first_fault(copied)
+
+
+def test_rounds_taken_out_or_swapped_are_noticed(world: World, copied: Path) -> None:
+    lines = (copied / ROUNDS).read_bytes().splitlines(keepends=True)
+    for kept in (lines[:1], lines[1:], lines[::-1], []):
+        (copied / ROUNDS).write_bytes(b"".join(kept))
+        first_fault(copied)
+
+
+def test_a_run_that_goes_on_is_signed_as_far_as_it_got(copied: Path) -> None:
+    for name in (AGREED, "privacy.json"):
+        (copied / name).unlink()
+    found = outcomes(verify_run(copied))
+    assert (found["rounds"], found["end"], found["statement"]) == ("holds", "unchecked", "unchecked")
+
+
+def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> None:
+    """A coordinator that states half the epsilon: its own signature stands, and no silo's."""
+    world = World(tmp_path, asked(rounds=1, **MASKED), population())
+    told: list[tuple[Part, ...]] = []
+
+    def flatter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if not isinstance(parts[0], Closing):
+            return parts
+        document = json.loads(parts[0].statement)
+        document["epsilon"] /= 2
+        return replace(parts[0], statement=json.dumps(document)), *parts[1:]
+
+    world.play()
+    assert world.coordinator is not None
+    for number, data in world.coordinator.farewells():
+        world.lie = flatter
+        letter = world.altered(number, data)
+        party = world.silos[number]
+        assert party is not None
+        told.append(world.opened_answer(number, party.receive(letter)))
+    assert all(isinstance(parts[0], Refused) and parts[0].why.code is Code.STATEMENT for parts in told)
+    world.close()
+
+
+def test_a_line_without_its_round_is_left_out_when_the_run_goes_on(world: World, copied: Path) -> None:
+    """A crash between the line of a round and its checkpoint: the round is played and signed again."""
+    before = replace_folder(world, copied)
+    line = (copied / ROUNDS).read_bytes().splitlines(keepends=True)[-1]
+    (copied / ROUNDS).write_bytes((copied / ROUNDS).read_bytes() + line)
+    coordinator = before.coordinate()
+    coordinator.close()
+    assert (copied / ROUNDS).read_bytes().count(b"\n") == 2
+
+
+def replace_folder(world: World, folder: Path) -> World:
+    other = object.__new__(World)
+    other.__dict__ |= world.__dict__ | {"run_folder": type(world.run_folder)(folder), "folder": folder}
+    return other
+
+
+def test_a_silos_ledger_has_the_rounds_that_it_signed(world: World, tmp_path: Path) -> None:
+    exports = []
+    for number in range(2):
+        target = tmp_path / f"{number}.json"
+        state = world.folder / f"state-{number}"
+        export_ledger(
+            state, target, identity=world.keys[number], membership=world.membership, number=number, delta=1e-5
+        )
+        exports.append(target)
+    assert verify_run(world.run_folder.path, ledgers=exports).holds
+    other = tmp_path / "other"
+    other.mkdir()
+    stranger = played(other, **MASKED)
+    found = verify_run(stranger.run_folder.path, ledgers=exports[:1])
+    assert "signed no round of this run" in next(one.detail for one in found.checks if one.outcome == "fails")
+
+
+def test_an_export_is_of_the_members_that_a_membership_names(world: World, tmp_path: Path) -> None:
+    state, target, known = world.folder / "state-0", tmp_path / "0.json", tmp_path / "membership.toml"
+    membership = world.membership
+    export_ledger(state, target, identity=world.keys[0], membership=membership, number=0, delta=1e-5)
+    assert outcomes(verify_ledger(target))["membership"] == "unchecked"
+    for wrong, right in (
+        (membership, True),
+        (replace(membership, coordinator=IdentityKey.generate().public), False),
+        (replace(membership, roster=(IdentityKey.generate().public, *membership.roster[1:])), False),
+    ):
+        known.write_text(wrong.to_toml())
+        assert verify_ledger(target, membership=known).holds is right
+
+
+def test_the_founders_seal_is_asked_of_the_charter_one_was_handed(tmp_path: Path) -> None:
+    founder, schema = IdentityKey.generate(), "n_users = 6\n"
+    charter = Charter(name="f", host="h", port=9443, founder=founder.public, authority="", data_schema=schema)
+    forged = replace(charter, founder=IdentityKey.generate().public)
+    for name, one in (("charter.toml", charter), ("forged.toml", forged)):
+        (tmp_path / name).write_text(one.to_toml())
+    world = World(tmp_path, asked(rounds=1), population())
+    world.membership = replace(
+        world.membership, serial=3, charter=charter.digest, schema_digest=charter.schema_digest
+    ).sealed(founder)
+    for party in world.silos:
+        assert party is not None
+        party.close()
+    world.silos = [world.silo(number) for number in range(3)]
+    world.play()
+    world.close()
+    path = world.run_folder.path
+    assert outcomes(verify_run(path, tmp_path / "charter.toml"))["membership"] == "holds"
+    assert outcomes(verify_run(path, tmp_path / "forged.toml"))["membership"] == "fails"
+
+
+def test_a_run_in_one_process_is_checked_without_signatures(tmp_path: Path) -> None:
+    made = run(prepare(asked(rounds=1), FixedPopulation(population())), tmp_path, Silent()).folder
+    assert outcomes(verify_run(made)) | {"epsilon": ""} == {
+        "experiment": "unchecked",
+        "ledger": "holds",
+        "statement": "holds",
+        "epsilon": "",
+        "signatures": "unchecked",
+        "model": "unchecked",
+    }
+    path = made / "privacy.json"
+    path.write_text(
+        path.read_text()
+        .replace('"sigma"', '"sigmas"')
+        .replace('"noise_multiplier": 5', '"noise_multiplier": 6')
+    )
+    assert not verify_run(made).holds
+
+
+def test_a_bundle_carries_the_signatures_of_its_run(world: World, copied: Path, tmp_path: Path) -> None:
+    prepared = prepare(world.experiment, FixedPopulation(population()))
+    predictor = Predictor(model=prepared.task.model.eval(), task="classification", classes=(0, 1), shape=(3,))
+    predictor.model.load_state_dict(load_file(copied / "model.safetensors"), strict=False)
+    made = write_bundle(tmp_path / "made", Source(folder=copied, predictor=predictor, model_name="linear"))
+    found = outcomes(verify_bundle(made))
+    assert found["rounds"] == found["end"] == "holds"
+    path = made / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    sums = made / "SHA256SUMS"
+    from fedveil.bundle.archive import sums as listed
+
+    files = {one.name: one.read_bytes() for one in made.iterdir() if one.is_file()}
+    sums.write_bytes(listed(files))
+    assert read_files(made)
+    (end,) = [one for one in verify_bundle(made).checks if one.name == "end"]
+    assert end.outcome == "fails"
+    assert "is not the one that was signed" in end.detail
+
+
+def test_the_command_names_the_first_fault_and_ends_with_7(world: World, copied: Path) -> None:
+    shown = CliRunner().invoke(cli.app, ["verify", str(copied), "--json"])
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout)["holds"] is True
+    (copied / "metrics.jsonl").write_bytes(b"")
+    shown = CliRunner().invoke(cli.app, ["verify", str(copied)])
+    assert "metrics.jsonl: was changed after the run was signed" in str(shown.exception)
+    assert getattr(shown.exception, "exit_code", None) == 7
+    shown = CliRunner().invoke(cli.app, ["verify", str(copied), "--trust", "00"])
+    assert "takes --charter and --ledger" in str(shown.exception)
