@@ -126,7 +126,7 @@ def bundle_run(run: Path, path: Path, *, about: str = "") -> Path:
 def _population(folder: RunFolder, experiment: Experiment) -> Population:
     """Return the population of a run; of a federation's run what is public of it: the tables are the silos'."""
     table = experiment.data.table
-    if table is None or table.test_file is None or not (folder / STATE).exists():
+    if table is None or not (folder / STATE).exists():
         return load_population(experiment.data, experiment.seed)
     terms = read_terms(read_content(folder / TERMS, RunFolderError, largest=LARGEST_FILE))
     if not terms:
