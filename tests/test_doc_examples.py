@@ -213,7 +213,7 @@ def test_messages_are_those_of_the_program(
         assert capsys.readouterr().err.startswith(expected.removesuffix("..."))
     prepared: Any = SimpleNamespace(
         experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
-        epsilon_with=lambda role, rounds, beside: 1.535,
+        epsilon_with=lambda role, rounds, beside, again: 1.535,
         beside=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
@@ -228,6 +228,9 @@ def test_fragments_of_documents_are_valid() -> None:
     for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
         laid = merge(merge(BASE, {"method": {"learning_rate": None}}), tomllib.loads(BLOCKS[name].text))
         assert parse(laid, name).server.average is not None
+    stream = tomllib.loads(BLOCKS["docs/how-to/more-accuracy.md:1"].text) | {"privacy": {"epsilon": 2.0}}
+    plain = {key: value for key, value in BASE.items() if key not in ("local", "method")}
+    assert parse(merge(plain, stream), "correlated").method.get("correlated").period == 5
     policy = tomllib.loads(BLOCKS["docs/how-to/hide-record-counts.md:1"].text)
     assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
     table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)

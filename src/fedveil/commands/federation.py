@@ -78,16 +78,16 @@ def admit_command(
 @federation.command("revoke")
 def revoke_command(
     folder: Founder,
-    silo: Annotated[str, typer.Argument(metavar="NAME", help="of the silo")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="of the silo, or coordinator")],
     reason: Annotated[str, typer.Option(help="for all members to read")],
     as_json: Json = False,
 ) -> None:
-    """Take a silo out of the next membership, and its key out of all: it left, or its key was lost."""
-    one = revoke(folder, silo, reason)
+    """Take a party out of the next membership, and its key out of all: it left, or its key was lost."""
+    one = revoke(folder, name, reason)
     if as_json:
-        print_json({"revoked": silo, "since": one.since})
+        print_json({"revoked": name, "since": one.since})
     else:
-        OUT.print(f"revoked: {silo}, since {one.since}; seal, and hand out the membership")
+        OUT.print(f"revoked: {name}, since {one.since}; seal, and hand out the membership")
 
 
 @federation.command("seal")
@@ -96,11 +96,14 @@ def seal_command(
     days: Annotated[
         int, typer.Option(min=1, max=CERTIFICATE_DAYS, help="how long it is valid")
     ] = CERTIFICATE_DAYS,
+    above: Annotated[
+        int, typer.Option(min=0, help="serial number seen before the federation was founded again")
+    ] = 0,
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
     """Seal who was admitted as the next membership, and certify the coordinator's TLS key anew."""
-    made = seal(folder, Asked(descriptor), days)
+    made = seal(folder, Asked(descriptor), days, above)
     sealed = folder / "sealed"
     if as_json:
         print_json({"folder": sealed, "serial": made.serial, "fingerprint": made.fingerprint})
@@ -167,20 +170,19 @@ def run_command(
     _run(coordinator, folder, as_json)
 
 
-def _submitted(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> Submission:
-    """Submit a run."""
-    (folder / END).unlink(missing_ok=True)
-    submission = Submission(home, folder.path)
+def _print_before(submission: Submission, as_json: bool) -> None:
+    """Say how many runs are played before a submission."""
     if submission.before and not as_json:
         OUT.print(f"runs that are played before it: {submission.before}")
-    return submission
 
 
 def _release(
     home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
 ) -> None:
     """Submit releases, and show what they released."""
-    with _submitted(home, folder, as_json) as submission:
+    (folder / END).unlink(missing_ok=True)
+    with Submission(home, folder.path) as submission:
+        _print_before(submission, as_json)
         stopped = wait(folder, submission.lasts, lambda: None)
     if stopped is not None:
         raise RefusedRunError(f"{folder.path}: not all of it was released: {stopped}")
@@ -190,11 +192,11 @@ def _release(
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     _, experiment = RunFolder.open(folder.path)
     again = f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
-    with (
-        _submitted(home, folder, as_json) as submission,
-        observer(OUT, quiet=as_json, resume=again) as watching,
-    ):
-        stopped = watch(folder, watching, experiment, submission.lasts)
+    (folder / END).unlink(missing_ok=True)
+    with Submission(home, folder.path) as submission:
+        _print_before(submission, as_json)
+        with observer(OUT, quiet=as_json, resume=again) as watching:
+            stopped = watch(folder, watching, experiment, submission.lasts)
     report = write_report(folder.path)
     if as_json:
         print_json({"folder": folder.path, "stopped": stopped, "report": report})
