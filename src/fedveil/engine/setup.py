@@ -131,8 +131,7 @@ class Populations:
     def declared(self, data: DataSection) -> Declared:
         """Return what is declared of tables; none is opened."""
         assert data.table is not None
-        before = read_preprocessed(data.table.schema_file.parent)
-        found = declared(data.table)
+        found, before = declared(data.table), read_preprocessed(data.table.schema_file.parent)
         return found if before is None else replace(found, before=before.wanted.schema_)
 
 
