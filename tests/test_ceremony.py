@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -28,8 +31,10 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import Charter
+from fedveil.federation.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.membership import Membership
-from fedveil.flower.certificates import Authority, days_left
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.flower.certificates import Authority, days_left, node_public
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founder import admit, found, revoke, seal
 from fedveil.flower.guard import open_silo
@@ -37,6 +42,8 @@ from fedveil.flower.joining import accept, join_as_coordinator, join_as_silo, ro
 from fedveil.flower.requests import Request
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
+from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import Terms
 
 SECRET = b"five random words of mine"
 SCHEMA = """
@@ -222,6 +229,161 @@ def test_a_revoked_key_does_not_come_back(parties: Parties) -> None:
         replace(made, silos=("north", "south"), roster=(*made.roster, one.identity), nodes=())
     with pytest.raises(ConfigError, match="no silo 'west'"):
         revoke(parties.founder, "west", "never heard of")
+
+
+def test_a_crash_while_keys_change_is_ended_by_accepting_again(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each of its writes, a silo has the old keys or accepts again; nothing is left between."""
+    north = parties.root / "north"
+    request = rotate(north, asked)
+    admit(parties.founder, north / "north.request", request.fingerprint)
+    made = seal(parties.founder, asked)
+    before = {path.name: path.read_bytes() for path in north.iterdir()}
+    whole, kills = os.replace, 0
+    for allowed in range(10):
+        left = iter(range(allowed))
+
+        def replaced(source: Any, target: Any, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            whole(source, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", replaced)
+            try:
+                accept(north, parties.sealed, made.fingerprint, asked)
+            except KeyboardInterrupt:
+                kills += 1
+            else:
+                break
+        assert SiloFolder(north).membership.serial == 1
+        accept(north, parties.sealed, made.fingerprint, asked)
+        folder = SiloFolder(north, asked)
+        assert folder.membership == made
+        assert folder.identity.public == request.identity
+        assert node_public(north / "node.key") == request.transport.encode()
+        for path in north.iterdir():
+            path.unlink()
+        for name, content in before.items():
+            (north / name).write_bytes(content)
+            (north / name).chmod(0o600)
+    assert kills == 3
+
+
+def test_a_silo_is_not_served_with_a_key_that_its_membership_does_not_name(parties: Parties) -> None:
+    north = parties.root / "north"
+    (north / "table.csv").write_text("who,age,ill\n0,40,1\n1,50,0\n")
+    shutil.copy(parties.root / "south" / "identity.key", north / "identity.key")
+    with pytest.raises(IntegrityError, match="not the key that membership"):
+        open_silo(SiloFolder(north, asked))
+
+
+def charged(folder: Path, membership: Membership) -> None:
+    """Have a silo charge a round that the present coordinator asked for, and keep the letter."""
+    with open_silo(SiloFolder(folder, asked)) as party:
+        key = IdentityKey.load(folder.parent / "coordinator" / "identity.key", asked)
+        assert key.public == membership.coordinator
+        terms = Terms(membership=membership.digest, opened=bytes(16), nonces=(), experiment="{}", heads=())
+        letter = SignedMessage(
+            run=bytes(16),
+            session=bytes(16),
+            number=0,
+            sender=SERVER,
+            recipient=membership.number(folder.name),
+            parts=(terms,),
+        )
+        party._keep_terms(terms, letter.seal(key))
+        party._ledger.charge(
+            run="run",
+            round=membership.serial,
+            attempt=0,
+            event=GaussianEvent(noise_multiplier=5.0),
+            budget=None,
+            origin=Origin(
+                terms=terms.digest.hex(),
+                coordinator=hashlib.sha256(key.public.raw).hexdigest(),
+                membership=membership.serial,
+                policy="c" * 64,
+            ),
+        )
+
+
+def test_a_lost_key_of_the_coordinator_is_revoked_and_the_ledgers_go_on(
+    parties: Parties, tmp_path: Path
+) -> None:
+    """Another coordinator joins under the same founder; an auditor follows the charges of both."""
+    root, north = parties.root, parties.root / "north"
+    (north / "table.csv").write_text("who,age,ill\n0,40,1\n1,50,0\n")
+    charged(north, SiloFolder(north).membership)
+    stranger = join_as_coordinator(root / "stranger", parties.founder / "charter.toml", passphrase=SECRET)
+    with pytest.raises(IntegrityError, match="replace a key that has not signed"):
+        admit(parties.founder, root / "stranger" / "coordinator.request", stranger.fingerprint)
+    old = Request.read(root / "coordinator" / "coordinator.request")
+    revoke(parties.founder, "coordinator", "the host burnt down")
+    with pytest.raises(ConfigError, match="admit the coordinator"):
+        seal(parties.founder, asked)
+    with pytest.raises(IntegrityError, match="was revoked"):
+        admit(parties.founder, root / "coordinator" / "coordinator.request", old.fingerprint)
+    (root / "coordinator").rename(root / "burnt")
+    new = join_as_coordinator(root / "coordinator", parties.founder / "charter.toml", passphrase=SECRET)
+    admit(parties.founder, root / "coordinator" / "coordinator.request", new.fingerprint)
+    made = parties.seal()
+    assert (made.serial, made.coordinator) == (2, new.identity)
+    assert [one.identity for one in made.revoked] == [old.identity]
+    charged(north, made)
+    export, silo = tmp_path / "north.json", SiloFolder(north, asked)
+    export_ledger(north / "state", export, identity=silo.identity, membership=made, number=0, delta=1e-5)
+    found = {one.name: one.outcome for one in verify_ledger(export, membership=parties.sealed).checks}
+    assert found["terms"] == found["membership"] == "holds"
+
+
+def test_a_federation_that_is_founded_again_goes_on_above_its_serial_numbers(parties: Parties) -> None:
+    """The founder's keys are lost: new ones, new folders, and each silo's state carried over."""
+    root = parties.root
+    (root / "north" / "table.csv").write_text("who,age,ill\n0,40,1\n1,50,0\n")
+    parties.seal()
+    charged(root / "north", SiloFolder(root / "north").membership)
+    (root / "again").mkdir()
+    again = Parties(root / "again")
+    (again.root / "schema.toml").write_text(SCHEMA)
+    charter = again.founder / "charter.toml"
+    found(
+        again.founder,
+        name="hearts",
+        schema=again.root / "schema.toml",
+        host="learn.example.org",
+        port=9443,
+        passphrase=None,
+    )
+    for one in (
+        join_as_coordinator(again.root / "coordinator", charter, passphrase=SECRET),
+        join_as_silo(again.root / "north", charter, name="north", passphrase=SECRET),
+    ):
+        admit(again.founder, again.root / one.name / f"{one.name}.request", one.fingerprint)
+    for part in ("state", "table.csv"):
+        (root / "north" / part).rename(again.root / "north" / part)
+    low = again.seal()
+    assert low.serial == 1
+    with pytest.raises(IntegrityError, match="charged under 2"):
+        open_silo(SiloFolder(again.root / "north", asked))
+    made = seal(again.founder, asked, above=2)
+    assert made.serial == 3
+    accept(again.root / "north", again.sealed, made.fingerprint, asked)
+    with open_silo(SiloFolder(again.root / "north", asked)) as party:
+        assert len(party._ledger.ledger.entries) == 1
+
+
+def test_no_silo_is_named_like_the_coordinator(parties: Parties, tmp_path: Path) -> None:
+    charter = parties.founder / "charter.toml"
+    with pytest.raises(ConfigError, match="cannot be named 'coordinator'"):
+        join_as_silo(tmp_path / "other", charter, name="coordinator", passphrase=None)
+    asked_ = Request.read(parties.root / "north" / "north.request")
+    key = IdentityKey.generate()
+    named = replace(asked_, name="coordinator", identity=key.public).signed(key)
+    named.write(tmp_path / "named.request")
+    with pytest.raises((ConfigError, IntegrityError)):
+        admit(parties.founder, tmp_path / "named.request", named.fingerprint)
 
 
 def test_an_older_or_unsealed_membership_is_refused(parties: Parties, tmp_path: Path) -> None:

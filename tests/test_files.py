@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,8 +301,8 @@ def wholesale(content: bytes) -> Iterator[bytes]:
     yield struct.pack("<Q", 10) + b'{"a": [1]}'
 
 
-def typed(content: bytes) -> Iterator[bytes]:
-    """Every value of a JSON document or of a line of TOML in another type."""
+def typed(content: bytes) -> Iterator[Callable[[], bytes]]:
+    """Every value of a JSON document or of a line of TOML in another type; what is called makes the bytes."""
     text = content.decode("utf-8", errors="replace")
     first = text.split("\n")[0] if text.startswith("{") else ""
     if first:
@@ -313,13 +314,13 @@ def typed(content: bytes) -> Iterator[bytes]:
         tail = "" if whole is text else text[len(first) :]
         for place in places(document):
             for value in VALUES:
-                yield (swapped(document, place, value) + tail).encode("utf-8", errors="surrogatepass")
+                yield partial(swapped, document, place, value, tail)
     elif re.search(r"^[\w.\"-]+ *= ", text, flags=re.MULTILINE):
         lines = text.split("\n")
         for number, line in enumerate(lines):
             key, equals, _ = line.partition("=")
             for value in TOML_VALUES if equals else ():
-                yield "\n".join((*lines[:number], f"{key}= {value}", *lines[number + 1 :])).encode()
+                yield partial(rewritten, lines, number, f"{key}= {value}")
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -332,19 +333,26 @@ def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-def swapped(document: Any, path: tuple[Any, ...], value: str) -> str:
-    """The document with one value written as it stands in ``value``."""
+def rewritten(lines: list[str], number: int, line: str) -> bytes:
+    """The lines with another one in place of one."""
+    return "\n".join((*lines[:number], line, *lines[number + 1 :])).encode()
+
+
+def swapped(document: Any, path: tuple[Any, ...], value: str, tail: str) -> bytes:
+    """The document with one value written as it stands in ``value``, and what follows the document."""
     copied = json.loads(json.dumps(document))
     target = copied
     for key in path[:-1]:
         target = target[key]
     target[path[-1]] = "@here@"
-    return json.dumps(copied).replace('"@here@"', value)
+    text = json.dumps(copied).replace('"@here@"', value) + tail
+    return text.encode("utf-8", errors="surrogatepass")
 
 
 def mutations(content: bytes, rng: random.Random, most: int) -> list[bytes]:
     types = list(typed(content))
-    return [*wholesale(content), *bytewise(content, rng), *rng.sample(types, min(most, len(types)))]
+    chosen = rng.sample(types, min(most, len(types)))
+    return [*wholesale(content), *bytewise(content, rng), *(make() for make in chosen)]
 
 
 def outcome(kind: FileKind, content: bytes | None = None) -> tuple[bool, Any]:

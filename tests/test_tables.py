@@ -265,7 +265,7 @@ def test_a_header_alone_is_a_silo(target: dict[str, object], suffix: str, tmp_pa
     assert alone.silo_names == ("east",)
     assert len(alone.train) == 0
     assert alone.feature_shape == held.feature_shape
-    own = read_own(how, empty, silo=1, name="east", users=("p1", "p2"))
+    own, _ = read_own(how, empty, silo=1, name="east", users=("p1", "p2"))
     assert (len(own), own.features.shape[1:]) == (0, held.feature_shape)
 
 
@@ -295,7 +295,7 @@ def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: s
         cohort = Cohort.of(
             population.train, groups=groups, n_silos=2, scale=population.scale, device=torch.device("cpu")
         )
-        local = LocalSgd(learning_rate=2.0, epochs=2, batch_size=1)
+        local = LocalSgd(learning_rate=2.0, epochs=1, batch_size=1)
         trainer = LoopTrainer(task=task_of("linear", population.feature_shape, 2), local=local)
         start = trainer.task.initial()
         ones = torch.ones(len(groups), dtype=torch.float64)

@@ -143,7 +143,7 @@ def test_an_update_that_is_not_finite_is_counted_and_never_reaches_the_sum(train
 def test_one_user_moves_the_loop_trainers_sum_by_at_most_her_bound(seed, left_out, scale):
     task, cohort = task_of("mlp"), cohort_of([3, 1, 2], seed=seed)
     cohort = dataclasses.replace(cohort, scale=Affine(factor=scale))
-    run = LoopTrainer(task=task, local=LocalSgd(learning_rate=0.5, epochs=2, batch_size=2))
+    run = LoopTrainer(task=task, local=LocalSgd(learning_rate=0.5, epochs=1, batch_size=2))
     members, weights = everyone(cohort)
     clip = Clip(norm=0.37)
     full = run.sums(TrainJob(task.initial(), cohort, members, weights, clip, RANDOMNESS, ("round", 1)))

@@ -31,8 +31,6 @@ Ciphertext = UInt64[np.ndarray, "2 primes n"]
 
 PRIME_BITS: Final = 60
 _KEY_PRIME_BITS: Final = 20  # SEAL's extra prime for keys; nothing is encrypted with it
-ERROR_STD: Final = 3.2
-"""Standard deviation of fresh encryption noise in SEAL."""
 
 
 def _seal() -> Any:

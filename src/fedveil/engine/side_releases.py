@@ -19,7 +19,6 @@ from fedveil.errors import CompositionError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
@@ -132,12 +131,6 @@ def together(
     events = (*(() if rounds is None else (rounds,)), *(one.against(role) for one in releases))
     loss = grid_loss + math.fsum(one.grid_loss for one in releases)
     return (events[0] if len(events) == 1 else ComposedEvent(events=events)), loss
-
-
-def epsilon_together(accountant: Accountant, delta: float, spent: tuple[Event, float]) -> float:
-    """Return the epsilon of what :func:`together` returned."""
-    event, loss = spent
-    return epsilon_on_grid(accountant, event, delta, loss)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

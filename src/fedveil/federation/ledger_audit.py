@@ -71,6 +71,7 @@ def export_ledger(
         "number": number,
         "public": identity.public.raw.hex(),
         "coordinator": membership.coordinator.raw.hex(),
+        "before": [one.identity.raw.hex() for one in membership.revoked],
         "membership": membership.digest.hex(),
         "time": now(),
         "lines": content[:complete].decode().splitlines(),
@@ -208,7 +209,8 @@ def _member(path: Path, document: dict[str, Any], membership: Path | None) -> st
     known = Membership.read(membership)
     if silo not in known.silos or known.roster[known.silos.index(silo)].raw.hex() != public:
         raise IntegrityError(f"{membership}: its silo '{foreign(silo)}' has another key, or there is none")
-    if known.coordinator.raw.hex() != coordinator:
+    revoked = {one.identity.raw.hex() for one in known.revoked}
+    if known.coordinator.raw.hex() != coordinator or not revoked.issuperset(document["before"]):
         raise IntegrityError(f"{path}: names another coordinator than {membership}")
     return f"silo and coordinator are those of serial {known.serial} ({known.fingerprint})"
 
@@ -231,7 +233,8 @@ def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -
 
 def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
     """Check every charge against the letter that asked for it."""
-    asked, coordinators = set[str](), {bytes.fromhex(document["coordinator"])}
+    asked = set[str]()
+    coordinators = {bytes.fromhex(one) for one in (document["coordinator"], *document["before"])}
     named = {hashlib.sha256(raw).hexdigest(): PublicIdentity(raw) for raw in coordinators}
     charges = _charges(lines)
     with reading(path, IntegrityError):

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -121,6 +122,17 @@ def new_node_key(path: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     key = ec.generate_private_key(ec.SECP384R1())
     write_private_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     return key, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def node_public(path: Path) -> bytes:
+    """Return the public half (OpenSSH) of the node's key in a file.
+
+    Raises:
+        CryptoError: the file is missing, readable by others, or holds none.
+    """
+    with reading(path, CryptoError):
+        key = load_ssh_private_key(read_private_file(path), None)
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def new_server_key(path: Path) -> bytes:

@@ -23,6 +23,8 @@ from fedveil.flower.requests import Request
 from fedveil.population.schema import read_schema
 
 MEMBERSHIP: Final = "membership.toml"
+COORDINATOR: Final = "coordinator"
+"""The name of the coordinator, which no silo has."""
 _KEY: Final = "founder.key"
 _ADMITTED: Final = "admitted"
 _REVOKED: Final = "revoked.json"
@@ -83,6 +85,8 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
         raise IntegrityError(
             f"{request}: its fingerprint is another than the one that was typed in: another request, or a changed one"
         )
+    if asked.role == "silo" and asked.name == COORDINATOR:
+        raise ConfigError(f"{request}: a silo cannot be named '{COORDINATOR}'")
     if asked.identity in {one.identity for one in _revoked(folder)}:
         raise IntegrityError(f"{request}: its key was revoked; a revoked key does not come back")
     place = folder / _ADMITTED / f"{_slot(asked)}.request"
@@ -95,28 +99,44 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
 
 
 def revoke(folder: Path, name: str, reason: str) -> Revoked:
-    """Take a silo out of the next membership that is sealed, and its key out of all.
+    """Take a party out of the next membership that is sealed, and its key out of all.
+
+    In the place of a coordinator whose key was lost another one joins, with keys of its own; the silos that accept the
+    next membership go on with their ledgers, and answer the lost key no more.
+
+    Args:
+        folder: the founder's.
+        name: of the silo, or ``coordinator``.
+        reason: for all members to read.
 
     Raises:
-        ConfigError: no silo of this name was admitted.
+        ConfigError: no party of this name was admitted.
     """
-    place = folder / _ADMITTED / f"silo-{name}.request"
+    place = folder / _ADMITTED / f"{COORDINATOR if name == COORDINATOR else f'silo-{name}'}.request"
     if not place.is_file():
         raise ConfigError(f"{folder}: no silo '{name}' was admitted")
     one = Revoked(identity=Request.read(place).identity, since=_day(0), reason=reason)
     document = [
         {"identity": each.identity.raw.hex(), "since": each.since, "reason": each.reason}
-        for each in (*_revoked(folder), one)
+        for each in (*(each for each in _revoked(folder) if each.identity != one.identity), one)
     ]
     replace_file(folder / _REVOKED, json.dumps(document, indent=1).encode())
     place.unlink()
     return one
 
 
-def seal(folder: Path, passphrase: Passphrase | None, days: int = CERTIFICATE_DAYS) -> Membership:
+def seal(
+    folder: Path, passphrase: Passphrase | None, days: int = CERTIFICATE_DAYS, above: int = 0
+) -> Membership:
     """Seal who was admitted as the next membership, and issue the coordinator's certificate anew.
 
     Writes ``sealed/membership.toml`` and ``sealed/server.crt``, to be handed to all parties.
+
+    Args:
+        folder: the founder's.
+        passphrase: of the founder's keys.
+        days: for how long it is valid.
+        above: a serial number that parties have seen before the federation was founded again; this one is larger.
 
     Raises:
         ConfigError: nobody, or no coordinator, was admitted.
@@ -128,7 +148,7 @@ def seal(folder: Path, passphrase: Passphrase | None, days: int = CERTIFICATE_DA
     if not silos or len(coordinators) != 1:
         raise ConfigError(f"{folder}: admit the coordinator and at least one silo before you seal")
     target = folder / "sealed" / MEMBERSHIP
-    serial = Membership.read(target).serial + 1 if target.exists() else 1
+    serial = max(above, Membership.read(target).serial if target.exists() else 0) + 1
     membership = Membership(
         silos=tuple(one.name for one in silos),
         roster=tuple(one.identity for one in silos),

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from fedveil.errors import IntegrityError
 from fedveil.federation.share import silo_share
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.standing import Standing
@@ -58,6 +59,11 @@ def open_silo(folder: SiloFolder) -> SiloParty:
         return Standing(membership=folder.membership, policy=folder.policy)
 
     number = membership.number(settings.name)
+    if folder.identity.public != membership.roster[number]:
+        raise IntegrityError(
+            f"{folder / 'identity.key'}: not the key that membership.toml has for '{settings.name}'; "
+            "accept the membership again, with the keys that it names in place"
+        )
     users = None if settings.users is None else folder / str(settings.users)
     share = silo_share(folder.schema, folder / str(settings.table), membership, number, users)
     state = folder / "state"

@@ -8,6 +8,7 @@ serial number is not below that of the one before. ``tests/test_ceremony.py`` se
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,10 +20,10 @@ from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
-from fedveil.files import read_content, replace_file
-from fedveil.flower.certificates import new_node_key, new_server_key
+from fedveil.files import read_content, replace_file, sync_folder
+from fedveil.flower.certificates import new_node_key, new_server_key, node_public
 from fedveil.flower.folders import CoordinatorSettings, SiloSettings
-from fedveil.flower.founder import MEMBERSHIP
+from fedveil.flower.founder import COORDINATOR, MEMBERSHIP
 from fedveil.flower.link_folder import LinkSettings
 from fedveil.flower.requests import Request
 
@@ -70,6 +71,8 @@ def join_as_silo(
     Raises:
         ConfigError: the folder exists, or the charter is none.
     """
+    if name == COORDINATOR:
+        raise ConfigError(f"a silo cannot be named '{COORDINATOR}'")
     pinned = _settle(folder, charter)
     SiloSettings(name=name, coordinator=f"{pinned.host}:{pinned.port}").write(folder / "silo.toml")
     (folder / "policy.toml").write_text(
@@ -116,7 +119,7 @@ def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None
     csr = new_server_key(link / "server.key")
     request = Request(
         role="coordinator",
-        name="coordinator",
+        name=COORDINATOR,
         charter=pinned.digest,
         identity=identity.public,
         transport=csr.decode("ascii"),
@@ -127,6 +130,9 @@ def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None
 
 def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase | None) -> Membership:
     """Accept a membership that the founder sealed; from then on it is the party's.
+
+    A crash at any moment leaves nothing that accepting it again does not end: the membership is written last, and a key
+    is taken from its next file or, where that was done, from its own.
 
     Args:
         folder: the party's.
@@ -151,23 +157,32 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
         link = folder / CoordinatorSettings.read(folder / "coordinator.toml").link
         replace_file(link / "server.crt", read_content(sealed.parent / "server.crt", ConfigError))
     else:
-        name = SiloSettings.read(folder / "silo.toml").name
-        expected = offered.roster[offered.number(name)]
-        for ending in (_NEXT, ""):
-            path = folder / (IDENTITY + ending)
-            if path.exists() and IdentityKey.load(path, passphrase).public == expected:
-                for stem in (IDENTITY, NODE) if ending else ():
-                    os.replace(folder / (stem + ending), folder / stem)
-                break
-        else:
-            _check_own(sealed, False)
+        number = offered.number(SiloSettings.read(folder / "silo.toml").name)
+        public, node = offered.roster[number], offered.nodes[number].encode()
+        named = (
+            _named(folder / IDENTITY, lambda path: IdentityKey.load(path, passphrase).public == public),
+            _named(folder / NODE, lambda path: node_public(path) == node),
+        )
+        _check_own(sealed, None not in named)
+        for key, stem in zip(named, (IDENTITY, NODE), strict=True):
+            if key is not None and key != folder / stem:
+                os.replace(key, folder / stem)
+        sync_folder(folder)
     replace_file(target, offered.to_toml().encode())
     return offered
 
 
+def _named(key: Path, fits: Callable[[Path], bool]) -> Path | None:
+    """Return the file of a key that a membership names: the next one, or the present one, which it may be already."""
+    for path in (key.with_name(key.name + _NEXT), key):
+        if path.exists() and fits(path):
+            return path
+    return None
+
+
 def _check_own(sealed: Path, own: bool) -> None:
     if not own:
-        raise IntegrityError(f"{sealed}: it does not have this party's identity key")
+        raise IntegrityError(f"{sealed}: it does not have this party's keys")
 
 
 def _settle(folder: Path, charter: Path) -> Charter:

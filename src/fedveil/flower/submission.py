@@ -5,19 +5,34 @@ from __future__ import annotations
 import json
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from fedveil.engine.declared import Declared
 from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.folder import Row, RunFolder
+from fedveil.engine.inference import prepare_inference
+from fedveil.engine.preprocessing import read_preprocessed
+from fedveil.engine.release_document import (
+    INFERENCE,
+    STATISTICS,
+    TableDocument,
+    read_inference_document,
+    read_release_document,
+)
+from fedveil.engine.release_run import PreparedReleases
+from fedveil.engine.releases import prepare_release
 from fedveil.engine.run import Observer
-from fedveil.engine.setup import prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.share import FixedPopulation, public_share
+from fedveil.federation.opening import open_release, open_training
+from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
+from fedveil.federation.release_rounds import DueRelease
+from fedveil.federation.share import FixedPopulation, public_table
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
@@ -46,22 +61,31 @@ class Unwatched:
         """Nothing."""
 
 
-def read_experiment(path: Path, home: CoordinatorFolder) -> Experiment:
-    """Read an experiment that a federation can run.
+def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocument:
+    """Read what a federation can run: an experiment, or releases of statistics or of a regression.
 
     Raises:
-        ConfigError: no tables, another schema, no public test table, or a model that is left to be guessed.
+        ConfigError: no tables, another schema, or, of an experiment, no public test table or a model that is left to
+            be guessed.
     """
-    experiment = parse(read_toml(path), str(path)).anchored(path.parent)
+    content = read_toml(path)
+    document = next((read(path) for key, read in _RELEASES.items() if key in content), None)
+    if document is None:
+        return _experiment(content, path, home)
+    _check_schema(document, path, home)
+    return document
+
+
+def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) -> Experiment:
+    experiment = parse(content, str(path)).anchored(path.parent)
     table = experiment.data.table
     if table is None:
         raise ConfigError(f"{path}: data.table: a federation trains on the silos' own tables")
-    if schema_digest(table.schema_file) != home.membership.schema_digest:
-        raise ConfigError(f"{path}: data.table.schema_file: not the schema that the members agreed on")
-    if table.test_file is None:
+    _check_schema(experiment, path, home)
+    if table.test_file is None and experiment.evaluation is None:
         raise ConfigError(
             f"{path}: data.table.test_file: nobody can hold records out of tables that nobody may pool; "
-            "give a public test table"
+            "give a public test table, or [evaluation], for which every silo holds records of its own out"
         )
     if experiment.model.name is None or experiment.model.loss is None:
         raise ConfigError(
@@ -70,26 +94,104 @@ def read_experiment(path: Path, home: CoordinatorFolder) -> Experiment:
     return experiment
 
 
-def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
-    """Open a run folder as the coordinator, new or interrupted.
+def _check_schema(document: Experiment | TableDocument, path: Path, home: CoordinatorFolder) -> None:
+    table = document.data.table
+    assert table is not None
+    if schema_digest(table.schema_file) != home.membership.schema_digest:
+        raise ConfigError(f"{path}: data.table.schema_file: not the schema that the members agreed on")
+
+
+def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) -> RunFolder:
+    """Make the folder of a run of the coordinator's."""
+    return RunFolder.create(home / "runs", document)
+
+
+def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
+    """Yield the coordinator of every part of a run that is not made yet, each when the one before has ended.
 
     Raises:
-        FedveilError: whatever is wrong with the coordinator's folder, the experiment or the run folder.
+        FedveilError: whatever is wrong with the coordinator's folder, the document or the run folder.
     """
+    for file, read in _PREPARED.items():
+        if (path / file).exists():
+            yield from _releases(home, RunFolder(path), read(path / file, home))
+            return
+    yield from _training(home, path)
+
+
+def _releases(
+    home: CoordinatorFolder, folder: RunFolder, prepared: PreparedReleases
+) -> Iterator[CoordinatorParty[Any]]:
+    while (due := due_of_document(prepared, folder)) is not None:
+        yield _one_release(home, folder, due, prepared.document)
+
+
+def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
     folder, experiment = RunFolder.open(path)
+    first = due_before(_prepared(home, folder, experiment), folder)
+    if first is not None:
+        yield _one_release(home, folder, first, experiment)
+        experiment = folder.refined(experiment)
+    prepared = _prepared(home, folder, experiment)
+    if not has_trained(prepared, folder):
+        yield open_training(
+            prepared=prepared,
+            membership=home.membership,
+            identity=home.identity,
+            folder=folder,
+            heads=HeadsSeen(home / HEADS),
+            observer=Unwatched(),
+        )
+    while (due := due_after(prepared, folder)) is not None:
+        yield _one_release(home, folder, due, experiment)
+
+
+def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment) -> Prepared:
     table = experiment.data.table
-    if table is None or table.test_file is None:
-        raise RunFolderError(f"{path}: not a run of a federation")
-    membership = home.membership
-    share = public_share(home.schema, table.test_file, membership)
-    return CoordinatorParty(
-        prepared=prepare(experiment, FixedPopulation(share)),
-        membership=membership,
+    if table is None or (table.test_file is None and experiment.evaluation is None):
+        raise RunFolderError(f"{folder.path}: not a run of a federation")
+    own = public_table(home.schema, table.test_file, home.membership)
+    found = read_preprocessed(folder.path)
+    own = own if found is None else own.refined(found.schema)
+    return prepare(experiment, FixedPopulation(own.share()))
+
+
+def _one_release(
+    home: CoordinatorFolder, folder: RunFolder, due: DueRelease[Any], document: Experiment | TableDocument
+) -> CoordinatorParty[Any]:
+    return open_release(
+        due=due,
+        document=document,
+        membership=home.membership,
         identity=home.identity,
         folder=folder,
         heads=HeadsSeen(home / HEADS),
-        observer=Unwatched(),
     )
+
+
+def _statistics(path: Path, home: CoordinatorFolder) -> PreparedReleases:
+    return prepare_release(read_release_document(path), _declared(home))
+
+
+def _inference(path: Path, home: CoordinatorFolder) -> PreparedReleases:
+    return prepare_inference(read_inference_document(path), _declared(home))
+
+
+def _declared(home: CoordinatorFolder) -> Declared:
+    return Declared(schema=home.schema, silos=home.membership.silos)
+
+
+_RELEASES: Final[Mapping[str, Callable[[Path], TableDocument]]] = {
+    "statistics": read_release_document,
+    "inference": read_inference_document,
+}
+"""Documents of releases, by the table that only they have."""
+
+_PREPARED: Final[Mapping[str, Callable[[Path, CoordinatorFolder], PreparedReleases]]] = {
+    STATISTICS: _statistics,
+    INFERENCE: _inference,
+}
+"""The same in run folders, by their files."""
 
 
 class Submission:
@@ -130,29 +232,21 @@ class Submission:
         return not ended
 
 
-def watch(
-    folder: RunFolder, observer: Observer, experiment: Experiment, lasts: Callable[[float], bool]
-) -> str | None:
-    """Tell the observer of every new line of metrics, until the run ends; return why it stopped early, if it did.
+def wait(folder: RunFolder, lasts: Callable[[float], bool], look: Callable[[], None]) -> str | None:
+    """Wait until a run ends; return why it stopped early, if it did.
 
     Args:
         folder: the run folder.
-        observer: who is told.
-        experiment: what runs.
         lasts: waits so many seconds, and returns whether the run waits or is played still.
+        look: called again and again, and once when it has ended.
 
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
     """
-    done = max(1, len(read_rows(folder / "metrics.jsonl")))
-    observer.started(folder.path, experiment, done - 1)
     while True:
         lives = lasts(_LOOK_SECONDS)
         ended = (folder / END).exists()
-        rows = read_rows(folder / "metrics.jsonl")
-        for row in rows[done:]:
-            observer.completed(row)
-        done = max(done, len(rows))
+        look()
         if ended:
             with reading(folder / END, RunFolderError):
                 end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
@@ -164,3 +258,24 @@ def watch(
                 f"{folder.path}: the coordinator's process is gone; start it again and go on by "
                 f"`fedveil federation run --resume {folder.path}`"
             )
+
+
+def watch(
+    folder: RunFolder, observer: Observer, experiment: Experiment, lasts: Callable[[float], bool]
+) -> str | None:
+    """Tell the observer of every new line of metrics, until the run ends; return why it stopped early, if it did.
+
+    Raises:
+        RunFolderError: as :func:`wait`.
+    """
+    done = max(1, len(read_rows(folder / "metrics.jsonl")))
+    observer.started(folder.path, experiment, done - 1)
+
+    def look() -> None:
+        nonlocal done
+        rows = read_rows(folder / "metrics.jsonl")
+        for row in rows[done:]:
+            observer.completed(row)
+        done = max(done, len(rows))
+
+    return wait(folder, lasts, look)

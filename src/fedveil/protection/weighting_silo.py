@@ -95,11 +95,6 @@ class WeightingSilo(KeyedSilo):
         return np.flatnonzero(self._counts)
 
     @property
-    def phase(self) -> Phase:
-        """Where the silo stands in the protocol."""
-        return self._phase
-
-    @property
     def awaits_input(self) -> bool:
         """Whether a round has begun and :meth:`contribute` is due."""
         return self._phase is Phase.INPUTS

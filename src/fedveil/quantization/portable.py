@@ -49,7 +49,8 @@ def _log(x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
     return series
 
 
-def _sine_quarter(v: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+def sine_quarter(v: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+    """sin(pi v / 2) for v in [-1, 1]."""
     sine = _polynomial(_SINE_SERIES, v * v)
     sine *= v
     return sine
@@ -62,11 +63,6 @@ def log(x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
     True
     """
     return np.concatenate([_log(x[at : at + CHUNK]) for at in range(0, len(x), CHUNK)] or [x])
-
-
-def sine_quarter(v: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
-    """sin(pi v / 2) for v in [-1, 1]."""
-    return np.concatenate([_sine_quarter(v[at : at + CHUNK]) for at in range(0, len(v), CHUNK)] or [v])
 
 
 def unit(words: UInt64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
@@ -109,7 +105,7 @@ def _chi_square(source: BitSource, count: int, degrees: int) -> Float64[np.ndarr
     if degrees % 2:
         half = (count + 1) // 2
         exponential = _log(uniforms(source, half))
-        share = _sine_quarter(2.0 * uniforms(source, half) - 1.0)
+        share = sine_quarter(2.0 * uniforms(source, half) - 1.0)
         share *= 0.5
         share += 0.5
         share *= exponential
@@ -131,10 +127,10 @@ def normals(words: UInt64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         pairs = words[at : at + 2 * CHUNK].reshape(-1, 2)
         radius = np.sqrt(-2.0 * _log(unit(pairs[:, 0])))
         v = 2.0 * unit(pairs[:, 1]) - 1.0
-        cosine = _sine_quarter(1.0 - np.abs(v))
+        cosine = sine_quarter(1.0 - np.abs(v))
         left: Bool[np.ndarray, " k"] = (pairs[:, 1] & np.uint64(1)).astype(np.bool_)
         np.negative(cosine, out=cosine, where=left)
         both = out[at : at + 2 * CHUNK].reshape(-1, 2)
-        np.multiply(radius, _sine_quarter(v), out=both[:, 0])
+        np.multiply(radius, sine_quarter(v), out=both[:, 0])
         np.multiply(radius, cosine, out=both[:, 1])
     return out

@@ -14,10 +14,6 @@ from fedveil.population.splits import local_tests, stratified_holdout
 
 TEST_RECORDS = 10_000
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
 CANONICAL_RECORDS = 50_000
 RGB_RECORDS = 20_000
 _UNSIGNED_BYTES = 0x08
