@@ -72,6 +72,7 @@ def test_a_result_file_belongs_to_a_table():
         "price",
         "flamby",
         "statistics",
+        "statistics-speed",
         "inference",
     }
 
