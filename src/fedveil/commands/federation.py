@@ -14,7 +14,7 @@ from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
-from fedveil.errors import ConfigError, RefusedRunError
+from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.charter import CHARTER
 from fedveil.flower.certificates import CERTIFICATE_DAYS
 from fedveil.flower.demonstration import write_demonstration
@@ -169,7 +169,7 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
         if submission.before and not as_json:
             OUT.print(f"runs that are played before it: {submission.before}")
         with observer(OUT, quiet=as_json, resume=again) as watching:
-            stopped = watch(folder, watching, experiment, submission.lasts)
+            stopped, silent = watch(folder, watching, experiment, submission.lasts)
     report = write_report(folder.path)
     if as_json:
         print_json({"folder": folder.path, "stopped": stopped, "report": report})
@@ -178,6 +178,11 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
             OUT.print(f"stopped: {stopped}")
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
+    if silent:
+        raise SilentSiloError(
+            f"{folder.path}: ended because {', '.join(silent)} did not answer; go on once it does: "
+            f"`{again} {folder.path}`"
+        )
     checkpoint = folder.read_checkpoint()
     if stopped is not None and (checkpoint is None or not checkpoint.round):
         raise RefusedRunError(f"{folder.path}: refused before the first round: {stopped}")

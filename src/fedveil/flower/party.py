@@ -119,11 +119,12 @@ class Party:
         """Play a run from its last complete round, and leave in its folder how it ended."""
         error: str | None = None
         stopped: str | None = None
+        silent: tuple[str, ...] = ()
         try:
             party = open_run(self._home, path)
             try:
                 with self._tasks.playing() as grid:
-                    carry(grid, party, self._home)
+                    silent = carry(grid, party, self._home)
             finally:
                 party.close()
             assert party.outcome is not None
@@ -138,4 +139,4 @@ class Party:
                 error = f"the coordinator failed ({type(problem).__name__}); its own log says where"
                 _log.exception("a run failed")
         with contextlib.suppress(FedveilError):  # said already, or there is no folder to say it in
-            RunFolder(path).write_json(END, {"error": error, "stopped": stopped})
+            RunFolder(path).write_json(END, {"error": error, "stopped": stopped, "silent": silent})

@@ -14,7 +14,7 @@ from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import prepare
-from fedveil.errors import ConfigError, CoordinatorGoneError, RunFolderError
+from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.share import FixedPopulation, public_share
@@ -25,7 +25,7 @@ from fedveil.flower.sockets import address
 from fedveil.protection.errors import ProtocolError
 
 END: Final = "end.json"
-"""Written when a run's play ends: {"error": text or null, "stopped": text or null}."""
+"""Written when a run's play ends: {"error": text or null, "stopped": text or null, "silent": names of silos}."""
 
 SOCKET: Final = "party"
 """The coordinator's socket for submissions, in its folder ``run``."""
@@ -100,7 +100,7 @@ class Submission:
         run: the run folder.
 
     Raises:
-        ConfigError: no coordinator is served from this folder.
+        BusyError: no coordinator is served from this folder.
     """
 
     def __init__(self, home: CoordinatorFolder, run: Path) -> None:
@@ -111,7 +111,7 @@ class Submission:
             self.before = int(json.loads(receive_frame(self._connection))["before"])
         except (OSError, ProtocolError) as error:
             self._connection.close()
-            raise ConfigError(
+            raise BusyError(
                 f"{home.path}: no coordinator is served; start `fedveil coordinator serve {home.path}` "
                 f"({type(error).__name__})"
             ) from None
@@ -132,14 +132,17 @@ class Submission:
 
 def watch(
     folder: RunFolder, observer: Observer, experiment: Experiment, lasts: Callable[[float], bool]
-) -> str | None:
-    """Tell the observer of every new line of metrics, until the run ends; return why it stopped early, if it did.
+) -> tuple[str | None, tuple[str, ...]]:
+    """Tell the observer of every new line of metrics, until the run ends.
 
     Args:
         folder: the run folder.
         observer: who is told.
         experiment: what runs.
         lasts: waits so many seconds, and returns whether the run waits or is played still.
+
+    Returns:
+        Why it stopped early, None if it did not; and the silos whose silence ended it.
 
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
@@ -158,7 +161,8 @@ def watch(
                 end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
                 if end["error"] is not None:
                     raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
-                return None if end["stopped"] is None else str(end["stopped"])
+                stopped = None if end["stopped"] is None else str(end["stopped"])
+                return stopped, tuple(str(silo) for silo in end["silent"])
         if not lives:
             raise CoordinatorGoneError(
                 f"{folder.path}: the coordinator's process is gone; start it again and go on by "
