@@ -233,7 +233,7 @@ def test_a_value_that_does_not_fit_is_refused(change: dict[str, Any], tmp_path: 
 def test_services_are_read_by_who_runs_them(tmp_path: Path) -> None:
     """Containers by their schema's words; units by systemd's own verifier, and the proxy by its own, where they are."""
     folder = tmp_path / "deploy"
-    assert run("deploy", "write", folder, "--host", "10.0.0.2").exit_code == 0
+    assert run("deploy", "write", folder, "--behind", "10.0.0.2:9443").exit_code == 0
     compose = yaml.safe_load((folder / "compose.yaml").read_text())
     assert set(compose) == {"services", "secrets"}
     for one in compose["services"].values():
@@ -270,6 +270,8 @@ def test_every_process_has_a_user_and_a_port_of_its_own(tmp_path: Path) -> None:
     }
     proxy = (folder / "nginx.conf").read_text()
     assert re.findall(r"(?:listen|proxy_pass) (?:127\.0\.0\.1:)?(\d+);", proxy) == ["9443", "9444"]
+    with pytest.raises(ConfigError, match="HOST:PORT is needed"):
+        run("deploy", "write", tmp_path / "other", "--behind", "10.0.0.2")
     with pytest.raises(ConfigError, match="at one port of this host"):
         write_deployment(tmp_path / "other", Hosting(link=9443))
     write_deployment(tmp_path / "other", Hosting(host="10.0.0.2", link=9443))
