@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from benchmarks.evaluation_targets import (
     of_people,
     value,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import (
     mean_absolute_error,
     r2_score,
@@ -36,19 +40,24 @@ from fedveil.engine.run import Outcome, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError
 from fedveil.local.metrics import c_index
+from fedveil.methods.weights import Weights
+from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.page import write_report
 from fedveil.statistics.amounts import Amounts
-from fedveil.statistics.cells import Everybody
-from fedveil.statistics.confusion import Classes
+from fedveil.statistics.binary import TwoClasses
+from fedveil.statistics.cells import Everybody, Silos
+from fedveil.statistics.confusion import Classes, ConfusionCells
 from fedveil.statistics.evaluated import Asked, read_evaluated
+from fedveil.statistics.evaluator import Evaluator
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.lifetimes import ExitCells, ExitCounts, Lifetimes
-from fedveil.statistics.local import silo_sums
+from fedveil.statistics.local import LocalStatistic, silo_sums
 from tests.doc_examples import BLOCKS
 from tests.test_run import Silent
 
 Z = 4.9
+GRID = 2.0**-29
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
@@ -116,6 +125,14 @@ def test_censoring_does_not_pull_the_areas() -> None:
     assert abs(plain - roc_auc_score(clear[:, 1] <= 4, whole[:, 0])) > 0.002
 
 
+def test_a_prediction_that_is_no_class_is_unreadable() -> None:
+    """A model may have more outputs than there are classes; it must not count in the next class's row."""
+    outputs = np.array([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0], [np.nan, 0.0, 0.0, 0.0]])
+    cells = ConfusionCells(CLASSES)
+    place = cells.of(of_people(Classes(CLASSES).columns(outputs, np.array([0, 0, 0])), 3))
+    assert [cells.labels[one] for one in place] == ["a taken for b", "unreadable", "unreadable"]
+
+
 def test_exits_at_a_horizon_have_happened_or_go_on() -> None:
     evaluator, cells = Lifetimes((1.0, 2.0), 2), ExitCells((1.0, 2.0), (0.0,))
     targets = np.array([[1, 1.0], [0, 1.0], [1, 1.5], [0, 2.0], [1, 2.0], [1, 2.5], [0, 0.5]])
@@ -148,6 +165,66 @@ def test_an_area_has_the_gradient_of_two_classes_where_nobody_is_censored() -> N
     assert one.people == pytest.approx(other.people, rel=1e-6)
     # the weights of censoring are 1, and yet noise in the censored counts moves them
     assert other.noise < one.noise < 2 * other.noise
+
+
+# --- what one person moves ---------------------------------------------------------------------------------------
+
+ANY = st.floats(width=32) | st.sampled_from([0.0, 1.0, 2.0, -1.0])
+RECORDS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2), st.lists(ANY, min_size=4, max_size=4), st.integers(0, 2)),
+    min_size=1,
+    max_size=8,
+)
+EVALUATORS: dict[str, Evaluator] = {
+    "two classes": TwoClasses(8),
+    "classes": Classes(CLASSES),
+    "amounts": Amounts(-2.0, 50.0, 3.0),
+    "lifetimes": Lifetimes(HORIZONS, 8),
+}
+
+
+def units_of(case: str, step: LocalStatistic, records: list[Any]) -> np.ndarray:
+    """Return the sum over silos of people's vectors, in units of the grid."""
+    evaluator = EVALUATORS[case]
+    cells = np.array([cells for _, _, cells, _ in records], dtype=np.float64).reshape(-1, 4)
+    label = np.array([label for *_, label in records], dtype=np.int64)
+    width = {"two classes": 2, "classes": 4}.get(case, 1)  # one output more than there are classes
+    targets = {
+        "two classes": label % 2,
+        "amounts": cells[:, 3],
+        "lifetimes": np.stack((label % 2, np.abs(cells[:, 3])), axis=1),
+    }.get(case, label)
+    table = replace(
+        of_people(evaluator.columns(cells[:, :width], targets), len(records)),
+        silo=np.array([silo for _, silo, *_ in records], dtype=np.int32),
+        user=np.array([user for user, *_ in records], dtype=np.int32),
+        n_users=4,
+        silo_names=("a", "b", "c"),
+    )
+    weights = Weights.BY_RECORDS.of(table.pairs(), 3, 4)
+    found: np.ndarray = silo_sums(step, table, weights, FixedVector(norm=1.0, step=GRID)).sum(axis=0) / GRID
+    return found
+
+
+@pytest.mark.parametrize("case", list(EVALUATORS))
+@settings(max_examples=25, deadline=None)
+@given(records=RECORDS)
+def test_a_person_moves_the_stored_integers_by_the_norm_at_most(case: str, records: list[Any]) -> None:
+    """In rational arithmetic, whatever outputs and targets are; every block by itself moves by its share."""
+    evaluator = EVALUATORS[case]
+    groups = {"all": Everybody(), "silo": Silos(("a", "b", "c"))}
+    blocks = [
+        one for name, some in groups.items() for one in evaluator.blocks(name, some, evaluator.unplaced)
+    ]
+    step = LocalStatistic(layout=Layout(tuple(blocks)))
+    whole = units_of(case, step, records)
+    others = [one for one in records if one[0] != records[0][0]]
+    moved = [int(one) for one in whole - (units_of(case, step, others) if others else 0)]
+    assert Fraction(sum(one**2 for one in moved)) <= Fraction(1 / GRID) ** 2
+    for slot in step.layout.slots:
+        assert sum(one**2 for one in moved[slot.place]) <= slot.share * (1 + 1e-12) / GRID**2
+        if slot.block.encoder.covers:
+            assert sum(moved[slot.place]) * GRID / slot.scale == pytest.approx(1.0, abs=2**-20)
 
 
 # --- coverage -----------------------------------------------------------------------------------------------------

@@ -67,7 +67,13 @@ def test_no_cell_stands_on_the_page_with_fewer_than_three_runs():
 
 
 def test_a_result_file_belongs_to_a_table():
-    assert {path.stem for path in (ROOT / "results").glob("*")} <= {*TABLES, "price", "flamby"}
+    assert {path.stem for path in (ROOT / "results").glob("*")} <= {
+        *TABLES,
+        "price",
+        "flamby",
+        "statistics",
+        "inference",
+    }
 
 
 def test_a_page_without_result_files_has_no_section_and_no_measured_figure(tmp_path):

@@ -106,6 +106,6 @@ def _fitted(prepared: Prepared) -> tuple[str, ...]:
             f"How {columns} are scaled or encoded comes from the release {name}; no other number was read"
         )
     if prepared.evaluation is not None:
-        names = " and ".join(one.of_run(run) for one in prepared.evaluation.releases)
-        found.append(f"Test metrics come from the releases {names}: they are noisy, and covered.")
+        names = " and ".join(f"release {one.of_run(run)}" for one in prepared.evaluation.releases)
+        found.append(f"Test metrics come from {names}: they are noisy, and covered.")
     return tuple(found)

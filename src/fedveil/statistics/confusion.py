@@ -27,7 +27,7 @@ _MATRIX: Final = "confusion"
 
 @dataclass(frozen=True)
 class ConfusionCells(Partition):
-    """Class and predicted class at once; a record without a prediction has a cell of its own."""
+    """Class and predicted class at once; a record without a prediction of a class has a cell of its own."""
 
     classes: tuple[str, ...]
 
@@ -44,7 +44,7 @@ class ConfusionCells(Partition):
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         """Return the cell of every record."""
         predicted, actual, k = table.places(SCORE), table.places(TARGET), len(self.classes)
-        readable = (predicted.state == State.VALID) & (actual.state == State.VALID)
+        readable = (predicted.state == State.VALID) & (actual.state == State.VALID) & (predicted.values < k)
         return np.where(readable, actual.values * k + predicted.values, k * k).astype(np.int64)
 
 
