@@ -25,10 +25,10 @@ from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.setup import prepare
-from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
+from fedveil.federation.opening import open_training
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.signed_message import SignedMessage
@@ -36,7 +36,7 @@ from fedveil.federation.silo import SiloParty
 from fedveil.federation.standing import Standing
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.submission import END, Submission, Unwatched, read_experiment
+from fedveil.flower.submission import END, Submission, Unwatched, create_run, read_document
 from fedveil.population.records import Population, Records
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Model, Relay, Task
@@ -95,7 +95,7 @@ class World(Unwatched):
             )
         prepared = prepare(experiment, FixedPopulation(shares[0]))
         self.agreed = prepared.agreed
-        self.coordinator = CoordinatorParty(
+        self.coordinator = open_training(
             prepared=prepared,
             membership=self.membership,
             identity=self.key,
@@ -225,7 +225,7 @@ def _over_flower() -> Iterator[Row]:
                 for path in made.provisioned.silos
             ]
             try:
-                run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+                run = create_run(home, read_document(made.experiment, home))
                 with Submission(home, run.path):
                     wait_for(run / END)
                 lines = (run / "metrics.jsonl").read_text().splitlines()

@@ -23,7 +23,7 @@ from benchmarks.harness import Row
 from fedveil.engine.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.submission import END, Submission, read_experiment
+from fedveil.flower.submission import END, Submission, create_run, read_document
 
 _ROUNDS = 5
 _LONGEST_SECONDS = 1500.0
@@ -53,7 +53,7 @@ def _measure(folder: Path, silos: int) -> _Found:
     names = {f"silo{number:02}": 40 for number in range(silos)}
     made = write_demonstration(folder / "demo", rounds=_ROUNDS, port=free_port(), hospitals=names)
     home = CoordinatorFolder(made.provisioned.coordinator)
-    run = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    run = create_run(home, read_document(made.experiment, home))
     with connected(made, output=subprocess.DEVNULL) as coordinator, Submission(home, run.path):
         return _watch(run, coordinator.pid)
 

@@ -30,7 +30,7 @@ from fedveil.engine.folder import RunFolder
 from fedveil.federation.share import Share
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.provisioning import Founded, found
-from fedveil.flower.submission import END, SOCKET, Submission, read_experiment
+from fedveil.flower.submission import END, SOCKET, Submission, read_document
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load
 from fedveil.population.records import Population, Records
@@ -174,7 +174,7 @@ class _Federation:
         files = {"files": [f"{name}.csv" for name in names], "test_file": "test.csv"}
         experiment = _experiment(rounds, protection, table={"schema_file": "schema.toml", **files})
         (self._folder / "experiment.toml").write_text(experiment.to_toml(), encoding="utf-8")
-        read = read_experiment(self._folder / "experiment.toml", self._home)
+        read = read_document(self._folder / "experiment.toml", self._home)
         run = RunFolder.create(self._home / "runs", read)
         moments: list[tuple[float, int]] = []
         path = run / "metrics.jsonl"

@@ -26,6 +26,7 @@ from fedveil.federation.document import canonical
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
+from fedveil.federation.opening import open_training
 from fedveil.federation.policy import Policy
 from fedveil.federation.sessions import session_name, session_run
 from fedveil.federation.share import FixedPopulation, Share
@@ -258,7 +259,7 @@ class World:
         )
 
     def coordinate(self) -> CoordinatorParty:
-        return CoordinatorParty(
+        return open_training(
             prepared=prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
             membership=self.membership,
             identity=self.key,
@@ -343,7 +344,7 @@ class World:
             nonces = ((silo, here.nonce),)
             parts = (replace(parts[0], opened=opened, nonces=nonces),)
             self.named[place] = session_name(run, opened, nonces)
-            self.runs[place] = session_run(self.named[place], parts[0])
+            self.runs[place] = session_run(self.named[place], parts[0].digest)
         named = self.named.get(place, session.to_bytes(16, "big"))
         return self.ask(_letter(run, named, number, silo, parts))
 

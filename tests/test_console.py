@@ -272,12 +272,12 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
 ) -> None:
     folder = RunFolder.create(tmp_path, experiment())
     submitted = nullcontext(SimpleNamespace(before=0, lasts=lambda seconds: True))
-    stubs = {"Submission": submitted, "watch": ("silo north refuses: budget", ()), "write_report": tmp_path}
+    stubs = {"Submission": submitted, "watch": "silo north refuses: budget", "write_report": tmp_path}
     for name, value in stubs.items():
         monkeypatch.setattr(federation_commands, name, lambda *_, value=value: value)
     home: Any = SimpleNamespace(path=tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(federation_commands, "watch", lambda *_: ("silo north is silent", ("north",)))
+        patched.setattr(federation_commands, "silent_silos", lambda _: ("north",))
         with pytest.raises(SilentSiloError, match="north did not answer; go on once it does: `fedveil"):
             federation_commands._run(home, folder, as_json=True)
     with pytest.raises(RefusedRunError, match="refused before the first round: silo north refuses: budget"):

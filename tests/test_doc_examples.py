@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.experiment import merge, parse, parse_assignment
-from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.run import over_budget
 from fedveil.engine.study import Selection, load_study, presets
@@ -30,7 +29,7 @@ from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
-from fedveil.flower.submission import open_run, read_experiment
+from fedveil.flower.submission import create_run, due_parts, read_document
 from fedveil.keys import Filled, keys_of
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
@@ -214,7 +213,7 @@ def test_messages_are_those_of_the_program(
         assert capsys.readouterr().err.startswith(expected.removesuffix("..."))
     prepared: Any = SimpleNamespace(
         experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
-        epsilon_with=lambda role, rounds, beside: 1.535,
+        epsilon_with=lambda role, rounds, beside, again: 1.535,
         beside=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
@@ -229,6 +228,9 @@ def test_fragments_of_documents_are_valid() -> None:
     for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
         laid = merge(merge(BASE, {"method": {"learning_rate": None}}), tomllib.loads(BLOCKS[name].text))
         assert parse(laid, name).server.average is not None
+    stream = tomllib.loads(BLOCKS["docs/how-to/more-accuracy.md:1"].text) | {"privacy": {"epsilon": 2.0}}
+    plain = {key: value for key, value in BASE.items() if key not in ("local", "method")}
+    assert parse(merge(plain, stream), "correlated").method.get("correlated").period == 5
     policy = tomllib.loads(BLOCKS["docs/how-to/hide-record-counts.md:1"].text)
     assert "private-weighting" in Policy.model_validate({"epsilon": 1.0, "clip": 1.0, **policy}).protections
     table = tomllib.loads(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
@@ -322,8 +324,8 @@ def play_by_hand(folder: Path, experiment: Path) -> None:
     )
     experiment.write_text(tomlkit.dumps(asked))
     home = CoordinatorFolder(folder / "coordinator")
-    run = RunFolder.create(home / "runs", read_experiment(experiment, home))
-    party = open_run(home, run.path)
+    run = create_run(home, read_document(experiment, home))
+    (party,) = due_parts(home, run.path)
     silos = [open_silo(SiloFolder(folder / name)) for name in home.membership.silos]
     while not party.finished:
         for number, data in party.letters():

@@ -51,7 +51,7 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"method": {"name": "uldp"}}, r"method\.name: no method 'uldp'; there are: fedavg.* \(of fedveil\)"),
         (
             {"method": {"group_size": 2}},
-            r"method\.group_size: no such key; known here: clip, learning_rate, name, ",
+            r"method\.group_size: no such key; known here: clip, correlated, learning_rate, name, ",
         ),
         ({"data": {"n_users": 0}}, r"data\.n_users"),
         ({"data": {"table": {"schema_file": "s.toml", "files": ["a.csv"]}}}, r"data: give either name"),

@@ -21,7 +21,7 @@ from fedveil.errors import CompositionError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.own_session import OwnSession
+from fedveil.federation.own_training import OwnTraining
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo import MODELS
@@ -252,7 +252,8 @@ def test_the_coordinator_has_no_model(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any(content in data for data in (*kept, *seen.all))
     assert world.coordinator is not None
     assert equal_arrays(
-        world.coordinator._rounds.checkpoint.model.numpy(), world.coordinator._prepared.task.initial().numpy()
+        world.coordinator._rounds.checkpoint.model.numpy(),
+        world.coordinator._rounds._prepared.task.initial().numpy(),
     )
     world.close()
 
@@ -305,20 +306,20 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
 
 
 def test_a_next_round_needs_the_last_sum() -> None:
-    session = OwnSession.__new__(OwnSession)
-    session.prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
+    prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
+    work = OwnTraining(prepared, 0, prepared.guarantee.event, 900.0)
     zeros, after = np.zeros(4, dtype=np.float32), np.arange(4, dtype=np.float32)
     kept = RoundRecord(round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros})
     with pytest.raises(RefusalError, match="has not ended here"):
-        session._after(kept)
-    first = session._after(None)
+        work.after(kept)
+    first = work.after(None)
     following = {**first, "model": after, "state.mean": first["state.mean"] + 1}
     ended = RoundRecord.decode(replace(kept, after=following).encode())
-    again = session._after(ended)
+    again = work.after(ended)
     assert (again["model"].tolist(), again["state.mean"].tolist()) == ([0, 1, 2, 3], [1] * 4)
     for lost in ({"model": after}, following | {"state.mean": np.zeros(3)}):
         with pytest.raises(RefusalError, match="state of another server"):
-            session._after(replace(ended, after=lost))
+            work.after(replace(ended, after=lost))
     assert (ended.round, ended.request, ended.given) == (3, bytes(32), b"given")
     assert ended.before["model"].tolist() == [0, 0, 0, 0]
 

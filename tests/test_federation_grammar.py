@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.federation.grammar import ENDINGS, OUTSIDE, Grammar
+from fedveil.federation.grammar import ENDINGS, OPENINGS, OUTSIDE, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
@@ -37,6 +37,7 @@ from fedveil.protection.parts import (
     Model,
     Over,
     Part,
+    Phase,
     Refused,
     Relay,
     Task,
@@ -163,7 +164,7 @@ def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Pat
     party = world.silos[0]
     assert party is not None
     assert party._session is not None
-    party._session.prepared.setting.weights.mul_(1.0 + 2.0**-52)
+    party._session.work.prepared.setting.weights.mul_(1.0 + 2.0**-52)
     (answer,) = told(world, Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.WEIGHTS
@@ -271,6 +272,7 @@ class Undisturbed:
         self.samples[Drawn] = Drawn(commitment=bytes(range(32)))
         self.samples[Over], self.samples[Working] = Over(), Working()
         self.samples[Closing] = Closing(round=2, charges=2, line=bytes(32), statement="{}")
+        self.samples[Phase] = Phase(name="1", released=((1.0, np.zeros(3)),))
 
     def _played(self, world: World) -> World:
         for exchange in exchanges(world):
@@ -300,7 +302,7 @@ def steps_of(world: World) -> list[Step]:
     coordinator, found = world.coordinator, list[Step]()
     assert coordinator is not None
     for silo in (0, 1):
-        grammar = Grammar.of(coordinator._prepared, coordinator._agreement.exchanges(silo))
+        grammar = Grammar.of(coordinator._plan, coordinator._agreement.exchanges(silo))
         found += [grammar.opening, *grammar.protocol.setup]
         found += [step for first in (True, False) for step in grammar.round(1, first=first)]
     return found
@@ -309,7 +311,7 @@ def steps_of(world: World) -> list[Step]:
 @needs_tenseal
 def test_every_kind_has_its_place_in_a_grammar(undisturbed: Undisturbed) -> None:
     """A kind of part or message that no session has is either dead or unguarded."""
-    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE, AT_WORK) for kind in shape}
+    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE, *OPENINGS, AT_WORK) for kind in shape}
     for world in undisturbed.worlds.values():
         for step in steps_of(world):
             listed |= {*step.asked, *step.answered}
@@ -322,7 +324,7 @@ def test_no_letter_has_a_kind_that_the_method_does_not_list(name: str, undisturb
     """The statement is a fold over the messages a method lists: a kind beside them would be told and not counted."""
     world = undisturbed.worlds[name]
     assert world.coordinator is not None
-    sends = world.coordinator._prepared.method.sends()
+    sends = world.coordinator._plan.method.sends()
     listed = {role: {one.kind for one in sends if one.to & role} for role in Role}
     for step in steps_of(world):
         assert {*step.asked} <= listed[Role.SILO]

@@ -229,7 +229,7 @@ def test_terms_join_under_the_present_nonces_alone(tmp_path: Path) -> None:
     fixed = replace(terms, nonces=((0, b"s" * 16),))
     assert session_name(RUN, fixed.opened, fixed.nonces).hex() == "d6054096ab42249cd3ef62495a722eda"
     assert (
-        session_run(bytes(16), replace(fixed, experiment="{}", membership=bytes(32))).hex()
+        session_run(bytes(16), replace(fixed, experiment="{}", membership=bytes(32)).digest).hex()
         == "a5a8713498aa000a62ae0cba5b2de9b3"
     )
     world.close()

@@ -49,6 +49,7 @@ from fedveil.protection.parts import (
     Over,
     OwnDraw,
     Part,
+    Phase,
     Refused,
     Relay,
     Task,
@@ -89,6 +90,7 @@ EXAMPLES: list[Part] = [
     Relay(message=b"a message"),
     Learned(tag=bytes(range(32))),
     Drawn(commitment=bytes(32)),
+    Phase(name="eval/2", released=((0.5, np.arange(3.0)), (2.0, np.zeros(0)))),
 ]
 
 

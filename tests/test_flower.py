@@ -23,7 +23,6 @@ from benchmarks.flower_nodes import free_port
 from fedveil.cli import main
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.folder import RunFolder
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
@@ -39,12 +38,30 @@ from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.provisioning import provision
 from fedveil.flower.relay import ask
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
-from fedveil.flower.submission import END, Submission, open_run, read_experiment, watch
+from fedveil.flower.submission import END, Submission, create_run, due_parts, read_document, watch
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.refusals import Code
+from fedveil.statistics.figures import rows
+from fedveil.statistics.released import read_released
 from tests.federation_world import small_keys
 from tests.test_run import Silent
+
+COHORT = """
+name = "cohort"
+[data.table]
+schema_file = "schema.toml"
+files = {files}
+[privacy]
+epsilon = 15.0
+[protection]
+name = "secure-aggregation"
+[statistics]
+silos = "uniform"
+largest_error = 1e6
+[statistics.release]
+age = {{ show = ["count", "missing", "quantiles"], bins = 8 }}
+"""
 
 
 @pytest.fixture
@@ -245,7 +262,7 @@ def test_an_experiment_must_fit_a_federation(old: str, new: str, expected: str, 
     path.with_name("other.toml").write_text(schema.read_text() + "\n")
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=expected):
-        read_experiment(path, CoordinatorFolder(made.provisioned.coordinator))
+        read_document(path, CoordinatorFolder(made.provisioned.coordinator))
 
 
 @dataclass
@@ -373,8 +390,8 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
-    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    party = open_run(home, folder.path)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     carry(LoopGrid(nodes, guards), party, home)  # type: ignore[arg-type]
     assert party.outcome is not None
@@ -383,9 +400,41 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
     folder.write_json(END, {"error": None, "stopped": None, "silent": ()})
-    rows = Silent()
-    watch(folder, rows, read_experiment(made.experiment, home), lambda seconds: True)
-    assert [row["round"] for row in rows.rows] == []
+    told = Silent()
+    watch(folder, told, read_document(made.experiment, home), lambda seconds: True)
+    assert [row["round"] for row in told.rows] == []
+
+
+def test_flowers_messages_carry_releases_that_the_policies_allow(
+    made: Demonstration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file with [statistics] to what is shown: refused as policies come, and then allowed by name."""
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("run_id", "task_id", "node_id"):
+        monkeypatch.setattr(identity, f"_{name}", 1)
+    from fedveil.flower.transport import carry
+
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    path = made.experiment.with_name("cohort.toml")
+    path.write_text(COHORT.format(files=[f"{name}.csv" for name in HOSPITALS]))
+    folder, ended = create_run(home, read_document(path, home)), list[str | None]()
+    for allowed in ("", 'releases = ["count", "missing", "quantiles"]\n'):
+        for silo in made.provisioned.silos:
+            policy = silo / "policy.toml"
+            policy.write_text(allowed + policy.read_text())
+        with serving(made) as paths:
+            nodes = [Node(number, node_key_pem(key)) for number, key in enumerate(home.membership.nodes)]
+            for party in due_parts(home, folder.path):
+                carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
+                assert party.outcome is not None
+                ended.append(party.outcome.stopped)
+                if ended[-1] is not None:
+                    break
+    refusal, released = ended
+    assert "its policy does not allow one of the releases" in (refusal or "")
+    assert released is None
+    assert "person-silo pairs" in {row.figure for row in rows(read_released(folder.path))}
+    assert not list(due_parts(home, folder.path))
 
 
 def test_flowers_messages_carry_private_weighting(
@@ -404,8 +453,8 @@ def test_flowers_messages_carry_private_weighting(
     made.experiment.write_text(text.replace('"secure-aggregation"', '"private-weighting"\nn_max = 80'))
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
-    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    party = open_run(home, folder.path)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     with serving(made) as paths:
         carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
@@ -428,8 +477,8 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     home.settings.model_copy(update={"go_on_after": 2.0, "resend_after": 0.05}).write(
         home / "coordinator.toml"
     )
-    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    party = open_run(home, folder.path)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
     present = list(HOSPITALS)[:3]
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(present)]
     carry(LoopGrid(nodes, guards), party, home)  # type: ignore[arg-type]
@@ -450,13 +499,13 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"patience": 0.1}).write(home / "coordinator.toml")
-    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    party = open_run(home, folder.path)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
     carry(LoopGrid([], []), party, home)  # type: ignore[arg-type]
     assert party.outcome is not None
     assert "has not answered for 0.1 s" in (party.outcome.stopped or "")
     assert (folder / "model.safetensors").exists()
-    again = open_run(home, folder.path)
+    (again,) = due_parts(home, folder.path)
     assert again.run == party.run
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     home.settings.model_copy(update={"patience": 60.0, "resend_after": 0.05}).write(home / "coordinator.toml")
@@ -557,8 +606,8 @@ def test_a_run_ends_though_silos_work_for_longer_than_patience(
     home = CoordinatorFolder(made.provisioned.coordinator)
     settings = {"patience": 2.0, "resend_after": 0.5}  # 0.1 of these seconds are as long as a question takes
     home.settings.model_copy(update=settings).write(home / "coordinator.toml")
-    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    party = open_run(home, folder.path)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     with serving(made, sign_of_life=0.005) as paths:
         transport.carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
@@ -571,8 +620,8 @@ def test_a_run_ends_though_silos_work_for_longer_than_patience(
 
 def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:
     home = CoordinatorFolder(made.provisioned.coordinator)
-    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    party = open_run(home, folder.path)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
     assert len(party.letters()) == 4
     assert not any(str(made.experiment.parent).encode() in letter for _, letter in party.letters())
     party.close()
@@ -582,8 +631,8 @@ def test_a_run_between_institutions_is_not_resumed_in_one_process(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = CoordinatorFolder(made.provisioned.coordinator)
-    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
-    open_run(home, folder.path).close()
+    folder = create_run(home, read_document(made.experiment, home))
+    next(due_parts(home, folder.path)).close()
     monkeypatch.setattr("sys.argv", ["fedveil", "resume", str(folder.path)])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -70,7 +70,7 @@ def written(
     return folder / "odds.toml"
 
 
-def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None) -> None:
+def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, odd: bool = True) -> None:
     """Write two hospitals' tables: odds rise by e^0.05 a year, and are doubled in ward y; some cells are odd."""
     rng = np.random.default_rng(0)
     lines: dict[str, list[str]] = {
@@ -80,7 +80,7 @@ def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None) ->
         age, ward, place = rng.normal(60, 13), rng.integers(2), rng.integers(2)
         sick = rng.random() < 1 / (1 + np.exp(-(0.05 * (age - 60) + np.log(2) * (ward - 0.5))))
         cells = f"{age:.1f},{rng.integers(1, 40)},{'xy'[ward]},{int(sick)},z,{rng.integers(1, 400)},{rng.integers(2)}"
-        if who % 50 == 0:
+        if odd and who % 50 == 0:
             cells = "old,,?,7,,never,"
         if who != without:
             lines[("north", "south")[place]].append(f"p{who},{cells}")

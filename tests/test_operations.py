@@ -36,11 +36,10 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.flower.sockets import RunningFolder
 from fedveil.flower.status import party_status
-from fedveil.flower.submission import END, Submission, read_experiment, watch
+from fedveil.flower.submission import END, Submission, read_document, silent_silos
 from fedveil.foreign import LogFormat, LogLevel, show_log
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
-from tests.test_run import Silent
 
 ANSWERS: dict[str, Any] = {
     "host": "learn.example.org",
@@ -191,11 +190,9 @@ def test_a_run_that_silence_ends_names_the_silos(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = CoordinatorFolder(made.provisioned.coordinator)
-    folder = RunFolder.create(home / "runs", read_experiment(made.experiment, home))
+    folder = RunFolder.create(home / "runs", read_document(made.experiment, home))
     folder.write_json(END, {"error": None, "stopped": "silo va has not answered for 900 s", "silent": ["va"]})
-    assert watch(folder, Silent(), read_experiment(made.experiment, home), lambda _: True) == (
-        *("silo va has not answered for 900 s", ("va",)),
-    )
+    assert silent_silos(folder) == ("va",)
     with pytest.raises(BusyError, match="no coordinator is served"):
         Submission(home, folder.path)
 

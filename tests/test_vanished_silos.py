@@ -359,7 +359,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         experiment=ExperimentRandomness(0),
         privacy=PrivacyRandomness.insecure(11),
     )
-    members = members_of(setting, None)
+    members = members_of(setting, None, 1)
     job = replace(turn, setting=setting).job(members, setting.method.local_bound, setting.weights[members])
     sums = turn.trainer.sums(job)
     expected, _ = coordinate(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)

@@ -13,6 +13,7 @@ from fedveil.methods.channels import GaussianShares
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import Layered
 from fedveil.methods.contributions import ClientContribution
+from fedveil.methods.correlated import Correlated, streamed
 from fedveil.methods.dp_fed_ls import client_sampler
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
@@ -25,6 +26,7 @@ from tests.contract.test_methods import METHOD_CASES
 
 SILOS, CLIENTS, DIMENSION = 5, 6, 30
 SIGMA = 4.0
+_OF_PAIRS = ("uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w")
 
 Change = Callable[[Method], Method]
 
@@ -49,12 +51,14 @@ def _channels(name: str) -> dict[str, Change]:
         return replace(method, channel=replace(method.channel, colluding_silos=2))
 
     found: dict[str, Change] = {"": lambda method: method, "lrsuq": layered}
+    if name in _OF_PAIRS:
+        found["correlated"] = lambda method: streamed(method, Correlated(period=3), 12)
     return found | ({"colluding": colluding} if name.startswith("uldp") else {})
 
 
 def _samplers(name: str) -> dict[str, Change]:
     found: dict[str, Change] = {"": lambda method: method}
-    if name in ("uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w", "dp-fed", "dp-fed-ls"):
+    if name in (*_OF_PAIRS, "dp-fed", "dp-fed-ls"):
         found["poisson"] = lambda method: replace(method, sampler=PoissonUsers(rate=0.5))
     if name in ("dp-fed", "dp-fed-ls"):
         found["uniform"] = lambda method: replace(method, sampler=client_sampler("uniform", 0.5, CLIENTS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from fedveil.commands.coordinator import open_party
 from fedveil.commands.link import end_by_terminate
 from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
+from fedveil.commands.released import RELEASES
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
@@ -22,7 +24,7 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founder import admit, found, revoke, seal
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.silo import ServedSilo
-from fedveil.flower.submission import END, Submission, read_experiment, watch
+from fedveil.flower.submission import END, Submission, create_run, read_document, silent_silos, wait, watch
 from fedveil.report.page import write_report
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
@@ -125,7 +127,7 @@ def demo_command(
     served: list[Party | ServedSilo] = [open_party(home)]
     try:
         served += [ServedSilo(SiloFolder(path)) for path in made.provisioned.silos]
-        _run(home, RunFolder.create(home / "runs", read_experiment(made.experiment, home)), as_json=False)
+        _run(home, create_run(home, read_document(made.experiment, home)), as_json=False)
     finally:
         for one in reversed(served):
             one.stop()
@@ -144,7 +146,10 @@ def check_command(
 
 @federation.command("run")
 def run_command(
-    experiment: Annotated[Path | None, typer.Argument(metavar="EXPERIMENT", help="a TOML file")] = None,
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="an experiment, or a file with [statistics] or [inference]"),
+    ] = None,
     home: Annotated[Path, typer.Option("--home", help="the coordinator's folder")] = Path("."),
     resume: Annotated[Path | None, typer.Option("--resume", help="go on with this run folder")] = None,
     as_json: Json = False,
@@ -154,22 +159,58 @@ def run_command(
     if (experiment is None) == (resume is None):
         raise ConfigError("give an experiment to run, or --resume and the folder of a run")
     if resume is not None:
-        folder, _ = RunFolder.open(resume)
+        folder = RunFolder(resume)
     else:
         assert experiment is not None
-        folder = RunFolder.create(coordinator / "runs", read_experiment(experiment, coordinator))
+        folder = create_run(coordinator, read_document(experiment, coordinator))
+    for file, show in RELEASES.items():
+        if (folder / file).exists():
+            _release(coordinator, folder, as_json, show)
+            return
     _run(coordinator, folder, as_json)
+
+
+def _print_before(submission: Submission, as_json: bool) -> None:
+    """Say how many runs are played before a submission."""
+    if submission.before and not as_json:
+        OUT.print(f"runs that are played before it: {submission.before}")
+
+
+def _again(home: CoordinatorFolder) -> str:
+    return f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
+
+
+def _refuse_silence(home: CoordinatorFolder, folder: RunFolder) -> None:
+    """Return if no silo's silence has ended a run."""
+    if silent := silent_silos(folder):
+        raise SilentSiloError(
+            f"{folder.path}: ended because {', '.join(silent)} did not answer; go on once it does: "
+            f"`{_again(home)} {folder.path}`"
+        )
+
+
+def _release(
+    home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
+) -> None:
+    """Submit releases, and show what they released."""
+    (folder / END).unlink(missing_ok=True)
+    with Submission(home, folder.path) as submission:
+        _print_before(submission, as_json)
+        stopped = wait(folder, submission.lasts, lambda: None)
+    _refuse_silence(home, folder)
+    if stopped is not None:
+        raise RefusedRunError(f"{folder.path}: not all of it was released: {stopped}")
+    show(folder.path, as_json)
 
 
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     _, experiment = RunFolder.open(folder.path)
+    again = _again(home)
     (folder / END).unlink(missing_ok=True)
-    again = f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
     with Submission(home, folder.path) as submission:
-        if submission.before and not as_json:
-            OUT.print(f"runs that are played before it: {submission.before}")
+        _print_before(submission, as_json)
         with observer(OUT, quiet=as_json, resume=again) as watching:
-            stopped, silent = watch(folder, watching, experiment, submission.lasts)
+            stopped = watch(folder, watching, experiment, submission.lasts)
     report = write_report(folder.path)
     if as_json:
         print_json({"folder": folder.path, "stopped": stopped, "report": report})
@@ -178,11 +219,7 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
             OUT.print(f"stopped: {stopped}")
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
-    if silent:
-        raise SilentSiloError(
-            f"{folder.path}: ended because {', '.join(silent)} did not answer; go on once it does: "
-            f"`{again} {folder.path}`"
-        )
+    _refuse_silence(home, folder)
     checkpoint = folder.read_checkpoint()
     if stopped is not None and (checkpoint is None or not checkpoint.round):
         raise RefusedRunError(f"{folder.path}: refused before the first round: {stopped}")

@@ -11,17 +11,16 @@ import typer
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import number, print_json, rows_table
 from fedveil.engine.inference import (
-    DOCUMENT,
-    InferenceOutcome,
     PreparedInference,
     make_inference,
     prepare_inference,
     resume_inference,
 )
-from fedveil.engine.release_document import read_inference_document
+from fedveil.engine.release_document import INFERENCE, read_inference_document
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.inference import p_text, write_inference
-from fedveil.statistics.inference.fitted import TOO_FEW, Fitted
+from fedveil.report.statistics import stated
+from fedveil.statistics.inference.fitted import TOO_FEW, Fitted, read_fitted
 
 
 def infer_command(
@@ -37,26 +36,24 @@ def infer_command(
     if plan:
         _print_plan(prepared, as_json)
         return
-    _print_made(make_inference(prepared, runs), as_json)
+    print_inference(make_inference(prepared, runs).folder, as_json)
 
 
 def go_on_with_inference(folder: Path, as_json: bool) -> None:
     """Make the releases that a folder lacks if it was interrupted before, and print the regression."""
-    prepared = prepare_inference(read_inference_document(folder / DOCUMENT))
-    _print_made(resume_inference(prepared, folder), as_json)
+    resume_inference(prepare_inference(read_inference_document(folder / INFERENCE)), folder)
+    print_inference(folder, as_json)
 
 
-def _print_made(outcome: InferenceOutcome, as_json: bool) -> None:
+def print_inference(folder: Path, as_json: bool) -> None:
     """Write the page of a regression, and print it."""
-    report = write_inference(outcome.folder)
+    report, fitted, statement = write_inference(folder), read_fitted(folder), stated(folder)
     if as_json:
-        found = told(outcome.fitted)
-        print_json(
-            {"folder": outcome.folder, **found, "statement": outcome.statement.to_json(), "report": report}
-        )
+        found = told(fitted)
+        print_json({"folder": folder, **found, "statement": statement.to_json(), "report": report})
         return
-    print_effects(outcome.fitted)
-    for sentence in outcome.statement.sentences():
+    print_effects(fitted)
+    for sentence in statement.sentences():
         OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
     OUT.print(f"report: {report}")
 

@@ -11,10 +11,9 @@ from fedveil.commands.figures import print_rows
 from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import print_json, rows_table
-from fedveil.engine.release_document import DOCUMENT, read_release_document
+from fedveil.engine.release_document import STATISTICS, read_release_document
 from fedveil.engine.releases import (
     PreparedRelease,
-    ReleaseOutcome,
     answered,
     make_release,
     prepare_release,
@@ -22,7 +21,7 @@ from fedveil.engine.releases import (
 )
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon
-from fedveil.report.statistics import write_statistics
+from fedveil.report.statistics import stated, write_statistics
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.evaluated import Evaluated, read_evaluated
 from fedveil.statistics.figures import Row, rows
@@ -59,32 +58,32 @@ def stats_command(
             f"{file}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` reads it "
             "again for nothing, --again pays for another"
         )
-    _print_made(make_release(prepared, runs), here, as_json)
+    print_release(make_release(prepared, runs).folder, as_json, here)
 
 
 def go_on_with_release(folder: Path, as_json: bool) -> None:
     """Make the release of a folder if it was interrupted before, and print it."""
-    prepared = prepare_release(read_release_document(folder / DOCUMENT))
-    _print_made(resume_release(prepared, folder), False, as_json)
+    resume_release(prepare_release(read_release_document(folder / STATISTICS)), folder)
+    print_release(folder, as_json)
 
 
-def _print_made(outcome: ReleaseOutcome, here: bool, as_json: bool) -> None:
+def print_release(folder: Path, as_json: bool, here: bool = False) -> None:
     """Write the page of a release, and print what it shows."""
-    report = write_statistics(outcome.folder)
-    found = rows(outcome.released)
+    report, released, statement = write_statistics(folder), read_released(folder), stated(folder)
+    found = rows(released)
     if as_json:
         print_json(
             {
-                "folder": outcome.folder,
-                "counted": outcome.released.counted,
+                "folder": folder,
+                "counted": released.counted,
                 "rows": [row.to_json() for row in found],
-                "statement": outcome.statement.to_json(),
+                "statement": statement.to_json(),
                 "report": report,
             }
         )
         return
     print_rows(found, here)
-    for sentence in outcome.statement.sentences():
+    for sentence in statement.sentences():
         OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
     OUT.print(f"report: {report}")
 

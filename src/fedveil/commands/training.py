@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from fedveil.commands.data import print_report
 from fedveil.commands.figures import print_rows
-from fedveil.commands.inference import go_on_with_inference
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
-from fedveil.commands.statistics import go_on_with_release
+from fedveil.commands.released import GO_ON
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.advice import advice_of
 from fedveil.engine.experiment import parse_assignment
-from fedveil.engine.inference import DOCUMENT as INFERENCE
-from fedveil.engine.release_document import DOCUMENT
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.study import Selection, Study, load_study
@@ -31,12 +28,6 @@ from fedveil.privacy.claims import Role
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
-
-_RELEASES: Final[Mapping[str, Callable[[Path, bool], None]]] = {
-    DOCUMENT: go_on_with_release,
-    INFERENCE: go_on_with_inference,
-}
-"""Documents of releases in a folder, and what goes on with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +96,7 @@ def resume_command(
     """Go on with an interrupted run from its last complete round, or with an interrupted release."""
     if (folder / STATE).exists():
         raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
-    for document, go_on in _RELEASES.items():
+    for document, go_on in GO_ON.items():
         if (folder / document).exists():
             go_on(folder, as_json)
             return

@@ -61,7 +61,9 @@ class MaskedRange:
         assert bound.bounded, "the protection refuses unbounded contributions"
         contributions = n_users if method.contribution.per == "pair" else 1
         weight = 1.0 / n_silos if method.weights.uniform else 1.0
-        largest = contributions * weight * bound.norm + NOISE_REACH * channel.message_std(n_silos)
+        largest = contributions * weight * bound.norm * channel.gain + NOISE_REACH * channel.message_std(
+            n_silos
+        )
         grid = channel.message_grid(bound.grid, n_silos)
         threshold = n_silos - channel.missing if method.protection.recovers else None
         if threshold is not None:

@@ -41,6 +41,7 @@ def coordinate(
     setting, method = turn.setting, turn.setting.method
     noise = turn.privacy.stream("noise", turn.round_number)
     aggregate = method.channel.release(aggregate, method.bound.grid, noise)
+    aggregate, stream = method.decoded(aggregate, turn.model, turn.state)
     divisor = method.divisor(summed, setting.n_users)
     if method.denominator == "actual":
         assert drawn is not None
@@ -52,6 +53,7 @@ def coordinate(
     marks = torch.from_numpy(aggregate[dimension:])
     after, server = method.server.step(turn.model, mean, turn.state)
     state = method.kept(after, server, marks, method.sampler.rate * setting.n_users, turn.state)
+    state = {**state, **stream}
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tomlkit
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -35,6 +35,8 @@ from fedveil.validation import plain
 
 class Experiment(Section):
     """One training run, complete."""
+
+    file: ClassVar[str] = "experiment.toml"
 
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]

@@ -37,7 +37,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from jaxtyping import Float32
@@ -90,6 +90,9 @@ class Checkpoint:
 class Document(Protocol):
     """What a run folder is made for."""
 
+    file: ClassVar[str]
+    """Its own name in the folder."""
+
     @property
     def name(self) -> str:
         """Of the folder."""
@@ -107,7 +110,7 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, parent: Path, experiment: Document, file: str = "experiment.toml") -> RunFolder:
+    def create(cls, parent: Path, experiment: Document) -> RunFolder:
         """Make a new folder for what runs; an existing one is never touched, the new one is numbered."""
         number = 1
         while True:
@@ -121,7 +124,7 @@ class RunFolder:
             except OSError as error:
                 raise RunFolderError(f"{path}: cannot make the run folder: {error.strerror}") from None
         folder = cls(path)
-        folder.write(file, experiment.to_toml().encode())
+        folder.write(experiment.file, experiment.to_toml().encode())
         return folder
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from fedveil.engine.declared import Declared, declared
 from fedveil.engine.folder import RunFolder
@@ -27,9 +27,6 @@ from fedveil.statistics.inference.equation import Equation
 from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, dumps, read_begun, read_fitted
 from fedveil.statistics.inference.plan import PlannedEffect, check, planned
 
-DOCUMENT: Final = "inference.toml"
-"""The document's name in a run folder."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedInference(PreparedReleases):
@@ -42,8 +39,6 @@ class PreparedInference(PreparedReleases):
         build: the method of a release by its local step and its noise multiplier.
         plan: what is predicted of every coefficient.
     """
-
-    file: ClassVar[str] = DOCUMENT
 
     asked: InferenceDocument
     fitted: Fitted
@@ -60,6 +55,16 @@ class PreparedInference(PreparedReleases):
     def notes(self) -> tuple[str, ...]:
         """Under which conditions intervals hold."""
         return NOTES
+
+    @property
+    def figures(self) -> frozenset[str]:
+        """The family of the regression."""
+        return frozenset({f"{self.fitted.family.name}-regression"})
+
+    @property
+    def by_silo(self) -> bool:
+        """No coefficient is a silo's."""
+        return False
 
     def release(self, before: NoisySums) -> Release:
         """Return the release after these: at the coefficients that follow from them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from fedveil.engine.agreed import Agreed, OpenRange
+from fedveil.engine.past_sums import PastSums
 from fedveil.engine.setting import Setting
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import Workload
@@ -55,8 +56,8 @@ class Parties:
             kinds: the messages that the method lists; None: any.
             transcript: where every message is listed; None lists none.
         """
-        driver = Driver(agreed.protocol(privacy), transcript, kinds)
-        return cls(driver=driver, workload=lambda turn: agreed.workload(turn, initial))
+        driver, past = Driver(agreed.protocol(privacy), transcript, kinds), PastSums()
+        return cls(driver=driver, workload=lambda turn: agreed.workload(replace(turn, past=past), initial))
 
     @classmethod
     def in_the_open(cls, setting: Setting) -> Parties:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import tomlkit
 from pydantic import Field, ValidationError, model_validator
@@ -28,12 +28,15 @@ from fedveil.statistics.request import (
 )
 from fedveil.validation import plain
 
-DOCUMENT = "statistics.toml"
-"""Its name in a run folder."""
+STATISTICS: Final = "statistics.toml"
+INFERENCE: Final = "inference.toml"
+"""Names of the documents in run folders."""
 
 
 class TableDocument(Section):
     """Releases from your own tables. `[data]`, `[privacy]` and `[protection]` are those of an experiment."""
+
+    file: ClassVar[str]
 
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
@@ -63,11 +66,15 @@ class TableDocument(Section):
 class ReleaseDocument(TableDocument):
     """One release of statistics, complete."""
 
+    file: ClassVar[str] = STATISTICS
+
     statistics: Request
 
 
 class InferenceDocument(TableDocument):
     """One regression, complete."""
+
+    file: ClassVar[str] = INFERENCE
 
     inference: Inference
 
@@ -93,13 +100,21 @@ def read_inference_document(path: Path) -> InferenceDocument:
 _Document = TypeVar("_Document", bound=TableDocument)
 
 
-def _read(path: Path, kind: type[_Document]) -> _Document:
-    document = read_toml(path)
+def parse_releases(document: dict[str, Any], kind: type[_Document], origin: object) -> _Document:
+    """Validate a document of releases.
+
+    Raises:
+        ConfigError: keys that are wrong, by their paths.
+    """
     try:
-        found = kind.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         problems = dict.fromkeys(_told(kind, *found) for found in flat(error.errors(include_url=False)))
-        raise ConfigError(f"{path}: {'; '.join(problems)}") from None
+        raise ConfigError(f"{origin}: {'; '.join(problems)}") from None
+
+
+def _read(path: Path, kind: type[_Document]) -> _Document:
+    found = parse_releases(read_toml(path), kind, path)
     table = found.data.table
     assert table is not None
     data = found.data.model_copy(update={"table": table.anchored(path.parent.absolute())})

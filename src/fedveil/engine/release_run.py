@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from fedveil.engine.declared import Declared
 from fedveil.engine.folder import RunFolder
@@ -36,9 +36,6 @@ class PreparedReleases(ABC):
         declared: of the tables.
     """
 
-    file: ClassVar[str]
-    """The document's name in a run folder."""
-
     series: Series
     declared: Declared
 
@@ -51,6 +48,16 @@ class PreparedReleases(ABC):
     @abstractmethod
     def notes(self) -> tuple[str, ...]:
         """What else a reader of the statement should know."""
+
+    @property
+    @abstractmethod
+    def figures(self) -> frozenset[str]:
+        """What is to be shown, in the words in which a silo's policy allows it."""
+
+    @property
+    @abstractmethod
+    def by_silo(self) -> bool:
+        """Whether figures of single silos are to be shown."""
 
     @abstractmethod
     def release(self, before: NoisySums) -> Release:
@@ -67,6 +74,10 @@ class PreparedReleases(ABC):
     @abstractmethod
     def write(self, folder: RunFolder, made: NoisySums) -> None:
         """Put what was released on the disk: then, and not before, it counts as released."""
+
+    def part(self, made: int) -> str:
+        """Return the name of the release after so many."""
+        return str(made + 1)
 
     @property
     def count(self) -> int:
@@ -97,7 +108,7 @@ def make(prepared: PreparedReleases, parent: Path) -> tuple[RunFolder, Statement
         FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing more is released then.
     """
     records = read_records(prepared)
-    folder = RunFolder.create(parent, prepared.document, prepared.file)
+    folder = RunFolder.create(parent, prepared.document)
     return folder, _go_on(prepared, folder, records)
 
 

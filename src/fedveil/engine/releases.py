@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from fedveil.engine.declared import Declared, declared
 from fedveil.engine.folder import RunFolder
-from fedveil.engine.release_document import DOCUMENT, ReleaseDocument, read_release_document
+from fedveil.engine.release_document import STATISTICS, ReleaseDocument, read_release_document
 from fedveil.engine.release_method import release_builder
 from fedveil.engine.release_run import PreparedReleases, make, resume
 from fedveil.engine.release_series import calibrated
@@ -40,8 +39,6 @@ class PreparedRelease(PreparedReleases):
         plan: what is predicted of every block.
     """
 
-    file: ClassVar[str] = DOCUMENT
-
     asked: ReleaseDocument
     method: Method
     step: LocalStatistic
@@ -56,6 +53,16 @@ class PreparedRelease(PreparedReleases):
     def notes(self) -> tuple[str, ...]:
         """What is counted."""
         return (_counted(self.asked.statistics.silos, len(self.declared.silos)),)
+
+    @property
+    def figures(self) -> frozenset[str]:
+        """What is to be shown of any column, or of several together."""
+        return frozenset(name for one in self.asked.statistics.release.values() for name in one.figures)
+
+    @property
+    def by_silo(self) -> bool:
+        """Whether silos are groups."""
+        return "silo" in self.asked.statistics.by
 
     def release(self, before: NoisySums) -> Release:
         """Return the one release."""
@@ -159,7 +166,7 @@ def resume_release(prepared: PreparedRelease, path: Path) -> ReleaseOutcome:
 def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
     """Return a folder whose release has every cell that is asked for, of the same tables; None if there is none."""
     for path in sorted(parent.glob(f"*/{FILE}")):
-        before, stored = read_release_document(path.parent / DOCUMENT), read_released(path.parent)
+        before, stored = read_release_document(path.parent / STATISTICS), read_released(path.parent)
         of = prepared.declared
         same = (before.data, stored.schema, stored.silos) == (document.data, of.schema, of.silos)
         asked, had = document.statistics, stored.request

@@ -191,7 +191,7 @@ def _event_of(prepared: Prepared, entry: Entry) -> Event | None:
     name = prepared.experiment.name
     beside = {one.of_run(name): one.guarantee.event for one in prepared.beside}
     if entry.run == name:
-        return prepared.guarantee.of_round(prepared.guarantee.event, entry.round)
+        return prepared.guarantee.of_round(prepared.guarantee.event, entry.round, again=entry.attempt > 0)
     return beside.get(entry.run)
 
 
@@ -305,13 +305,13 @@ def row_of(
         diagnostics: what a simulation may show; None where nobody sees all silos.
         charges: how often the ledger was charged; None: once a round.
     """
-    spent = number if charges is None else charges
+    again = 0 if charges is None else charges - number
     shown = asdict(diagnostics) if diagnostics else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "round": number,
         "test": test,
-        "epsilon": finite(prepared.epsilon_with(Role.READER, spent, prepared.before))
+        "epsilon": finite(prepared.epsilon_with(Role.READER, number, prepared.before, again))
         if prepared.secure
         else None,
         "clip": clip_of(prepared.method),
@@ -330,7 +330,8 @@ def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> 
     budget = prepared.experiment.privacy.budget
     if budget is None:
         return None
-    needed = prepared.epsilon_with(Role.READER, number if charges is None else charges, prepared.beside)
+    again = 0 if charges is None else charges - number
+    needed = prepared.epsilon_with(Role.READER, number, prepared.beside, again)
     if needed <= budget:
         return None
     return (
@@ -363,7 +364,7 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
             reason = over_budget(prepared, number, charges + 1)
             if reason:
                 raise BudgetError(reason)
-            event = prepared.guarantee.of_round(prepared.guarantee.event, number)
+            event = prepared.guarantee.of_round(prepared.guarantee.event, number, again=charged > 0)
             ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
 
     rate = protection.dropout_rate

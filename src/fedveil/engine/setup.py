@@ -95,11 +95,11 @@ class Prepared:
         """Those of them that are made before the first round."""
         return () if self.preprocessing is None else (self.preprocessing.release,)
 
-    def epsilon_with(self, role: Role, rounds: int, beside: Sequence[SideRelease]) -> float:
-        """Return the epsilon of so many rounds and of releases beside them, against a party."""
+    def epsilon_with(self, role: Role, rounds: int, beside: Sequence[SideRelease], again: int = 0) -> float:
+        """Return the epsilon against a party of so many rounds, charged again so often, and of releases beside them."""
         guarantee = self.guarantee
-        learned = guarantee.after(guarantee.against(role), rounds) if rounds else None
-        loss = guarantee.grid_loss_after(rounds, self.length)
+        learned = guarantee.after(guarantee.against(role), rounds, again) if rounds + again else None
+        loss = guarantee.grid_loss_after(rounds + again, self.length)
         spent, loss = together(learned, loss, beside, role)
         return epsilon_on_grid(self.accountant, spent, self.experiment.privacy.delta, loss)
 

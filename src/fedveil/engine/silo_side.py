@@ -12,17 +12,33 @@ from torch import Tensor
 
 from fedveil.engine.setting import Setting
 from fedveil.engine.turn import Turn
+from fedveil.privacy.schedule import due
 from fedveil.protection.weighting_silo import SEED_BYTES
 
 _CHUNK_ELEMENTS = 1 << 24  # contributions that are trained apart are copied in blocks of 128 MiB
 
 
-def members_of(setting: Setting, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
-    """Return the indices of the contributions that take part: those of weight of the drawn users, or of all."""
+def members_of(
+    setting: Setting, drawn: Bool[np.ndarray, " users"] | None, number: int
+) -> Int64[Tensor, " m"]:
+    """Return the indices of the contributions that take part: those of weight of the drawn users, or of all.
+
+    Where users take part by a schedule, those whose turn it is in the round of this number.
+    """
+    groups, period = setting.cohort.groups, setting.method.sampler.period
     takes_part = setting.weights.numpy() > 0
     if drawn is not None:
-        takes_part &= drawn[setting.cohort.groups.user]
+        takes_part &= drawn[groups.user]
+    if period > 1:
+        takes_part &= due(groups.user if groups.key is None else groups.key, groups.silo, period, number)
     return torch.from_numpy(np.flatnonzero(takes_part))
+
+
+def trained_sums(turn: Turn) -> Float64[Tensor, "silos length"]:
+    """Return what every silo's sum was in a round that drew nobody."""
+    members = members_of(turn.setting, None, turn.round_number)
+    job = turn.job(members, turn.setting.method.local_bound, turn.setting.weights[members])
+    return turn.trainer.sums(job).marked(job).total
 
 
 class WeightedTraining:

@@ -26,7 +26,8 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
     if not prepared.secure:
         reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
     _, loss = together(None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER)
-    epsilon = None if reasons else prepared.epsilon_with(Role.READER, charges, ledger.beside)
+    again = charges - rounds
+    epsilon = None if reasons else prepared.epsilon_with(Role.READER, rounds, ledger.beside, again)
     return Statement(
         unit=guarantee.unit,
         adjacency=guarantee.adjacency,
@@ -51,7 +52,7 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
                 role=view.role,
                 party=view.party,
                 sees=view.sees,
-                epsilon=_against(prepared, view.role, ledger),
+                epsilon=_against(prepared, view.role, rounds, ledger),
             )
             for view in guarantee.views
         ),
@@ -81,9 +82,11 @@ def _randomness(prepared: Prepared) -> str:
     return "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
 
 
-def _against(prepared: Prepared, role: Role, ledger: Spent) -> float | None:
+def _against(prepared: Prepared, role: Role, rounds: int, ledger: Spent) -> float | None:
     """Return the epsilon of all charges against one party; None if nothing is guaranteed."""
-    return finite(prepared.epsilon_with(role, ledger.charges, ledger.beside)) if prepared.secure else None
+    if not prepared.secure:
+        return None
+    return finite(prepared.epsilon_with(role, rounds, ledger.beside, ledger.charges - rounds))
 
 
 def _told(prepared: Prepared, release: SideRelease) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
+from fedveil.engine.past_sums import PastSums
 from fedveil.engine.setting import Setting
 from fedveil.local.trainer import Progress, Trainer, TrainJob
 from fedveil.methods.method import Method
@@ -31,6 +32,7 @@ class Turn:
         privacy: for sampling and noise.
         progress: called between chunks of local training.
         measured: whether costs of messages say what these could cost at least, which takes long.
+        past: the silos' own sums of the rounds before, where messages have parts of them.
     """
 
     setting: Setting
@@ -41,6 +43,7 @@ class Turn:
     privacy: PrivacyRandomness
     progress: Progress | None = None
     measured: bool = True
+    past: PastSums = field(default_factory=PastSums)
 
     @property
     def length(self) -> int:

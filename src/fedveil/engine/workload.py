@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.setting import Setting
-from fedveil.engine.silo_side import WeightedTraining, members_of
+from fedveil.engine.silo_side import WeightedTraining, members_of, trained_sums
 from fedveil.engine.turn import Turn
 from fedveil.local.trainer import Sums
 from fedveil.methods.sending import MessageCost, Sending
@@ -129,23 +129,30 @@ class SiloSums(Workload):
         self._attempt = 0
         self._members: Int64[Tensor, " m"] = torch.zeros(0, dtype=torch.int64)
         self._sums: Sums | None = None
+        self._past: list[Float64[Tensor, "silos d"]] = []
 
     def begin(self, attempt: int) -> Drawn | None:
         """Draw and train, at the first attempt and wherever users are drawn anew."""
         turn, self._attempt = self.turn, attempt
         if self._sums is None or turn.setting.method.sampler.samples:
             self.drawn = turn.draw(attempt)
-            self._members = members_of(turn.setting, self.drawn)
+            self._members = members_of(turn.setting, self.drawn, turn.round_number)
             weights, bound = turn.setting.weights[self._members], turn.setting.method.local_bound
             job = turn.job(self._members, bound, weights)
             self._sums = turn.trainer.sums(job, turn.progress).marked(job)
+            self._past = turn.past.before(turn, trained_sums)
+            turn.past.keep(turn, self._sums.total)
         return self.drawn
 
     def sum_of(self, silo: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's bounded, weighted sum, which carries no noise; clients that are added up at once have one."""
+        """Return a silo's bounded, weighted sum, which carries no noise; clients that are added up at once have one.
+
+        With those of the rounds before, as the channel sends parts of them.
+        """
         assert self._sums is not None
-        total: np.ndarray = self._sums.total[silo if len(self._sums.total) > 1 else 0].cpu().numpy()
-        return total
+        place = silo if len(self._sums.total) > 1 else 0
+        every = [sums[place].cpu().numpy() for sums in (self._sums.total, *self._past)]
+        return self.turn.setting.method.channel.encoded(every)
 
     def give(self, sender: int) -> Any:
         """Return a silo's sum with its share of the noise."""

@@ -1,6 +1,7 @@
 """What the keys and signatures of a session are bound to: all that its silos were told, so that a lie opens no sum.
 
-    T = H(membership | experiment)                          the same in every session of a run (Terms.digest)
+    T = H(membership | experiment)                          the same in every session of a run (Terms.digest);
+        H(T | which part of the run, what was released)     where a session plays a part (Phase)
     S = H("fedveil/3/bound session" | session | T)          the setup: run, both sides' nonces, the silos asked
     A = H("fedveil/3/asked" | T' | model, users, round)     T' = T, or H(T | totals) where silos were sent them
     X = H("fedveil/3/bound round" | S | A)                  a round
@@ -26,13 +27,29 @@ from typing import Final
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.federation.errors import RefusalError
-from fedveil.protection.parts import Asked, Drawn, DrawnUsers, Model, Part, Signatures, Task, Totals
+from fedveil.protection.parts import (
+    Asked,
+    Drawn,
+    DrawnUsers,
+    Model,
+    Part,
+    Phase,
+    Signatures,
+    Task,
+    Terms,
+    Totals,
+)
 from fedveil.protection.peers import Roster
 from fedveil.protection.refusals import Code
 from fedveil.protection.wire import Writer
 
 _OF_ALL: Final = (Drawn, DrawnUsers, Model, Task)
 _SIGNED_AS: Final = b"fedveil/3/asked of all"
+
+
+def proposed(terms: Terms, phase: Phase | None) -> bytes:
+    """Return T of a letter that proposes a run, or a part of one."""
+    return terms.digest if phase is None else hashlib.sha256(terms.digest + phase.encode()).digest()
 
 
 def session_context(session: bytes, agreed: bytes) -> bytes:

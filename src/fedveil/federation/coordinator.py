@@ -15,20 +15,15 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 from jaxtyping import Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.folder import RunFolder
-from fedveil.engine.run import Observer, Outcome
-from fedveil.engine.setup import Prepared
 from fedveil.errors import IntegrityError, ModelError
-from fedveil.federation.binding import misled, round_context, session_context, signed, with_totals
-from fedveil.federation.deployable import check_deployable
-from fedveil.federation.document import as_silos_see
+from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
     MOST_LEFT,
@@ -45,8 +40,8 @@ from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import Rounds, identify
 from fedveil.federation.run_record import RunRecord, digest_of_model
+from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
@@ -68,42 +63,37 @@ from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 from fedveil.protection.refusals import Code
 
 
-class CoordinatorParty:
-    """The coordinator's state machine for one run.
+class CoordinatorParty(Generic[EndingT]):
+    """The coordinator's state machine for one run, or for one part of it.
 
     Args:
-        prepared: the experiment; its population is the coordinator's own share: a public test table.
+        rounds: what is played, as the run folder has it.
+        offered: the document that silos are sent.
         membership: the federation.
         identity: the coordinator's long-term key.
-        folder: the run folder, new or of a run that was interrupted.
+        record: what the parties sign of the run.
         heads: the ends of the silos' ledgers, over all runs.
-        observer: who is told how the run goes on.
 
     Raises:
-        CompositionError: a method that does not run between institutions.
         ProtocolError: a letter of its protocol would be longer than any party reads.
-        RunFolderError: a damaged folder, or another process at work in it.
+        RunFolderError: a damaged folder.
     """
 
     def __init__(
         self,
         *,
-        prepared: Prepared,
+        rounds: CoordinatorRounds[EndingT],
+        offered: str,
         membership: Membership,
         identity: IdentityKey,
-        folder: RunFolder,
+        record: RunRecord,
         heads: HeadsSeen,
-        observer: Observer,
     ) -> None:
-        check_deployable(prepared)
-        self._prepared, self._membership, self._identity = prepared, membership, identity
-        self._heads = heads
-        self._run = identify(folder)
-        self._record = RunRecord(folder, self._run, membership, identity)
-        self._rounds = Rounds(prepared, folder, observer, self._record)
-        self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._rounds.privacy)
-        check_lengths(self._agreement, prepared.task.dimension)
-        self._offered = as_silos_see(prepared.experiment, membership.silos)
+        self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
+        self._membership, self._identity = membership, identity
+        self._run, self._record, self._heads = record.run, record, heads
+        self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
+        check_lengths(self._agreement, self._plan.dimension)
         self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
@@ -111,7 +101,7 @@ class CoordinatorParty:
         self._exchange: Exchange | None = None
         self._absent = Absentees()
         self._farewells: list[tuple[int, bytes]] = []
-        self.outcome: Outcome | None = None
+        self.outcome: EndingT | None = None
         self._begin_session()
 
     @property
@@ -238,9 +228,8 @@ class CoordinatorParty:
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
-        charges = self._rounds.charges
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
-        last = [*self._record.close(self.outcome.rounds, charges), Over()]
+        last = [*self._rounds.closing(), Over()]
         self._number += 1
         self._farewells = [(silo, self._sealed(silo, last, self._number)) for silo in self._present]
 
@@ -283,15 +272,18 @@ class CoordinatorParty:
         )
         self._record.propose(terms)
         self._session = session_name(self._run, self._session, nonces)
-        self._session_run = session_run(self._session, terms)
+        phase = self._plan.phase
+        self._agreed = proposed(terms, phase)
+        self._session_run = session_run(self._session, self._agreed)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
-        self._agreed, self._context = terms.digest, session_context(self._session, terms.digest)
+        self._context = session_context(self._session, self._agreed)
         self._server.bind(self._context)
         self._talks = {
-            silo: Conversation(Grammar.of(self._prepared, self._agreement.exchanges(silo)))
+            silo: Conversation(Grammar.of(self._plan, self._agreement.exchanges(silo)))
             for silo in self._present
         }
-        self._ask({silo: [terms] for silo in self._present}, self._joined)
+        opening: list[Part] = [terms] if phase is None else [terms, phase]
+        self._ask(dict.fromkeys(self._present, opening), self._joined)
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -299,8 +291,8 @@ class CoordinatorParty:
         return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
 
     def _joined(self, answers: Answers) -> None:
-        if self._prepared.method.shows_counts:
-            self._totals = totals_of(answers, self._prepared.population.n_users)
+        if self._plan.method.shows_counts:
+            self._totals = totals_of(answers, self._plan.n_users)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
@@ -321,8 +313,8 @@ class CoordinatorParty:
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
         self._totals = None
-        model = self._rounds.checkpoint.model.cpu().numpy()
-        kinds = self._prepared.method.kinds
+        model = rounds.model
+        kinds = self._plan.method.kinds
         told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, totals)
         first = told[self._present[0]]
@@ -344,7 +336,7 @@ class CoordinatorParty:
             return
         self._record.see(self._rounds.number, (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
-            total = self._prepared.agreed.vector(self._server.result())
+            total = self._plan.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)
         else:
             check_learned(answers)
@@ -395,4 +387,4 @@ class CoordinatorParty:
     def _largest_answer(self) -> int:
         """Return how long an answer may be: messages of the protocol, and a count per user."""
         up, _ = self._agreement.largest
-        return min(LARGEST_LETTER, up + 4 * self._prepared.population.n_users + (1 << 16))
+        return min(LARGEST_LETTER, up + 4 * self._plan.n_users + (1 << 16))

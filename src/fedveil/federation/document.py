@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fedveil.engine.experiment import Experiment
+from fedveil.engine.release_document import TableDocument
 from fedveil.engine.sections import TableSection
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
@@ -27,8 +28,8 @@ _MOST_VALUES: Final = 2000
 _LARGEST_INTEGER: Final = 2**53
 
 
-def canonical(experiment: Experiment) -> str:
-    """Return the one text of an experiment.
+def canonical(experiment: Experiment | TableDocument) -> str:
+    """Return the one text of a document.
 
     Raises:
         ConfigError: a number in it is infinite, which no silo is asked for.
@@ -42,21 +43,23 @@ def canonical(experiment: Experiment) -> str:
         ) from None
 
 
-def as_silos_see(experiment: Experiment, silos: tuple[str, ...]) -> str:
+def as_silos_see(document: Experiment | TableDocument, silos: tuple[str, ...]) -> str:
     """Return the text that silos are sent: without the coordinator's own paths.
 
     Args:
-        experiment: the coordinator's.
+        document: the coordinator's.
         silos: names of the silos.
     """
-    model = experiment.model.model_copy(update={"initial": None, "initial_layers": None})
-    table = experiment.data.table
+    table = document.data.table
     if table is not None:
         table = TableSection(
             schema_file=Path("schema.toml"), files=tuple(Path(f"{name}.csv") for name in silos)
         )
-    data = experiment.data.model_copy(update={"table": table, "folder": None})
-    return canonical(experiment.model_copy(update={"model": model, "data": data}))
+    changes: dict[str, Any] = {"data": document.data.model_copy(update={"table": table, "folder": None})}
+    if "model" in type(document).model_fields:
+        model = cast(Experiment, document).model
+        changes["model"] = model.model_copy(update={"initial": None, "initial_layers": None})
+    return canonical(document.model_copy(update=changes))
 
 
 def read_canonical(text: str) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fedveil.engine.setup import Prepared
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.session_plan import SessionPlan
 from fedveil.privacy.claims import Role
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Kind, Shape, Step, shape_of
@@ -42,6 +42,7 @@ from fedveil.protection.parts import (
     Over,
     OwnDraw,
     Part,
+    Phase,
     Refused,
     Task,
     Terms,
@@ -50,8 +51,8 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.refusals import Code
 
-OPENING: Final[Shape] = (Terms,)
-"""The letter that proposes a run."""
+OPENINGS: Final[tuple[Shape, Shape]] = ((Terms,), (Terms, Phase))
+"""The letters that propose a run, or a part of one that is more than training."""
 
 ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Here,))
 """What a silo may answer to any letter; the session is over then."""
@@ -84,19 +85,21 @@ class Grammar:
     to_server: frozenset[Kind]
 
     @classmethod
-    def of(cls, prepared: Prepared, exchanges: Exchanges) -> Grammar:
-        """Return the letters of an experiment with a silo, between which and the server these messages pass."""
-        method = prepared.method
+    def of(cls, plan: SessionPlan, exchanges: Exchanges) -> Grammar:
+        """Return the letters of a session with a silo, between which and the server these messages pass."""
+        method = plan.method
         to_silo, to_server = (
-            frozenset(one.kind for one in method.sends() if one.to & role)
-            for role in (Role.SILO, Role.SERVER)
+            frozenset(one.kind for one in plan.sends() if one.to & role) for role in (Role.SILO, Role.SERVER)
         )
         return cls(
-            opening=Step(OPENING, (Joined, *((Counts,) if method.shows_counts else ()), *exchanges.joined)),
+            opening=Step(
+                OPENINGS[plan.phase is not None],
+                (Joined, *((Counts,) if method.shows_counts else ()), *exchanges.joined),
+            ),
             totals=method.shows_counts,
             task=tuple(kind for kind in (Drawn, DrawnUsers, OwnDraw, Model, Task) if kind in to_silo),
             protocol=exchanges,
-            rounds=prepared.experiment.rounds,
+            rounds=plan.rounds,
             to_silo=to_silo,
             to_server=to_server,
         )
@@ -198,7 +201,7 @@ def opens(parts: Sequence[Part]) -> bool:
     """
     if not any(isinstance(part, Terms) for part in parts):
         return False
-    if _shape(parts) != OPENING:
+    if _shape(parts) not in OPENINGS:
         raise RefusalError(Code.SHAPE)
     return True
 

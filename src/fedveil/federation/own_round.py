@@ -13,6 +13,7 @@ from torch import Tensor
 from fedveil.engine.setup import Prepared
 from fedveil.engine.turn import Turn
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.session_plan import SessionPlan
 from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part
 from fedveil.protection.refusals import Code
 from fedveil.protection.wire import Writer
@@ -42,14 +43,14 @@ class Told:
         ordered = sorted(self._parts.values(), key=lambda part: part.kind)
         return b"".join(Writer().number(part.kind, 1).block(part.encode()).bytes() for part in ordered)
 
-    def drawn(self, prepared: Prepared, silo: int) -> Bool[np.ndarray, " users"] | None:
+    def drawn(self, plan: SessionPlan, silo: int) -> Bool[np.ndarray, " users"] | None:
         """Return who of a silo's users takes part, as far as it was told; None: everybody, or nobody is told.
 
         Raises:
             RefusalError: a draw of another number of users.
         """
-        users = prepared.population.n_users
-        if prepared.method.contribution.drawn_alone:  # a silo that is one client knows of itself alone
+        users = plan.n_users
+        if plan.method.contribution.drawn_alone:  # a silo that is one client knows of itself alone
             mask, own = np.zeros(users, dtype=np.bool_), self.get(OwnDraw)
             mask[silo] = own is None or own.drawn
             return mask

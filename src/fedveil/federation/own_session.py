@@ -13,26 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-import torch
-from jaxtyping import Float32
 from safetensors.numpy import save
-from torch import Tensor
 
-from fedveil.crypto.agreement import RoundId
-from fedveil.engine.coordinator_side import coordinate
-from fedveil.engine.setup import Prepared, privacy_randomness
-from fedveil.engine.turn import Turn
-from fedveil.federation.allowance import Deadline
+from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
-from fedveil.federation.own_round import OwnTurn, Told, as_tensor
-from fedveil.federation.own_statement import check_statement
-from fedveil.federation.promise import Promise
+from fedveil.federation.own_round import Told
+from fedveil.federation.own_training import MODEL
+from fedveil.federation.own_work import OwnWork
 from fedveil.federation.run_record import attested, concluded, digest_of_model
 from fedveil.federation.silo_ledger import SiloLedger
-from fedveil.federation.store import ModelStore, RecordStore, RoundRecord, Tensors
+from fedveil.federation.store import ModelStore, RecordStore, RoundRecord
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.errors import ProtocolError
@@ -58,14 +50,9 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.refusals import Code
-from fedveil.randomness import ExperimentRandomness
-from fedveil.server.optimizers import State, matching
 
 _TOLD: Final = (Model, DrawnUsers, OwnDraw, Drawn)
 """What stands before a task and belongs to it."""
-_MODEL: Final = "model"
-_STATE: Final = "state."
-"""Before the names of the optimiser's tensors in what is kept of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,31 +61,37 @@ class Books:
 
     Attributes:
         run: 16 bytes, the run.
+        part: the part of it that the session plays; empty for rounds of training.
         ledger: the silo's over all runs.
         origin: who asks for the run, and under what.
         budget: what the ledger may hold; None: anything.
-        seconds: that the training of a round may take.
         records: what it gave to the last round of each run.
         models: the last model of the run, where the silos alone have it.
     """
 
     run: bytes
+    part: str
     ledger: SiloLedger
     origin: Origin
     budget: Budget | None
-    seconds: float
     records: RecordStore
     models: ModelStore
 
     @property
     def name(self) -> str:
         """What the ledger calls the run: what the coordinator calls it may repeat."""
-        return self.run.hex()
+        return f"{self.run.hex()}/{self.part}" if self.part else self.run.hex()
+
+    @property
+    def place(self) -> bytes:
+        """16 bytes that name the part of the run, where a silo keeps what it gave to it."""
+        return hashlib.sha256(self.run + self.part.encode()).digest()[:RUN_BYTES] if self.part else self.run
 
     @property
     def known(self) -> bool:
-        """Whether a round of the run was charged before."""
-        return any(entry.run == self.name for entry in self.ledger.ledger.entries)
+        """Whether a round of any part of the run was charged before."""
+        named = self.run.hex()
+        return any(entry.run.partition("/")[0] == named for entry in self.ledger.ledger.entries)
 
     def charged(self) -> list[int]:
         """Return the rounds of the run that were charged, once for each charge."""
@@ -109,10 +102,10 @@ class OwnSession:
     """What a silo knows of the session it is in, and does in it.
 
     Args:
-        prepared: the experiment as the silo holds it.
+        work: what it does in the session.
         place: the silo's in the session; what it gives is kept by the session itself.
-        promise: what it charges its users a round.
         terms: on which the session began.
+        agreed: T, of them and of the part of the run that is played.
         session: its name.
         books: where it writes down what it spends and gives.
 
@@ -123,26 +116,26 @@ class OwnSession:
     def __init__(
         self,
         *,
-        prepared: Prepared,
+        work: OwnWork,
         place: Place,
-        promise: Promise,
         terms: Terms,
+        agreed: bytes,
         session: bytes,
         books: Books,
     ) -> None:
-        self.prepared, self.promise, self.number = prepared, promise, place.number
+        self.work, self.number = work, place.number
         self._books, self._run = books, place.run
-        self._proposed = self._terms = terms.digest
+        self._proposed, self._terms = terms.digest, agreed
         self._round, self._model = 0, b""
-        self._context = session_context(session, self._terms)
+        self._context = session_context(session, agreed)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
-        self._privacy = privacy_randomness(prepared.experiment)
-        self._agreement: Agreement[Any, Any] = prepared.agreed.protocol(self._privacy)
+        plan = work.plan
+        self._agreement: Agreement[Any, Any] = plan.agreed.protocol(plan.privacy)
         whole = self._agreement.least if self._agreement.repeats else place.least
         self._least = self._agreement.least
         self.client = self._agreement.client(replace(place, least=whole, keep=self._keep))
         self.client.bind(self._context)
-        self.talk = Conversation(Grammar.of(prepared, self._agreement.exchanges(place.number)))
+        self.talk = Conversation(Grammar.of(plan, self._agreement.exchanges(place.number)))
         self.told = Told()
         self._task: Task | None = None
         self._record: RoundRecord | None = None
@@ -151,8 +144,8 @@ class OwnSession:
     def join(self) -> list[Part]:
         """Return what the silo says when it joins."""
         answers: list[Part] = [Joined()]
-        if self.prepared.method.shows_counts:
-            answers.append(Counts(counts=_scores(self.prepared)))
+        if self.work.plan.method.shows_counts:
+            answers.append(Counts(counts=self.work.scores()))
         first = self.client.announce()
         return answers if first is None else [*answers, Relay(message=first)]
 
@@ -182,7 +175,7 @@ class OwnSession:
             RefusalError: it states something else than the terms give.
         """
         books = self._books
-        check_statement(self.prepared, closing, books.charged())
+        self.work.check_statement(closing, books.charged())
         return Attested(signature=self._identity.sign(concluded(books.run, self._proposed, closing)))
 
     def _of_round(self) -> bytes:
@@ -200,7 +193,7 @@ class OwnSession:
             self.told.add(part)
             return []
         if isinstance(part, Totals):
-            self._weigh(part)
+            self.work.weigh(part.counts)
             return []
         if isinstance(part, AskedOfAll):
             check_asked(self._roster, self._asked, part.signatures, self._least)
@@ -215,19 +208,6 @@ class OwnSession:
             self._task = part
             return self._contribute()
         raise RefusalError(Code.SHAPE)
-
-    def _weigh(self, totals: Totals) -> None:
-        """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""
-        prepared, users = self.prepared, self.prepared.population.n_users
-        if len(totals.counts) != users:
-            raise RefusalError(Code.USERS, len(totals.counts), users)
-        groups = prepared.setting.cohort.groups
-        self.promise = self.promise.by_records(
-            groups, prepared.method.weights.scores(groups.size), totals.counts
-        )
-        assert self.promise.weights is not None
-        setting = replace(prepared.setting, weights=self.promise.weights.clone())
-        self.prepared = replace(prepared, setting=setting)
 
     # --- a round ---------------------------------------------------------------------------------------------
 
@@ -250,14 +230,13 @@ class OwnSession:
         one that the protocol does not repeat: whose users are drawn anew in every session, or that may be summed over
         other silos.
         """
-        books, repeats, rounds = self._books, self._agreement.repeats, self.prepared.experiment.rounds
-        if not 1 <= task.round <= rounds:
-            raise RefusalError(Code.NO_SUCH_ROUND, rounds)
-        model = self.told.model(self.prepared.task.dimension)
-        drawn = self.told.drawn(self.prepared, self.number)
+        books, repeats, plan = self._books, self._agreement.repeats, self.work.plan
+        if not 1 <= task.round <= plan.rounds:
+            raise RefusalError(Code.NO_SUCH_ROUND, plan.rounds)
+        model, drawn = self.told.model(plan.dimension), self.told.drawn(plan, self.number)
         asked = self._terms + task.encode() + self.told.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
-        last = books.records.read(books.run)
+        last = books.records.read(books.place)
         charged = books.charged()
         _check_state(charged, 0 if last is None else last.round, repeats)
         if repeats and last is not None and task.round == last.round:
@@ -268,25 +247,21 @@ class OwnSession:
             self._record = last
             return self._agreement.unpack(last.given)
         self._check_follows(last, task.round)
-        before = {} if self._agreement.result_at_server else self._after(last)
+        before = {} if self._agreement.result_at_server else self.work.after(last)
         again = charged.count(task.round)
         books.ledger.charge(
             run=books.name,
             round=task.round,
             attempt=again,
-            event=self.promise.of_round(self.prepared.setting, task.round),
+            event=self.work.event(task.round),
             budget=books.budget,
             origin=books.origin,
         )
-        start = as_tensor(before[_MODEL] if model is None else model)
-        turn = OwnTurn.of(self.prepared, task.round, start, drawn, self._privacy)
-        turn = replace(turn, progress=Deadline(books.seconds))
-        work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
-        work.begin(0 if repeats else again)
         self._record = RoundRecord(
             round=task.round, request=request, binding=binding, head=books.ledger.head, before=before
         )
-        return work.give(self.number)
+        start = before[MODEL] if model is None else model
+        return self.work.give(task.round, 0 if repeats else again, start, drawn)
 
     def _keep(self, given: Any) -> None:
         """Put what the silo gives to the round on its disk, before anything of it leaves."""
@@ -294,7 +269,7 @@ class OwnSession:
         assert self._record is not None
         if content != self._record.given:
             self._record = replace(self._record, given=content)
-            self._books.records.write(self._books.run, self._record)
+            self._books.records.write(self._books.place, self._record)
 
     def _check_follows(self, last: RoundRecord | None, number: int) -> None:
         """Refuse a round that does not follow the last one: the next, or a later one that was played without the silo.
@@ -311,52 +286,19 @@ class OwnSession:
         elif number != done + 1:
             raise RefusalError(Code.ROUND_AHEAD, number, done)
 
-    # --- where the silos alone have the models -----------------------------------------------------------------
-
-    def _after(self, last: RoundRecord | None) -> Tensors:
-        """Return what the next round begins with, model and optimiser's state: the first, or those of the last round.
-
-        Raises:
-            RefusalError: the sum of that round has not arrived here, so it is still the round to play.
-        """
-        initial, method = self.prepared.task.initial().cpu(), self.prepared.method
-        if last is None:
-            return _kept(initial, method.init(initial))
-        if _MODEL not in last.after:
-            raise RefusalError(Code.UNENDED, last.round)
-        after = last.after[_MODEL]
-        if len(after) != len(initial):
-            raise RefusalError(Code.OTHER_LENGTH, last.round, len(after), len(initial))
-        if not matching(method, as_tensor(after), _state(last.after)):
-            raise RefusalError(Code.OTHER_SERVER, last.round)
-        return last.after
-
     def _learn(self) -> list[Part]:
         """Make the server's step from the sum, once it has arrived; keep the next model, and say so."""
         if self._ended or not self.client.learned:
             return []
         record = self._record
         assert record is not None
-        played = self.prepared.setting
-        setting = replace(played, method=played.method.at_round(record.round))
-        total = self.prepared.agreed.vector(self.client.result())
-        turn = Turn(
-            setting=setting,
-            model=as_tensor(record.before[_MODEL]),
-            state=_state(record.before),
-            round_number=record.round,
-            experiment=ExperimentRandomness(self.prepared.experiment.seed),
-            privacy=self._privacy,
-        )
-        silos = self._agreement.clients
-        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=setting.n_users)
-        after = _kept(made, state)
+        after, model = self.work.step(record, self.client.result())
         if not record.after:
             self._record = replace(record, after=after)
-            self._books.records.write(self._books.run, self._record)
+            self._books.records.write(self._books.place, self._record)
         elif save(dict(record.after)) != save(dict(after)):
             raise RefusalError(Code.OTHER_SUM, record.round)
-        self._books.models.put(self.prepared.task.state(setting.method.model_of(made, state)))
+        self._books.models.put(model)
         self._ended = True
         content = struct.pack(">I", record.round) + save(dict(after))
         return [Learned(tag=self.client.tag(content))]
@@ -367,25 +309,3 @@ def _check_state(charged: list[int], done: int, repeats: bool) -> None:
     known = set(range(1, done + 1)) if repeats else {done} - {0}
     if not known <= set(charged) or (repeats and set(charged) - set(range(1, done + 2))):
         raise RefusalError(Code.REPLACED)
-
-
-def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:
-    """Return what a silo keeps of a model and of its optimiser's state, by name."""
-    tensors = {_MODEL: model} | {_STATE + name: value for name, value in state.items()}
-    return {name: value.cpu().numpy() for name, value in tensors.items()}
-
-
-def _state(kept: Tensors) -> State:
-    """Return the optimiser's state of what was kept."""
-    return {
-        name.removeprefix(_STATE): torch.from_numpy(value.copy())
-        for name, value in kept.items()
-        if name.startswith(_STATE)
-    }
-
-
-def _scores(prepared: Prepared) -> np.ndarray:
-    """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
-    share = prepared.population
-    counts = np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
-    return prepared.method.weights.scores(counts)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedveil.engine.experiment import Experiment, asked_for, read_toml
 from fedveil.errors import ConfigError
@@ -22,7 +23,12 @@ from fedveil.privacy.events import Event, NoGuarantee, atoms, costliest
 from fedveil.privacy.ledger import Budget
 from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, outsiders
+from fedveil.statistics.inference.families import FAMILIES
+from fedveil.statistics.request import FIGURES
 from fedveil.validation import problems
+
+RELEASES: Final = (*FIGURES, *(f"{family}-regression" for family in FAMILIES))
+"""What a policy can allow to be released from a silo's records."""
 
 _NOT_AGAINST: Final = {
     Role.READER: Code.NOT_AGAINST_READERS,
@@ -45,6 +51,12 @@ class Policy(BaseModel):
         packages: installed packages whose stages and methods may run; their code is loaded only if they are here. What
             they guarantee is what they claim: name none that you have not read.
         protections: what must hide the silo's message from the coordinator; any one of them.
+        releases: figures that may be counted, or estimated, from the silo's records: those of `fedveil stats` ("count",
+            "histogram", "survival", ...), "logistic-regression" and so on for `fedveil infer`.
+        largest_dimension: the most numbers of one release.
+        smallest_error: people: releases whose noise is below that are refused, because precision is paid from what the
+            silo's users may spend; 0 refuses none.
+        by_silo: allow figures silo by silo, this one's among them.
         trust_silos: do not count what another silo learns, and take part where nothing is guaranteed against it
             (partial encryption whose encrypted part has no noise; weights by records in the open).
         trust_coordinator: count what readers of the models learn, instead of what the coordinator sees.
@@ -72,6 +84,10 @@ class Policy(BaseModel):
     losses: tuple[str, ...] = tuple(LOSSES)
     packages: tuple[str, ...] = ()
     protections: Annotated[tuple[str, ...], Field(min_length=1)] = ("secure-aggregation",)
+    releases: tuple[str, ...] = ()
+    largest_dimension: Annotated[int, Field(ge=1)] = 4096
+    smallest_error: Annotated[float, Field(ge=0)] = 0.0
+    by_silo: bool = False
     trust_silos: bool = False
     trust_coordinator: bool = False
     disclose_counts: bool = False
@@ -83,6 +99,14 @@ class Policy(BaseModel):
     round_seconds: Positive = 3600.0
     memory_mb: Annotated[int, Field(ge=1024)] = 8192
     fruitless_seconds: Positive = 60.0
+
+    @field_validator("releases")
+    @classmethod
+    def _known(cls, releases: tuple[str, ...]) -> tuple[str, ...]:
+        for name in releases:
+            if name not in RELEASES:
+                raise ValueError(f"no figure '{name}'; there are: {', '.join(RELEASES)}")
+        return releases
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -127,21 +151,53 @@ class Policy(BaseModel):
         Raises:
             RefusalError: a method, model, loss or protection that is not allowed, named, with those that are.
         """
+        self.check_open(experiment.protection.name, experiment.privacy.insecure_seed)
         for code, key, asked, allowed in (
             (Code.METHOD, "method.name", experiment.method.name, self.methods),
             (Code.MODEL, "model.name", experiment.model.name, self.models),
             (Code.LOSS, "model.loss", experiment.model.loss, self.losses),
-            (Code.PROTECTION, "protection.name", experiment.protection.name, self.protections),
         ):
-            if asked not in allowed:
-                detail = f"{key} = {foreign(str(asked))!r}; this silo allows: {', '.join(allowed)}"
-                raise RefusalError(code, detail=detail)
-        if experiment.privacy.insecure_seed is not None and not self.without_guarantee:
-            raise RefusalError(Code.KNOWN_SEED)
+            _check_named(code, key, asked, allowed)
         if experiment.rounds > self.most_rounds:
             raise RefusalError(Code.ROUNDS, experiment.rounds, self.most_rounds)
         if experiment.local is not None and experiment.local.epochs > self.most_epochs:
             raise RefusalError(Code.EPOCHS, experiment.local.epochs, self.most_epochs)
+
+    def check_open(self, protection: str, seed: int | None) -> None:
+        """Refuse a protection that is not allowed, and noise from a known seed, whatever is played.
+
+        Raises:
+            RefusalError: says what is allowed.
+        """
+        _check_named(Code.PROTECTION, "protection.name", protection, self.protections)
+        if seed is not None and not self.without_guarantee:
+            raise RefusalError(Code.KNOWN_SEED)
+
+    def check_figures(self, figures: frozenset[str], *, by_silo: bool) -> None:
+        """Refuse figures that may not be counted here.
+
+        Raises:
+            RefusalError: names those that may.
+        """
+        for figure in sorted(figures):
+            _check_named(Code.RELEASE, "releases", figure, self.releases)
+        if by_silo and not self.by_silo:
+            raise RefusalError(Code.BY_SILO)
+
+    def check_release(self, numbers: int, std: float) -> None:
+        """Refuse a release that is too long, or more precise than this silo pays for.
+
+        Args:
+            numbers: how many it has.
+            std: standard deviation of the noise on each, where a person counts 1.
+
+        Raises:
+            RefusalError: says which limit would be accepted.
+        """
+        if numbers > self.largest_dimension:
+            raise RefusalError(Code.DIMENSION, numbers, self.largest_dimension)
+        if std < self.smallest_error:
+            raise RefusalError(Code.PRECISION, std, self.smallest_error)
 
     def check_method(self, method: Method, parameters: int) -> None:
         """Refuse a method whose bound is looser than allowed, or whose weights need counts that stay here.
@@ -180,3 +236,10 @@ class Policy(BaseModel):
         if self.without_guarantee:
             return guarantee.against(counted)
         return costliest(guarantee.against(role) for role in asked)
+
+
+def _check_named(code: Code, key: str, asked: str | None, allowed: Sequence[str]) -> None:
+    """Refuse a name that is not among those that are allowed."""
+    if asked not in allowed:
+        named = ", ".join(allowed) or "none"
+        raise RefusalError(code, detail=f"{key} = {foreign(str(asked))!r}; this silo allows: {named}")

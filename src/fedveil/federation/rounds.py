@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.crypto.agreement import RUN_BYTES
@@ -27,14 +26,16 @@ from fedveil.engine.run import (
     row_of,
 )
 from fedveil.engine.run_evaluation import evaluate
-from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import spent_of
 from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError
+from fedveil.federation.own_training import training_plan
 from fedveil.federation.run_record import RunRecord
+from fedveil.federation.session_plan import EVERYBODY, Draw
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part
+from fedveil.protection.parts import Part
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
 
@@ -43,40 +44,6 @@ STATE: Final = "federation.json"
 
 _DRAWN: Final = "checkpoint/participants.json"
 _SALT_BYTES: Final = 32
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Draw:
-    """Who takes part in an attempt at a round.
-
-    Attributes:
-        users: (|U|,) who does; None where everybody does, or where nobody knows.
-        commitment: SHA-256 of a random number and of the users: an attempt that is asked for again is the same.
-    """
-
-    users: Bool[np.ndarray, " users"] | None = None
-    commitment: bytes = b""
-
-    def told(self, silo: int, kinds: frozenset[type], model: Float32[np.ndarray, " d"]) -> list[Part]:
-        """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the model.
-
-        Args:
-            silo: the silo.
-            kinds: what the method sends.
-            model: (d,) of the round.
-        """
-        found: dict[type[Part], Callable[[], Part]] = {}
-        if (users := self.users) is not None:
-            found = {
-                Drawn: lambda: Drawn(commitment=self.commitment),
-                OwnDraw: lambda: OwnDraw(drawn=bool(users[silo])),
-                DrawnUsers: lambda: DrawnUsers(users=users),
-            }
-        found[Model] = lambda: Model(values=model)
-        return [build() for kind, build in found.items() if kind in kinds]
-
-
-EVERYBODY: Final = Draw()
 
 
 def identify(folder: RunFolder) -> bytes:
@@ -98,7 +65,7 @@ def identify(folder: RunFolder) -> bytes:
 
 
 class Rounds:
-    """The rounds of a run.
+    """The rounds of training of a run.
 
     Args:
         prepared: the experiment.
@@ -112,19 +79,25 @@ class Rounds:
 
     def __init__(self, prepared: Prepared, folder: RunFolder, observer: Observer, record: RunRecord) -> None:
         self._prepared, self._folder, self._observer, self._record = prepared, folder, observer, record
-        self.privacy = privacy_randomness(prepared.experiment)
+        self.plan = training_plan(prepared)
         guarantee = prepared.guarantee
         self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
         self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
         folder.mend_metrics(self.checkpoint)
         record.mend(self.checkpoint.round)
         self._attempts, self._draw, self._began = 0, EVERYBODY, time.perf_counter()
+        self._closing: list[Part] = []
         observer.started(folder.path, prepared.experiment, self.checkpoint.round)
 
     @property
     def number(self) -> int:
         """The round to play, from 1."""
         return self.checkpoint.round + 1
+
+    @property
+    def model(self) -> Float32[np.ndarray, " d"]:
+        """The model that the round begins with."""
+        return self.checkpoint.model.cpu().numpy()
 
     @property
     def left(self) -> bool:
@@ -177,7 +150,7 @@ class Rounds:
             document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
         with reading(path, RunFolderError):
             if document is None or (document["round"], document["attempt"]) != (number, attempt):
-                drawn = draw_users(method, users, self.privacy, number, attempt)
+                drawn = draw_users(method, users, self.plan.privacy, number, attempt)
                 if drawn is None:
                     return EVERYBODY
                 bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
@@ -204,7 +177,7 @@ class Rounds:
             state=self.checkpoint.state,
             round_number=number,
             experiment=ExperimentRandomness(experiment.seed),
-            privacy=self.privacy,
+            privacy=self.plan.privacy,
         )
         silos = prepared.population.n_silos
         model, state = coordinate(turn, total, n_silos=silos, summed=summed, drawn=drawn)
@@ -242,8 +215,13 @@ class Rounds:
         found = conclude(
             self._prepared, self._folder, self.checkpoint, self._ledger, reason, has_model=has_model
         )
+        self._closing = self._record.close(found.rounds, self.charges)
         self._ledger.close()
         return found
+
+    def closing(self) -> list[Part]:
+        """Return what silos are asked to sign of what the run states."""
+        return self._closing
 
     @property
     def charges(self) -> int:

@@ -150,7 +150,7 @@ class RunRecord:
     """
 
     def __init__(self, folder: RunFolder, run: bytes, membership: Membership, identity: IdentityKey) -> None:
-        self._folder, self._run = folder, run
+        self._folder, self.run = folder, run
         self._membership, self._identity = membership, identity
         self._lines: list[bytes] = []
         self._terms = b""
@@ -201,7 +201,7 @@ class RunRecord:
         for silo, parts in answers.items():
             head = heads[self._membership.silos[silo]]
             signature = only(parts, Attested, silo).signature
-            self._check(silo, attested(self._run, self._terms, number, context, model, head), signature)
+            self._check(silo, attested(self.run, self._terms, number, context, model, head), signature)
             seen.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
         self._seen = _Seen(context=context, model=model, silos=tuple(seen))
 
@@ -221,7 +221,7 @@ class RunRecord:
             kept = hashlib.sha256(after.cpu().numpy().astype("<f4").tobytes()).digest()
         line = {
             "schema_version": 1,
-            "run": self._run.hex(),
+            "run": self.run.hex(),
             "terms": self._terms.hex(),
             "round": number,
             "asked": seen.context.hex(),
@@ -250,7 +250,7 @@ class RunRecord:
         model = self._folder / MODEL
         self._agreed = {
             "schema_version": 1,
-            "run": self._run.hex(),
+            "run": self.run.hex(),
             "terms": self._terms.hex(),
             "round": rounds,
             "charges": charges,
@@ -276,7 +276,7 @@ class RunRecord:
                 _log.warning("silo %s does not sign the statement: %s", name, part.why.sentence)
             if isinstance(part, Attested) and closing is not None:
                 try:
-                    self._check(silo, concluded(self._run, self._terms, closing), part.signature)
+                    self._check(silo, concluded(self.run, self._terms, closing), part.signature)
                 except ProtocolError as error:
                     _log.warning("silo %s: %s", name, error.reason)
                     return

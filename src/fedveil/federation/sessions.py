@@ -42,12 +42,12 @@ def session_name(run: bytes, opened: bytes, nonces: Nonces) -> bytes:
     return hashlib.sha256(b"fedveil/3/session name" + run + opened + asked).digest()[:NONCE_BYTES]
 
 
-def session_run(session: bytes, terms: Terms) -> bytes:
-    """Return the 16 bytes that stand for a session in a protocol, on the terms that it was begun with.
+def session_run(session: bytes, agreed: bytes) -> bytes:
+    """Return the 16 bytes that stand for a session in a protocol, on what was proposed (:func:`~.binding.proposed`).
 
     Silos that were told other terms name another session: no key of one is taken by another, and no masks cancel.
     """
-    return hashlib.sha256(b"fedveil/3/session" + session + terms.digest).digest()[:RUN_BYTES]
+    return hashlib.sha256(b"fedveil/3/session" + session + agreed).digest()[:RUN_BYTES]
 
 
 class Reception:

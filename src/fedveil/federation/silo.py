@@ -20,32 +20,26 @@ from types import TracebackType
 from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.sections import ModelSection, TrainerSection
-from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import FedveilError, IntegrityError, PrivacyError, RunFolderError
+from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.allowance import Allowance, Outcome
-from fedveil.federation.deployable import check_deployable, check_own_client
-from fedveil.federation.document import read_canonical
+from fedveil.federation.binding import proposed
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.own_session import Books, OwnSession
-from fedveil.federation.promise import Promise
+from fedveil.federation.own_work import OwnWork
+from fedveil.federation.proposals import own_work
 from fedveil.federation.sessions import Reception, session_run
-from fedveil.federation.share import FixedPopulation
+from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.standing import Standing
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.files import replace_file
 from fedveil.foreign import quiet_log
-from fedveil.methods.claims import Guarantee
-from fedveil.population.records import Population
-from fedveil.privacy.events import Event
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Closing, Over, Part, Refused, Terms, Working, only
+from fedveil.protection.parts import Closing, Over, Part, Phase, Refused, Terms, Working, only
 from fedveil.protection.protocol import Place
 from fedveil.protection.refusals import Code, Refusal
 
@@ -97,7 +91,7 @@ class SiloParty:
         standing: Callable[[], Standing],
         number: int,
         identity: IdentityKey,
-        share: Population,
+        share: Share,
         state: Path,
     ) -> None:
         self._standing, self._number, self._identity, self._share = standing, number, identity, share
@@ -223,35 +217,35 @@ class SiloParty:
 
     def _join(self, letter: SignedMessage, data: bytes) -> bytes:
         terms = only(letter.parts, Terms, SERVER)
+        phase = next((part for part in letter.parts if isinstance(part, Phase)), None)
         if not self._reception.admits(self._number, letter.run, letter.session, terms):
             return self._here(letter)
         self._stand()
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         self._check_heads(terms)
-        prepared = self._prepare(terms.experiment)
-        event = self._policy.event(prepared.guarantee)
+        work = own_work(terms.experiment, phase, self._policy, self._share, self._number)
         self._ledger.reopen(self._policy)
+        agreed, part = proposed(terms, phase), "" if phase is None else phase.name
         books = Books(
             run=letter.run,
+            part=part,
             ledger=self._ledger,
             origin=self._origin(terms),
             budget=self._policy.budget,
-            seconds=self._policy.round_seconds,
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),
         )
-        self._check_budget(books, prepared.experiment.rounds, prepared.guarantee, event)
+        self._check_budget(books, work)
         place = Place(
-            run=session_run(letter.session, terms),
+            run=session_run(letter.session, agreed),
             number=self._number,
             identity=self._identity,
             roster=self._membership.roster,
-            secret=lambda: self._store.secret(letter.run),
+            secret=lambda: self._store.secret(books.place),
         )
-        promise = Promise.of(prepared, event)
         session = OwnSession(
-            prepared=prepared, place=place, promise=promise, terms=terms, session=letter.session, books=books
+            work=work, place=place, terms=terms, agreed=agreed, session=letter.session, books=books
         )
         session.talk.ask(letter.parts)
         answers = session.join()
@@ -262,27 +256,8 @@ class SiloParty:
         self._session, self._over, self._outcome = session, False, "answered"
         return self._reply(letter, data, answers)
 
-    def _prepare(self, text: str) -> Prepared:
-        """Return the experiment of a text as the silo holds it, within what its policy allows.
-
-        Raises:
-            FedveilError: it is not, or it cannot be run: of numbers too large or too small for its method, say.
-        """
-        document = read_canonical(text)
-        self._policy.check_packages(document)
-        experiment = parse(document, "the coordinator's experiment")
-        self._policy.check_request(experiment)
-        try:
-            prepared = prepare(_own(experiment), FixedPopulation(self._share))
-        except (PrivacyError, ArithmeticError) as error:
-            raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
-        self._policy.check_method(prepared.method, prepared.task.dimension)
-        check_deployable(prepared)
-        check_own_client(prepared, self._number)
-        return prepared
-
-    def _check_budget(self, books: Books, rounds: int, guarantee: Guarantee, event: Event) -> None:
-        """Refuse a run whose rounds do not all fit what the users have left, before the first of them is charged.
+    def _check_budget(self, books: Books, work: OwnWork) -> None:
+        """Refuse a run that does not all fit what the users have left, before the first of it is charged.
 
         Later each round must fit by itself: an attempt that was charged twice ends the run where the budget does, and
         not when the next session begins.
@@ -290,8 +265,8 @@ class SiloParty:
         budget = self._policy.budget
         if budget is None or books.known:
             return
-        if self._ledger.ledger.would_exceed(guarantee.after(event, rounds), budget):
-            raise RefusalError(Code.RUN_BUDGET, rounds, budget.epsilon, budget.delta)
+        if self._ledger.ledger.would_exceed(work.whole, budget):
+            raise RefusalError(Code.RUN_BUDGET, work.rounds, budget.epsilon, budget.delta)
 
     def _stand(self) -> None:
         """Read membership and policy again; without them, or under another membership, nothing is joined."""
@@ -347,19 +322,6 @@ class SiloParty:
 
     def _seal(self, letter: SignedMessage, *parts: Part) -> bytes:
         return replace(letter.answer(*parts), head=self._ledger.head).seal(self._identity)
-
-
-def _own(experiment: Experiment) -> Experiment:
-    """Return the experiment without what concerns the coordinator alone, or names files: none is read here.
-
-    The server's step stays: under partial encryption the silos make it.
-    """
-    return experiment.model_copy(
-        update={
-            "model": ModelSection(name=experiment.model.name, loss=experiment.model.loss),
-            "trainer": TrainerSection(name=experiment.trainer.name, precision=experiment.trainer.precision),
-        }
-    )
 
 
 def _refused(error: Exception) -> Refused:

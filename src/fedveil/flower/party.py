@@ -25,7 +25,7 @@ from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import RunningFolder, listen
-from fedveil.flower.submission import END, SOCKET, open_run
+from fedveil.flower.submission import END, SOCKET, due_parts
 from fedveil.flower.tasks import Tasks
 from fedveil.flower.transport import carry
 from fedveil.protection.errors import ProtocolError
@@ -121,14 +121,12 @@ class Party:
         stopped: str | None = None
         silent: tuple[str, ...] = ()
         try:
-            party = open_run(self._home, path)
-            try:
-                with self._tasks.playing() as grid:
+            for party in due_parts(self._home, path):
+                with contextlib.closing(party), self._tasks.playing() as grid:
                     silent = carry(grid, party, self._home)
-            finally:
-                party.close()
-            assert party.outcome is not None
-            stopped = party.outcome.stopped
+                assert party.outcome is not None
+                if (stopped := party.outcome.stopped) is not None:
+                    break
         except FedveilError as problem:
             error = str(problem)
             _log.error("%s", problem)

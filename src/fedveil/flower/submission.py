@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from fedveil.engine.declared import Declared
 from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.folder import Row, RunFolder
-from fedveil.engine.run import Observer
+from fedveil.engine.inference import prepare_inference
+from fedveil.engine.release_document import (
+    INFERENCE,
+    STATISTICS,
+    TableDocument,
+    read_inference_document,
+    read_release_document,
+)
+from fedveil.engine.release_run import PreparedReleases
+from fedveil.engine.releases import prepare_release
+from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.setup import prepare
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
+from fedveil.federation.opening import open_release, open_training
 from fedveil.federation.share import FixedPopulation, public_share
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
@@ -46,18 +58,27 @@ class Unwatched:
         """Nothing."""
 
 
-def read_experiment(path: Path, home: CoordinatorFolder) -> Experiment:
-    """Read an experiment that a federation can run.
+def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocument:
+    """Read what a federation can run: an experiment, or releases of statistics or of a regression.
 
     Raises:
-        ConfigError: no tables, another schema, no public test table, or a model that is left to be guessed.
+        ConfigError: no tables, another schema, or, of an experiment, no public test table or a model that is left to
+            be guessed.
     """
-    experiment = parse(read_toml(path), str(path)).anchored(path.parent)
+    content = read_toml(path)
+    document = next((read(path) for key, read in _RELEASES.items() if key in content), None)
+    if document is None:
+        return _experiment(content, path, home)
+    _check_schema(document, path, home)
+    return document
+
+
+def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) -> Experiment:
+    experiment = parse(content, str(path)).anchored(path.parent)
     table = experiment.data.table
     if table is None:
         raise ConfigError(f"{path}: data.table: a federation trains on the silos' own tables")
-    if schema_digest(table.schema_file) != home.membership.schema_digest:
-        raise ConfigError(f"{path}: data.table.schema_file: not the schema that the members agreed on")
+    _check_schema(experiment, path, home)
     if table.test_file is None:
         raise ConfigError(
             f"{path}: data.table.test_file: nobody can hold records out of tables that nobody may pool; "
@@ -70,19 +91,52 @@ def read_experiment(path: Path, home: CoordinatorFolder) -> Experiment:
     return experiment
 
 
-def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
-    """Open a run folder as the coordinator, new or interrupted.
+def _check_schema(document: Experiment | TableDocument, path: Path, home: CoordinatorFolder) -> None:
+    table = document.data.table
+    assert table is not None
+    if schema_digest(table.schema_file) != home.membership.schema_digest:
+        raise ConfigError(f"{path}: data.table.schema_file: not the schema that the members agreed on")
+
+
+def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) -> RunFolder:
+    """Make the folder of a run of the coordinator's."""
+    return RunFolder.create(home / "runs", document)
+
+
+def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
+    """Yield the coordinator of every part of a run that is not made yet, each when the one before has ended.
 
     Raises:
-        FedveilError: whatever is wrong with the coordinator's folder, the experiment or the run folder.
+        FedveilError: whatever is wrong with the coordinator's folder, the document or the run folder.
     """
+    for file, read in _PREPARED.items():
+        if (path / file).exists():
+            yield from _releases(home, RunFolder(path), read(path / file, home))
+            return
+    yield _training(home, path)
+
+
+def _releases(
+    home: CoordinatorFolder, folder: RunFolder, prepared: PreparedReleases
+) -> Iterator[CoordinatorParty[Any]]:
+    while len(prepared.read(folder)) < prepared.count:
+        yield open_release(
+            prepared=prepared,
+            membership=home.membership,
+            identity=home.identity,
+            folder=folder,
+            heads=HeadsSeen(home / HEADS),
+        )
+
+
+def _training(home: CoordinatorFolder, path: Path) -> CoordinatorParty[Outcome]:
     folder, experiment = RunFolder.open(path)
     table = experiment.data.table
     if table is None or table.test_file is None:
         raise RunFolderError(f"{path}: not a run of a federation")
     membership = home.membership
     share = public_share(home.schema, table.test_file, membership)
-    return CoordinatorParty(
+    return open_training(
         prepared=prepare(experiment, FixedPopulation(share)),
         membership=membership,
         identity=home.identity,
@@ -90,6 +144,31 @@ def open_run(home: CoordinatorFolder, path: Path) -> CoordinatorParty:
         heads=HeadsSeen(home / HEADS),
         observer=Unwatched(),
     )
+
+
+def _statistics(path: Path, home: CoordinatorFolder) -> PreparedReleases:
+    return prepare_release(read_release_document(path), _declared(home))
+
+
+def _inference(path: Path, home: CoordinatorFolder) -> PreparedReleases:
+    return prepare_inference(read_inference_document(path), _declared(home))
+
+
+def _declared(home: CoordinatorFolder) -> Declared:
+    return Declared(schema=home.schema, silos=home.membership.silos)
+
+
+_RELEASES: Final[Mapping[str, Callable[[Path], TableDocument]]] = {
+    "statistics": read_release_document,
+    "inference": read_inference_document,
+}
+"""Documents of releases, by the table that only they have."""
+
+_PREPARED: Final[Mapping[str, Callable[[Path, CoordinatorFolder], PreparedReleases]]] = {
+    STATISTICS: _statistics,
+    INFERENCE: _inference,
+}
+"""The same in run folders, by their files."""
 
 
 class Submission:
@@ -130,41 +209,63 @@ class Submission:
         return not ended
 
 
-def watch(
-    folder: RunFolder, observer: Observer, experiment: Experiment, lasts: Callable[[float], bool]
-) -> tuple[str | None, tuple[str, ...]]:
-    """Tell the observer of every new line of metrics, until the run ends.
+def silent_silos(folder: RunFolder) -> tuple[str, ...]:
+    """Return the silos whose silence has ended a run.
+
+    Raises:
+        RunFolderError: what was written of its end is damaged.
+    """
+    if not (folder / END).exists():
+        return ()
+    with reading(folder / END, RunFolderError):
+        end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
+        return tuple(str(silo) for silo in end["silent"])
+
+
+def wait(folder: RunFolder, lasts: Callable[[float], bool], look: Callable[[], None]) -> str | None:
+    """Wait until a run ends; return why it stopped early, if it did.
 
     Args:
         folder: the run folder.
-        observer: who is told.
-        experiment: what runs.
         lasts: waits so many seconds, and returns whether the run waits or is played still.
-
-    Returns:
-        Why it stopped early, None if it did not; and the silos whose silence ended it.
+        look: called again and again, and once when it has ended.
 
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
     """
-    done = max(1, len(read_rows(folder / "metrics.jsonl")))
-    observer.started(folder.path, experiment, done - 1)
     while True:
         lives = lasts(_LOOK_SECONDS)
         ended = (folder / END).exists()
-        rows = read_rows(folder / "metrics.jsonl")
-        for row in rows[done:]:
-            observer.completed(row)
-        done = max(done, len(rows))
+        look()
         if ended:
             with reading(folder / END, RunFolderError):
                 end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
                 if end["error"] is not None:
                     raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
-                stopped = None if end["stopped"] is None else str(end["stopped"])
-                return stopped, tuple(str(silo) for silo in end["silent"])
+                return None if end["stopped"] is None else str(end["stopped"])
         if not lives:
             raise CoordinatorGoneError(
                 f"{folder.path}: the coordinator's process is gone; start it again and go on by "
                 f"`fedveil federation run --resume {folder.path}`"
             )
+
+
+def watch(
+    folder: RunFolder, observer: Observer, experiment: Experiment, lasts: Callable[[float], bool]
+) -> str | None:
+    """Tell the observer of every new line of metrics, until the run ends; return why it stopped early, if it did.
+
+    Raises:
+        RunFolderError: as :func:`wait`.
+    """
+    done = max(1, len(read_rows(folder / "metrics.jsonl")))
+    observer.started(folder.path, experiment, done - 1)
+
+    def look() -> None:
+        nonlocal done
+        rows = read_rows(folder / "metrics.jsonl")
+        for row in rows[done:]:
+            observer.completed(row)
+        done = max(done, len(rows))
+
+    return wait(folder, lasts, look)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -81,7 +81,7 @@ class Silence:
         return tuple(silo for silo in sorted(self._asked) if now - self._heard[silo] > seconds)
 
 
-def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> tuple[str, ...]:
+def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> tuple[str, ...]:
     """Carry letters until the run ends, or until a silo has given no sign of life for the coordinator's patience.
 
     Where the run's protocol recovers, it goes on without silent silos before that. A silo that is at work says so.
@@ -119,7 +119,7 @@ def carry(grid: Grid, party: CoordinatorParty, home: CoordinatorFolder) -> tuple
     return missing
 
 
-def _bid_farewell(grid: Grid, party: CoordinatorParty, nodes: dict[int, int]) -> None:
+def _bid_farewell(grid: Grid, party: CoordinatorParty[Any], nodes: dict[int, int]) -> None:
     """Push the last letters, and wait a little for the answers: silos sign the statement with them.
 
     What is lost of them costs others a wait, and the run a signature.
@@ -153,7 +153,7 @@ def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
 
 def _push(
     grid: Grid,
-    party: CoordinatorParty,
+    party: CoordinatorParty[Any],
     nodes: dict[int, int],
     under_way: dict[bytes, _UnderWay],
     resend_after: float,
@@ -189,7 +189,7 @@ def _push(
 
 def _pull(
     grid: Grid,
-    party: CoordinatorParty,
+    party: CoordinatorParty[Any],
     under_way: dict[bytes, _UnderWay],
     silence: Silence,
     resend_after: float,

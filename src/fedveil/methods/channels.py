@@ -16,6 +16,7 @@ from jaxtyping import Float64
 from fedveil.errors import CompositionError
 from fedveil.keys import NonNegative
 from fedveil.methods.sending import Coded, Sender, Sending
+from fedveil.methods.single_rounds import SingleRounds
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
@@ -23,7 +24,7 @@ from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Source
 
 
-class Channel(Source):
+class Channel(SingleRounds, Source):
     """What a sender does to its sum before it leaves, or the server to the sum of all.
 
     Attributes:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Adjacency, Event, GaussianEvent, NoGuarantee, SelfComposedEvent
+from fedveil.privacy.events import (
+    Adjacency,
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    NoGuarantee,
+    SelfComposedEvent,
+)
 from fedveil.stage import Published
 
 _MOST_OF_A_ROUND: Final = 4
@@ -53,6 +61,7 @@ class Guarantee:
         published: figures in the literature that the derivation does not support.
         grid_loss: what the first round costs in epsilon, per coordinate, because its noise lies on a grid.
         noise_decay: the factor by which the noise, and every event's noise multiplier, falls from round to round.
+        strengths: of the rounds, repeated (:class:`~fedveil.methods.single_rounds.SingleRounds`).
     """
 
     adjacency: Adjacency
@@ -64,6 +73,7 @@ class Guarantee:
     published: tuple[Published, ...] = ()
     grid_loss: float = 0.0
     noise_decay: float = 1.0
+    strengths: tuple[float, ...] = (1.0,)
 
     def against(self, role: Role) -> Event:
         """Return the event of one round against a party or coalition that has a line.
@@ -74,20 +84,39 @@ class Guarantee:
         found = {view.role: view.event for view in self.views} | {Role.READER: self.event}
         return found[role]
 
-    def of_round(self, event: Event, number: int) -> Event:
-        """Return an event of the first round as it is in another round, with that round's noise."""
-        if self.noise_decay == 1 or isinstance(event, NoGuarantee):
-            return event
-        assert isinstance(event, GaussianEvent), "Method lets Gaussian noise alone fall"
-        return GaussianEvent(noise_multiplier=event.noise_multiplier * self.noise_decay ** (number - 1))
+    def strength(self, number: int) -> float:
+        """Return the precision of a round beside one whose event is stated."""
+        repeated = self.strengths[(number - 1) % len(self.strengths)]
+        return repeated * self.noise_decay ** (-2 * (number - 1))
 
-    def after(self, event: Event, rounds: int) -> Event:
-        """Return what so many rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2)."""
-        if self.noise_decay == 1 or isinstance(event, NoGuarantee):
-            return SelfComposedEvent(event=event, count=rounds)
-        assert isinstance(event, GaussianEvent), "Method lets Gaussian noise alone fall"
-        precision = sum(self.noise_decay ** (-2 * t) for t in range(rounds))
-        return GaussianEvent(noise_multiplier=event.noise_multiplier / precision**0.5)
+    def of_round(self, event: Event, number: int, *, again: bool = False) -> Event:
+        """Return an event as it is stated as it is in a round, with that round's noise.
+
+        Args:
+            event: of a round of strength 1.
+            number: of the round.
+            again: whether it was played before, so that one unit may move the same once more: strength 1 at least.
+        """
+        strength = max(1.0, self.strength(number)) if again else self.strength(number)
+        if strength == 1 or isinstance(event, NoGuarantee):
+            return event
+        if strength == 0:
+            return ComposedEvent(events=())
+        return GaussianEvent(noise_multiplier=_gaussian(event) / math.sqrt(strength))
+
+    def after(self, event: Event, rounds: int, again: int = 0) -> Event:
+        """Return what so many rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2).
+
+        Args:
+            event: of a round of strength 1.
+            rounds: from the first on.
+            again: so many attempts at rounds that were played before, or may have been, are charged besides.
+        """
+        if (self.noise_decay == 1 and self.strengths == (1.0,)) or isinstance(event, NoGuarantee):
+            return SelfComposedEvent(event=event, count=rounds + again)
+        precision = math.fsum(self.strength(number) for number in range(1, rounds + 1))
+        precision += math.fsum(max(1.0, self.strength(rounds + extra + 1)) for extra in range(again))
+        return GaussianEvent(noise_multiplier=_gaussian(event) / math.sqrt(precision))
 
     def grid_loss_after(self, rounds: int, dimension: int) -> float:
         """Return what the grid of the noise may change of a log-likelihood ratio in so many rounds, all coordinates.
@@ -97,3 +126,9 @@ class Guarantee:
         """
         most = self.grid_loss if self.noise_decay == 1 else _MOST_OF_A_ROUND * self.grid_loss
         return rounds * dimension * most
+
+
+def _gaussian(event: Event) -> float:
+    """Return the multiplier of an event whose rounds differ: methods let Gaussian noise alone do so."""
+    assert isinstance(event, GaussianEvent), "Method lets Gaussian noise alone differ from round to round"
+    return event.noise_multiplier

@@ -64,6 +64,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
         ),
         grid_loss=method.protection.grid_loss(source.grid_loss(moves), moves),
         noise_decay=method.noise_decay,
+        strengths=method.channel.strengths,
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from fedveil.errors import PrivacyError
 from fedveil.keys import filled, found
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.correlated import Correlated
 from fedveil.methods.weights import Power
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip
@@ -80,6 +81,15 @@ _NOISE = (
 Noise = Annotated[
     float, Field(ge=0, allow_inf_nan=False, description=_NOISE), found("calibrated", "closed-form")
 ]
+Stream = Annotated[
+    Correlated | None,
+    Field(
+        description="noise that is [correlated over rounds](../theory/correlated-noise.md): a table of `period` and "
+        "`bands`; a user takes part once in `period` rounds"
+    ),
+]
+Rounds = Annotated[int | None, filled()]
+"""T, of the experiment."""
 UserRate = Annotated[
     float, Field(gt=0, le=1, description="q, each user takes part in a round with this probability")
 ]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+import numpy as np
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
@@ -172,7 +173,24 @@ class Method:
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return what the server remembers before the first round: the states of its stages, by stage and name."""
         average, bound = self.average.init(model), self.bound.init()
-        return {**self.server.init(model), **_named(_AVERAGE, average), **_named(_BOUND, bound)}
+        stream = self.channel.init(model, len(model) + self.bound.extra)
+        return {
+            **self.server.init(model),
+            **_named(_AVERAGE, average),
+            **_named(_BOUND, bound),
+            **_named(_STREAM, stream),
+        }
+
+    def decoded(
+        self, total: Float64[np.ndarray, " length"], model: Float32[Tensor, " d"], state: State
+    ) -> tuple[Float64[np.ndarray, " length"], State]:
+        """Return the round's own sum of what was received, and what the channel's reader remembers after it."""
+        found, kept = self.channel.decoded(total, self.stream_of(state), model, self.bound.unit)
+        return found, _named(_STREAM, kept)
+
+    def stream_of(self, state: State) -> Mapping[str, Tensor]:
+        """Return what the channel's reader remembers."""
+        return _unnamed(_STREAM, state)
 
     def kept(
         self,
@@ -218,9 +236,10 @@ class Method:
 
 _AVERAGE: Final = "average."
 _BOUND: Final = "clip."
+_STREAM: Final = "stream."
 
 
-def _named(stage: str, state: State) -> State:
+def _named(stage: str, state: Mapping[str, Tensor]) -> State:
     return {stage + name: value for name, value in state.items()}
 
 

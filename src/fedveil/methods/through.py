@@ -43,6 +43,11 @@ def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Chan
             "nor the server add any to a sum; use uldp-naive, uldp-sgd, uldp-avg, uldp-avg-w, dp-fed or dp-fed-ls, or "
             "cepam-gaussian as it is"
         )
+    if own.strengths != (1.0,):
+        raise CompositionError(
+            f"{method.name}: channel.name = 'lrsuq' makes the compression error of a message its noise, and correlated "
+            "noise sends sums of several rounds in one: leave one of the two out"
+        )
     return LayeredShares(shares=own, lattice=lattice)
 
 

@@ -39,7 +39,7 @@ def noise_to_travel(method: Method, public: PublicFacts, rounds: int) -> float:
     noise = method.noise_std(public.n_silos)
     if noise is None or public.dimension is None:
         raise CompositionError(
-            f"{method.name}: the noise-to-travel ratio needs the size of the noise on the sum, which is not public here"
+            f"{method.name}: the noise-to-travel ratio needs one size of the noise on the sums, which is not known here"
         )
     if not method.bound.bounded:
         return 0.0 if noise == 0 else math.inf

@@ -13,6 +13,7 @@ from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import GaussianShares, Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
+from fedveil.methods.correlated import streamed
 from fedveil.methods.keys import (
     ClipNorm,
     Clipping,
@@ -21,8 +22,10 @@ from fedveil.methods.keys import (
     Local,
     Noise,
     PairRate,
+    Rounds,
     ServerRate,
     Silos,
+    Stream,
     UserRate,
     WeightPower,
 )
@@ -106,6 +109,8 @@ def uldp_sgd_w(
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
     learning_rate: PairRate = 1.0,
+    correlated: Stream = None,
+    rounds: Rounds = None,
 ) -> Method:
     """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
 
@@ -114,7 +119,7 @@ def uldp_sgd_w(
     pairs = _pairs(
         LocalGradient(), clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate
     )
-    return replace(pairs, name="uldp-sgd-w", weights=Weights.by_power(power))
+    return streamed(replace(pairs, name="uldp-sgd-w", weights=Weights.by_power(power)), correlated, rounds)
 
 
 def uldp_sgd(
@@ -124,12 +129,14 @@ def uldp_sgd(
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
     learning_rate: PairRate = 1.0,
+    correlated: Stream = None,
+    rounds: Rounds = None,
 ) -> Method:
     """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
     pairs = _pairs(
         LocalGradient(), clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate
     )
-    return replace(pairs, name="uldp-sgd")
+    return streamed(replace(pairs, name="uldp-sgd"), correlated, rounds)
 
 
 def uldp_avg(
@@ -140,9 +147,12 @@ def uldp_avg(
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
     learning_rate: PairRate = 1.0,
+    correlated: Stream = None,
+    rounds: Rounds = None,
 ) -> Method:
     """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3)."""
-    return _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
+    pairs = _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
+    return streamed(pairs, correlated, rounds)
 
 
 def uldp_avg_w(
@@ -154,13 +164,15 @@ def uldp_avg_w(
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
     learning_rate: PairRate = 1.0,
+    correlated: Stream = None,
+    rounds: Rounds = None,
 ) -> Method:
     """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
 
     With a power p the weights are n_su^p / sum_s n_su^p, which no figure of the paper has.
     """
     pairs = _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
-    return replace(pairs, name="uldp-avg-w", weights=Weights.by_power(power))
+    return streamed(replace(pairs, name="uldp-avg-w", weights=Weights.by_power(power)), correlated, rounds)
 
 
 def _pairs(

@@ -25,7 +25,7 @@ from fedveil.population.records import Groups
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.population.table_file import open_table
 from fedveil.population.table_reader import TableReader
-from fedveil.population.tables import silo_numbers
+from fedveil.population.tables import check_own, own_numbers, silo_numbers
 
 
 class State(IntEnum):
@@ -180,6 +180,57 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
         DataError: a file that cannot be read or lacks a column; a record without an id; more people than ``n_users``;
             a silo that is not declared.
     """
+    columns, users, silos = _read(schema, files, wanted)
+    names, user = numbered(users)
+    if len(names) > schema.n_users:
+        raise DataError(
+            f"n_users is {schema.n_users} in the schema, but more people have records; it is the public number "
+            "of all people and must not be below the number present"
+        )
+    silo_names, silo = silo_numbers(schema, files, silos)
+    return ColumnTable(columns=columns, silo=silo, user=user, n_users=schema.n_users, silo_names=silo_names)
+
+
+def read_own_columns(
+    schema: Schema,
+    path: Path,
+    wanted: Sequence[str],
+    *,
+    silo: int,
+    silo_names: tuple[str, ...],
+    users: Sequence[str] | None,
+) -> ColumnTable:
+    """Read declared columns of one silo's table, where nobody sees the tables of all; no cell of them is refused.
+
+    Args:
+        schema: what the columns are.
+        path: the silo's own file.
+        wanted: columns to read, besides users and silos.
+        silo: the silo's number.
+        silo_names: of all silos.
+        users: all users' ids, in the order of their numbers; None: the ids are the numbers, from 0.
+
+    Raises:
+        DataError: as :func:`read_columns`; a user without a number, or a record of another silo, named by record.
+    """
+    columns, ids, silos = _read(schema, (path,), wanted)
+    rows = np.arange(len(ids))
+    if schema.silo is not None:
+        check_own(schema, path, rows, silos, silo_names[silo])
+    user = own_numbers(schema, path, rows, ids, users)
+    return ColumnTable(
+        columns=columns,
+        silo=np.full(len(ids), silo, dtype=np.int32),
+        user=user,
+        n_users=schema.n_users,
+        silo_names=silo_names,
+    )
+
+
+def _read(
+    schema: Schema, files: Sequence[Path], wanted: Sequence[str]
+) -> tuple[dict[str, Column], list[str], list[str]]:
+    """Return columns, and the ids of user and silo of every record."""
     categories = {name: categories_of(schema, name) for name in wanted}
     ids = (schema.user,) if schema.silo is None else (schema.user, schema.silo)
     read: dict[str, list[Column]] = {name: [] for name in wanted}
@@ -195,20 +246,7 @@ def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -
             read[name].append(
                 numbers_of(reader, name) if declared is None else places_of(reader, name, declared)
             )
-    names, user = numbered(users)
-    if len(names) > schema.n_users:
-        raise DataError(
-            f"n_users is {schema.n_users} in the schema, but more people have records; it is the public number "
-            "of all people and must not be below the number present"
-        )
-    silo_names, silo = silo_numbers(schema, files, silos)
-    return ColumnTable(
-        columns={name: joined(parts) for name, parts in read.items()},
-        silo=silo,
-        user=user,
-        n_users=schema.n_users,
-        silo_names=silo_names,
-    )
+    return {name: joined(parts) for name, parts in read.items()}, users, silos
 
 
 def joined(parts: Sequence[Column]) -> Column:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal, Self, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
@@ -58,12 +58,6 @@ class Groups:
     user: Int32[np.ndarray, "m"]
     key: Int64[np.ndarray, "m"] | None = None
 
-    @classmethod
-    def nobodys(cls) -> Self:
-        """Return no contribution at all."""
-        none, nobody = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-        return cls(order=none, start=none, size=none, silo=nobody, user=nobody)
-
     def __len__(self) -> int:
         """Return m, the number of contributions."""
         return len(self.size)
@@ -72,6 +66,12 @@ class Groups:
         """Return the indices of the records that one contribution holds."""
         start = self.start[contribution]
         return self.order[start : start + self.size[contribution]]
+
+
+def nobodys_groups() -> Groups:
+    """Return no contribution at all: what a party without records has."""
+    none, nobody = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    return Groups(order=none, start=none, size=none, silo=nobody, user=nobody)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

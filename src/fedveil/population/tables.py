@@ -148,9 +148,49 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
     """
     part = _read_part(schema, path)
     if schema.silo is not None:
-        _refuse_first(
-            path, schema.silo, part.rows[[where != name for where in part.silo]], f"is not of silo '{name}'"
-        )
+        check_own(schema, path, part.rows, part.silo, name)
+    place = own_numbers(schema, path, part.rows, part.user, users)
+    present, at = numbered(part.user)
+    return Records(
+        features=part.features,
+        targets=part.targets,
+        silo=np.full(len(place), silo, dtype=np.int32),
+        user=place,
+        key=keys_of(present)[at],
+    )
+
+
+def check_own(
+    schema: Schema, path: Path, rows: Int64[np.ndarray, "n"], silos: Sequence[str], name: str
+) -> None:
+    """Return if all records of a file are of one silo.
+
+    Raises:
+        DataError: names the first record that is not.
+    """
+    assert schema.silo is not None
+    _refuse_first(path, schema.silo, rows[[where != name for where in silos]], f"is not of silo '{name}'")
+
+
+def own_numbers(
+    schema: Schema,
+    path: Path,
+    rows: Int64[np.ndarray, "n"],
+    ids: Sequence[str],
+    users: Sequence[str] | None,
+) -> Int32[np.ndarray, "n"]:
+    """Return the numbers of the users of a silo's records.
+
+    Args:
+        schema: how many there are.
+        path: the silo's own file.
+        rows: (n,) which of the file's records these are.
+        ids: of their users.
+        users: all users' ids, in the order of their numbers; None: the ids are the numbers, from 0.
+
+    Raises:
+        DataError: a list that is none of n_users, or a user without a number, named by record.
+    """
     known = range(schema.n_users) if users is None else users
     number = {str(who): place for place, who in enumerate(known)}
     if len(number) != len(known) or len(number) > schema.n_users:
@@ -158,18 +198,12 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
             f"{len(known)} users are listed, {len(number)} of them different; the schema has {schema.n_users}, "
             "and each is listed once"
         )
-    place = [number.get(who, -1) for who in part.user]
+    place = np.array([number.get(who, -1) for who in ids], dtype=np.int32)
     problem = (
         f"the user is no whole number below {schema.n_users}" if users is None else "the user is not listed"
     )
-    _refuse_first(path, schema.user, part.rows[[at < 0 for at in place]], problem)
-    return Records(
-        features=part.features,
-        targets=part.targets,
-        silo=np.full(len(place), silo, dtype=np.int32),
-        user=np.array(place, dtype=np.int32),
-        key=keys_of(list(number))[place],
-    )
+    _refuse_first(path, schema.user, rows[place < 0], problem)
+    return place
 
 
 def read_test(schema: Schema, path: Path) -> tuple[Float32[np.ndarray, "n d"], Targets]:

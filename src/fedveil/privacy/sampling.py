@@ -35,10 +35,12 @@ class Sampler(Protocol):
     Attributes:
         samples: whether some of the users may be left out of a round.
         fixed_size: whether how many take part is a fixed, public number.
+        period: b where a user takes part in every b-th round at most, by a public schedule; 1 where there is none.
     """
 
     samples: ClassVar[bool]
     fixed_size: ClassVar[bool]
+    period: int
 
     @property
     def size(self) -> int | None:
@@ -93,6 +95,7 @@ class Everyone:
     samples: ClassVar[bool] = False
     fixed_size: ClassVar[bool] = True
     size: ClassVar[int | None] = None
+    period = 1
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Return nothing: all can take part in anything."""
@@ -161,6 +164,7 @@ class PoissonUsers:
     samples: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = False
     size: ClassVar[int | None] = None
+    period = 1
 
     rate: float
 
@@ -227,6 +231,7 @@ class UniformClients:
 
     samples: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = True
+    period = 1
 
     population: int
     sample: int

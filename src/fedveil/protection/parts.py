@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import REST, Layout, fixed, many, number, sent_as
+from fedveil.protection.fields import BLOCK, REST, Layout, fixed, many, number, pair, sent_as
 from fedveil.protection.messages import KINDS, Message, by_silo, message
 from fedveil.protection.refusals import REFUSAL, Refusal
 from fedveil.protection.wire import Reader, Writer
@@ -104,6 +104,29 @@ class Terms(Part):
     def digest(self) -> bytes:
         """SHA-256 of what is proposed: the same for every session of a run."""
         return hashlib.sha256(self.membership + self.experiment.encode()).digest()
+
+
+_NUMBERS: Final = _array(BLOCK, "<f8", np.float64)
+_SHORT: Final = BLOCK.of(str.encode, _text)
+_STD: Final = _array(fixed(8), "<f8", np.float64).of(
+    lambda value: np.array([value]), lambda read: float(read[0])
+)
+
+
+@message(86, "which part of a run a session plays", eq=False)
+class Phase(Part):
+    """What a session plays of a run that is more than rounds of training, and what was released before it.
+
+    Attributes:
+        name: of the release, such as "eval/1"; empty for the rounds of training.
+        released: the releases of the run that were made before, in their order: the standard deviation of the noise,
+            and the numbers. What follows from them (bounds, edges, coefficients) every silo computes by itself.
+    """
+
+    name: str = sent_as(_SHORT, Tells.NOTHING)
+    released: tuple[tuple[float, Float64[np.ndarray, " d"]], ...] = sent_as(
+        many(pair(_STD, _NUMBERS), size=2), Tells.MODEL
+    )
 
 
 @message(62, "consent")

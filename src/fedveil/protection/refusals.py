@@ -130,6 +130,15 @@ class Code(Enum):
         "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
     )
     HEADS = 40, "request", "{found:.0f} heads of ledgers instead of {expected:.0f}"
+    RELEASE = 60, "policy", "its policy does not allow one of the releases that are asked for"
+    DIMENSION = 61, "policy", "a release has {numbers:.0f} numbers; this silo allows at most {most:.0f}"
+    PRECISION = (
+        62,
+        "policy",
+        "the noise on a release has a standard deviation of {std:g} people; this silo pays for no less than {least:g}",
+    )
+    BY_SILO = 63, "policy", "its policy allows no figures silo by silo"
+    RELEASED = 64, "request", "what was released before does not fit what is asked for now"
     ROUNDS = 41, "policy", "rounds = {asked:.0f}: this silo plays at most {most:.0f}"
     EPOCHS = 42, "policy", "local.epochs = {asked:.0f}: this silo allows at most {most:.0f}"
     LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"

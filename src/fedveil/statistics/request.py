@@ -58,6 +58,11 @@ class ColumnRelease(_Part):
     upper: float | None = Field(None, description="bound of a number that the schema gives none")
     weight: _Positive = Field(1.0, description="how much its error counts beside that of other releases")
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What is shown, in a policy's words."""
+        return self.show
+
     @model_validator(mode="before")
     @classmethod
     def _no_discovery(cls, given: Any) -> Any:
@@ -95,7 +100,18 @@ class ColumnRelease(_Part):
         return self
 
 
-class SurvivalRelease(_Part):
+class _Joint(_Part):
+    """What is one figure by itself."""
+
+    kind: str
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What is shown, in a policy's words."""
+        return (self.kind,)
+
+
+class SurvivalRelease(_Joint):
     """Kaplan-Meier curve of the schema's survival target on a declared grid of times."""
 
     kind: Literal["survival"]
@@ -109,7 +125,7 @@ class SurvivalRelease(_Part):
         return grid
 
 
-class CrossRelease(_Part):
+class CrossRelease(_Joint):
     """Cross table of columns of categories."""
 
     kind: Literal["cross"]
@@ -122,7 +138,7 @@ class CrossRelease(_Part):
         return once(columns, "columns")
 
 
-class CorrelationRelease(_Part):
+class CorrelationRelease(_Joint):
     """Correlations of numbers, from their moments between declared bounds."""
 
     kind: Literal["correlation"]
@@ -137,6 +153,9 @@ class CorrelationRelease(_Part):
 
 SHOWN: Final = ("count", "missing", "histogram", "categories", "quantiles", "mean", "variance")
 """What a column can show."""
+
+FIGURES: Final = (*SHOWN, "survival", "cross", "correlation")
+"""All that a release of statistics can show, as a silo's policy allows it."""
 
 
 def _kind(value: Any) -> str:

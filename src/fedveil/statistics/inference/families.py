@@ -24,7 +24,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -377,3 +377,7 @@ class PiecewiseExponential(Family):
             covariates[:, :, None] * covariates[:, None, :] * followed.sum(axis=1)[:, None, None]
         )
         return score, curvature
+
+
+FAMILIES: Final = tuple(kind.name for kind in (Linear, Logistic, Poisson, PiecewiseExponential))
+"""Names of all families."""

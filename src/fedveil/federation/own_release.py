@@ -1,0 +1,145 @@
+"""A silo's work in a release of statistics: its people's bounded vectors, summed, with its share of the noise.
+
+Claim: whatever the coordinator proposes, and says was released before, what a silo gives has the norm, the length and
+the noise of the event that its ledger is charged with, and its counts decide nothing but the numbers that it gives.
+Enforced by: step, bound, noise and event are computed here, from the document and the policy (:func:`own_release`); of
+what was released before, finite numbers of the right lengths are taken, and the step that follows from them has the
+same norm whatever they are. A coordinator that says other sums than it has read asks at another point: all silos sign
+that they were told the same, and no guarantee depends on the point. ``tests/test_federation_releases.py`` tries both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32
+
+from fedveil.engine.release_run import PreparedReleases
+from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_work import OwnWork
+from fedveil.federation.policy import Policy
+from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.share import OwnTable
+from fedveil.population.columns import ColumnTable
+from fedveil.population.records import Groups
+from fedveil.privacy.events import ComposedEvent, Event
+from fedveil.protection.parts import Phase
+from fedveil.protection.refusals import Code
+from fedveil.randomness import PrivacyRandomness
+
+
+def release_plan(
+    release: Release, groups: Groups, privacy: PrivacyRandomness, phase: Phase, dimension: int = 0
+) -> SessionPlan:
+    """Return what a session of a release plays: one round.
+
+    Args:
+        release: the release.
+        groups: the (silo, user) pairs of whoever asks; none at the coordinator.
+        privacy: where noise comes from.
+        phase: which release it is.
+        dimension: parameters of the model that it is of.
+    """
+    return SessionPlan(
+        method=release.method,
+        agreed=release.agreed(groups),
+        rounds=1,
+        n_users=release.n_users,
+        dimension=dimension,
+        privacy=privacy,
+        phase=phase,
+    )
+
+
+def sums_of(phase: Phase, release: Callable[[NoisySums], Release]) -> NoisySums:
+    """Return what was released before, if it may have come of these releases.
+
+    Args:
+        phase: what the coordinator says.
+        release: the release after some.
+
+    Raises:
+        RefusalError: other lengths, numbers that are not finite, or another noise.
+    """
+    made: NoisySums = ()
+    for std, vector in phase.released:
+        expected = release(made)
+        possible = {expected.std(summed) for summed in range(1, expected.n_silos + 1)}
+        if vector.shape != (expected.step.length,) or not np.isfinite(vector).all() or std not in possible:
+            raise RefusalError(Code.RELEASED)
+        made = (*made, NoisySum(vector, std))
+    return made
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnRelease(OwnWork):
+    """A silo's work in one release.
+
+    Attributes:
+        release: what is released.
+        charged: what the silo's ledger is charged with.
+        silo: the silo's number.
+        records: its own records, as the step reads them; of a model, where one is sent.
+    """
+
+    plan: SessionPlan
+    whole: Event
+    rounds: int
+    release: Release
+    charged: Event
+    silo: int
+    records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
+
+    def event(self, number: int) -> Event:
+        """Return what the release is charged as."""
+        return self.charged
+
+    def give(
+        self,
+        number: int,
+        attempt: int,
+        model: Float32[np.ndarray, " d"],
+        drawn: Bool[np.ndarray, " users"] | None,
+    ) -> Any:
+        """Return the silo's sum, or its people's vectors under private weighting."""
+        work = ReleaseWork(self.release, self.records(model), self.plan.privacy, attempt)
+        return work.give(self.silo)
+
+
+def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table: OwnTable) -> OwnRelease:
+    """Return a silo's work in one release of a document.
+
+    Args:
+        prepared: the document's releases.
+        phase: which of them, and what was released before.
+        policy: the silo's.
+        table: its own.
+
+    Raises:
+        RefusalError: what the policy does not allow, or what does not fit what was released before.
+        DataError: a table that cannot be read.
+    """
+    document, series = prepared.document, prepared.series
+    policy.check_open(document.protection.name, document.privacy.insecure_seed)
+    policy.check_figures(prepared.figures, by_silo=prepared.by_silo)
+    made = sums_of(phase, prepared.release)
+    if len(made) >= prepared.count or phase.name != prepared.part(len(made)):
+        raise RefusalError(Code.RELEASED)
+    release = prepared.release(made)
+    policy.check_release(release.step.length, release.std())
+    events = [policy.event(one) for one in series.guarantees]
+    own = table.columns(prepared.declared.schema, release.step.columns)
+    assert table.silo is not None, "a silo asks"
+    return OwnRelease(
+        plan=release_plan(release, own.pairs(), series.randomness(), phase),
+        whole=ComposedEvent(events=tuple(events)),
+        rounds=prepared.count,
+        release=release,
+        charged=events[len(made)],
+        silo=table.silo,
+        records=lambda _: own,
+    )

@@ -1,0 +1,163 @@
+"""A silo's work in rounds of training: its weights, its updates, and the server's step where the silos make it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+from torch import Tensor
+
+from fedveil.engine.coordinator_side import coordinate
+from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.turn import Turn
+from fedveil.federation.allowance import Deadline
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_round import OwnTurn, as_tensor
+from fedveil.federation.own_statement import check_statement
+from fedveil.federation.own_work import OwnWork
+from fedveil.federation.promise import Promise
+from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.store import RoundRecord, Tensors
+from fedveil.privacy.events import Event
+from fedveil.protection.parts import Closing, Phase
+from fedveil.protection.refusals import Code
+from fedveil.randomness import ExperimentRandomness
+from fedveil.server.optimizers import State, matching
+
+MODEL: Final = "model"
+"""The name of the model in what is kept of a round."""
+_STATE: Final = "state."
+"""Before the names of the optimiser's tensors in what is kept of a round."""
+
+
+def training_plan(prepared: Prepared, phase: Phase | None = None) -> SessionPlan:
+    """Return what a session of an experiment's training plays."""
+    return SessionPlan(
+        method=prepared.method,
+        agreed=prepared.agreed,
+        rounds=prepared.experiment.rounds,
+        n_users=prepared.population.n_users,
+        dimension=prepared.task.dimension,
+        privacy=privacy_randomness(prepared.experiment),
+        phase=phase,
+    )
+
+
+class OwnTraining(OwnWork):
+    """A silo's work in rounds of training.
+
+    Args:
+        prepared: the experiment as the silo holds it.
+        number: the silo's own.
+        event: what its ledger counts of a round.
+        seconds: that the training of a round may take.
+        phase: which part of a run it is; None: all of one that does nothing else.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        number: int,
+        event: Event,
+        seconds: float,
+        phase: Phase | None = None,
+    ) -> None:
+        self.prepared, self._number, self._seconds = prepared, number, seconds
+        self.plan = training_plan(prepared, phase)
+        self.promise = Promise.of(prepared, event)
+        self.rounds = prepared.experiment.rounds
+        self.whole = prepared.guarantee.after(event, self.rounds)
+
+    def event(self, number: int) -> Event:
+        """Return what a round is charged as, if it is trained with the weights of its guarantee."""
+        return self.promise.of_round(self.prepared.setting, number)
+
+    def give(
+        self,
+        number: int,
+        attempt: int,
+        model: Float32[np.ndarray, " d"],
+        drawn: Bool[np.ndarray, " users"] | None,
+    ) -> Any:
+        """Train; return the silo's message, or its contributions."""
+        turn = OwnTurn.of(self.prepared, number, as_tensor(model), drawn, self.plan.privacy)
+        turn = replace(turn, progress=Deadline(self._seconds))
+        work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
+        work.begin(attempt)
+        return work.give(self._number)
+
+    def scores(self) -> Int64[np.ndarray, " users"]:
+        """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
+        share = self.prepared.population
+        counts = np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
+        return self.prepared.method.weights.scores(counts)
+
+    def weigh(self, totals: Int64[np.ndarray, " users"]) -> None:
+        """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""
+        prepared, users = self.prepared, self.plan.n_users
+        if len(totals) != users:
+            raise RefusalError(Code.USERS, len(totals), users)
+        groups = prepared.setting.cohort.groups
+        self.promise = self.promise.by_records(groups, prepared.method.weights.scores(groups.size), totals)
+        assert self.promise.weights is not None
+        setting = replace(prepared.setting, weights=self.promise.weights.clone())
+        self.prepared = replace(prepared, setting=setting)
+
+    def check_statement(self, closing: Closing, charged: Sequence[int]) -> None:
+        """Return if a run states what its terms give."""
+        check_statement(self.prepared, closing, charged)
+
+    # --- where the silos alone have the models -----------------------------------------------------------------
+
+    def after(self, last: RoundRecord | None) -> Tensors:
+        """Return what the next round begins with, model and optimiser's state: the first, or those of the last round.
+
+        Raises:
+            RefusalError: the sum of that round has not arrived here, so it is still the round to play.
+        """
+        initial, method = self.prepared.task.initial().cpu(), self.prepared.method
+        if last is None:
+            return _kept(initial, method.init(initial))
+        if MODEL not in last.after:
+            raise RefusalError(Code.UNENDED, last.round)
+        after = last.after[MODEL]
+        if len(after) != len(initial):
+            raise RefusalError(Code.OTHER_LENGTH, last.round, len(after), len(initial))
+        if not matching(method, as_tensor(after), _state(last.after)):
+            raise RefusalError(Code.OTHER_SERVER, last.round)
+        return last.after
+
+    def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
+        """Make the server's step from the sum; return what to keep of it, and the model's tensors."""
+        prepared, played = self.prepared, self.prepared.setting
+        turn = Turn(
+            setting=replace(played, method=played.method.at_round(record.round)),
+            model=as_tensor(record.before[MODEL]),
+            state=_state(record.before),
+            round_number=record.round,
+            experiment=ExperimentRandomness(prepared.experiment.seed),
+            privacy=self.plan.privacy,
+        )
+        silos = prepared.population.n_silos
+        total = prepared.agreed.vector(result)
+        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=played.n_users)
+        return _kept(made, state), prepared.task.state(turn.setting.method.model_of(made, state))
+
+
+def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:
+    """Return what a silo keeps of a model and of its optimiser's state, by name."""
+    tensors = {MODEL: model} | {_STATE + name: value for name, value in state.items()}
+    return {name: value.cpu().numpy() for name, value in tensors.items()}
+
+
+def _state(kept: Tensors) -> State:
+    """Return the optimiser's state of what was kept."""
+    return {
+        name.removeprefix(_STATE): torch.from_numpy(value.copy())
+        for name, value in kept.items()
+        if name.startswith(_STATE)
+    }

@@ -1,0 +1,85 @@
+"""What a silo does in a session beside talking: it weighs, charges and gives, each as what is played asks for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+from torch import Tensor
+
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.store import RoundRecord, Tensors
+from fedveil.privacy.events import Event
+from fedveil.protection.parts import Closing
+from fedveil.protection.refusals import Code
+
+
+class OwnWork(ABC):
+    """A silo's work in a session.
+
+    Attributes:
+        plan: what is played.
+        whole: what the silo's ledger would count of the whole run.
+        rounds: how many charges that is.
+    """
+
+    plan: SessionPlan
+    whole: Event
+    rounds: int
+
+    @abstractmethod
+    def event(self, number: int) -> Event:
+        """Return what the silo's own ledger is charged with for a round.
+
+        Raises:
+            RefusalError: the round would not be what its guarantee speaks of.
+        """
+
+    @abstractmethod
+    def give(
+        self,
+        number: int,
+        attempt: int,
+        model: Float32[np.ndarray, " d"],
+        drawn: Bool[np.ndarray, " users"] | None,
+    ) -> Any:
+        """Return what the silo gives to a round, as the protocol takes it; it has been charged.
+
+        Args:
+            number: of the round, from 1.
+            attempt: how often the round was charged before, where another attempt is another release.
+            model: (d,) of the round.
+            drawn: (|U|,) who of its users takes part; None: all of them, or nobody is told.
+        """
+
+    def scores(self) -> Int64[np.ndarray, " users"]:
+        """Return what weighs every user's records here, where weights are by records in the open."""
+        raise RefusalError(Code.SHAPE)
+
+    def weigh(self, totals: Int64[np.ndarray, " users"]) -> None:
+        """Take the weights that follow from what the scores of every user sum to over all silos."""
+        raise RefusalError(Code.SHAPE)
+
+    def check_statement(self, closing: Closing, charged: Sequence[int]) -> None:
+        """Return if a run states what its terms give.
+
+        Args:
+            closing: what the coordinator says at the end.
+            charged: the rounds that the silo has charged, once for each charge.
+
+        Raises:
+            RefusalError: another statement.
+        """
+        raise RefusalError(Code.STATEMENT)
+
+    def after(self, last: RoundRecord | None) -> Tensors:
+        """Return what the next round begins with, where the silos alone have the models."""
+        raise RefusalError(Code.SHAPE)
+
+    def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
+        """Make the server's step, where the silos alone have the models; return what to keep, and the model."""
+        raise RefusalError(Code.SHAPE)

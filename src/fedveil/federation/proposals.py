@@ -1,0 +1,108 @@
+"""What the terms of a run propose, read and judged by a silo: under its policy, and from its own records.
+
+    text ─► canonical JSON ─► packages the policy names ─► a document of one kind ─► policy ─► what the silo would do
+
+Everything is refused from the document and the policy, but records that are not those of whom the method needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fedveil.engine.declared import Declared
+from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.inference import prepare_inference
+from fedveil.engine.release_document import InferenceDocument, ReleaseDocument, parse_releases
+from fedveil.engine.release_run import PreparedReleases
+from fedveil.engine.releases import prepare_release
+from fedveil.engine.sections import ModelSection, TrainerSection
+from fedveil.engine.setup import prepare
+from fedveil.errors import PrivacyError
+from fedveil.federation.deployable import check_deployable, check_own_client
+from fedveil.federation.document import read_canonical
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_release import OwnRelease, own_release
+from fedveil.federation.own_training import OwnTraining
+from fedveil.federation.own_work import OwnWork
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import FixedPopulation, Share
+from fedveil.protection.parts import Phase
+from fedveil.protection.refusals import Code
+
+
+def own_work(text: str, phase: Phase | None, policy: Policy, share: Share, number: int) -> OwnWork:
+    """Return what a silo would do in a session.
+
+    Args:
+        text: the document that is proposed.
+        phase: which part of it; None: all of it, where it is training alone.
+        policy: the silo's.
+        share: the population as it holds it.
+        number: the silo's own.
+
+    Raises:
+        RefusalError: what the policy does not allow, or what does not fit what was released before.
+        ConfigError: a document that makes no sense.
+        OwnRecordsError: records that are not those of whom the method needs.
+    """
+    document = read_canonical(text)
+    policy.check_packages(document)
+    try:
+        for key, prepared in _RELEASES.items():
+            if key in document:
+                return _released(prepared, document, phase, policy, share)
+        if phase is not None:
+            raise RefusalError(Code.SHAPE)
+        return _trained(parse(document, _ORIGIN), policy, share, number)
+    except (PrivacyError, ArithmeticError) as error:  # numbers too large or too small for the method, say
+        raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
+
+
+def _trained(experiment: Experiment, policy: Policy, share: Share, number: int) -> OwnTraining:
+    policy.check_request(experiment)
+    prepared = prepare(_own(experiment), FixedPopulation(share))
+    policy.check_method(prepared.method, prepared.task.dimension)
+    check_deployable(prepared)
+    check_own_client(prepared, number)
+    return OwnTraining(prepared, number, policy.event(prepared.guarantee), policy.round_seconds)
+
+
+_Prepare = Callable[[dict[str, Any], Declared], PreparedReleases]
+
+
+def _released(
+    prepare: _Prepare, document: dict[str, Any], phase: Phase | None, policy: Policy, share: Share
+) -> OwnRelease:
+    if phase is None:
+        raise RefusalError(Code.SHAPE)
+    if share.table is None:
+        raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
+    return own_release(prepare(document, share.table.declared), phase, policy, share.table)
+
+
+def _statistics(document: dict[str, Any], declared: Declared) -> PreparedReleases:
+    return prepare_release(parse_releases(document, ReleaseDocument, _ORIGIN), declared)
+
+
+def _inference(document: dict[str, Any], declared: Declared) -> PreparedReleases:
+    return prepare_inference(parse_releases(document, InferenceDocument, _ORIGIN), declared)
+
+
+_RELEASES: Final[Mapping[str, _Prepare]] = {"statistics": _statistics, "inference": _inference}
+"""Documents of releases, by the table that only they have."""
+
+_ORIGIN: Final = "the coordinator's document"
+
+
+def _own(experiment: Experiment) -> Experiment:
+    """Return the experiment without what concerns the coordinator alone, or names files: none is read here.
+
+    The server's step stays: under partial encryption the silos make it.
+    """
+    return experiment.model_copy(
+        update={
+            "model": ModelSection(name=experiment.model.name, loss=experiment.model.loss),
+            "trainer": TrainerSection(name=experiment.trainer.name, precision=experiment.trainer.precision),
+        }
+    )

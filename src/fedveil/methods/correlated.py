@@ -1,0 +1,233 @@
+"""Silos whose messages are encoded over rounds, so that the noise of the rounds cancels in the model.
+
+The theory is in :mod:`fedveil.privacy.correlated`: what is sent, how far a user moves it, what a round is charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from fedveil.errors import CompositionError, PrivacyError
+from fedveil.keys import check_ranges
+from fedveil.methods.channels import GaussianShares, grid_law, refuses_unbounded
+from fedveil.methods.method import Method
+from fedveil.methods.sending import Sender, Sending
+from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
+from fedveil.privacy.schedule import Scheduled
+from fedveil.stage import Moves
+
+_UNIT: Final = 2.0**-BITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlated:
+    """A stream of rounds in which every user takes part once in ``period`` rounds, with noise that cancels over rounds.
+
+    Args:
+        period: b, a user takes part in a silo in every b-th round, by a public schedule.
+        bands: k, over how many rounds the noise is correlated, at most b; 0: b; 1: independent noise.
+
+    Raises:
+        CompositionError: a number outside its range, or more bands than the period.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    period: Annotated[int, Field(ge=1)]
+    bands: Annotated[int, Field(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that do not go together."""
+        check_ranges(self)
+        if self.bands > self.period:
+            raise CompositionError(
+                f"bands = {self.bands} and period = {self.period}: with more bands than rounds between a user's two "
+                "her rounds overlap in what is sent, and the sensitivity is larger: take bands <= period"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedShares(GaussianShares):
+    """Every silo adds parts of its sums of the rounds before to its sum, and then a fresh share of the noise.
+
+    Claims are those of the shares for a round of strength 1; rounds compose by their :attr:`strengths`.
+
+    Attributes:
+        coefficients: 1 = c_0 >= c_1 >= ... >= 0, the bands; multiples of 2^-6.
+        period: b, a user takes part in a silo in every b-th round.
+    """
+
+    coefficients: tuple[float, ...]
+    period: int
+
+    def __post_init__(self) -> None:
+        """Refuse coefficients for which the sensitivity is not known."""
+        super().__post_init__()
+        try:
+            check_coefficients(self.coefficients, self.period)
+        except PrivacyError as error:
+            raise CompositionError(f"correlated noise: {error}") from None
+
+    @property
+    def memory(self) -> int:
+        """Return k - 1."""
+        return len(self.coefficients) - 1
+
+    @property
+    def gain(self) -> float:
+        """Return the sum of the coefficients."""
+        return sum(self.coefficients)
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        """Return s_t^2 - s_{t-1}^2 of the rounds of a period."""
+        return strengths(self.coefficients, self.period)
+
+    @property
+    def falls(self) -> bool:
+        """False: what is charged depends on the round already."""
+        return False
+
+    @property
+    def noise_known(self) -> bool:
+        """False: the noise of what is decoded differs from round to round and is correlated."""
+        return False
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse streams whose rows are not b apart, whose weights may change, or that nobody can decode."""
+        if method.contribution.per != "pair":
+            yield (
+                "correlated noise is for (silo, user) pairs on a schedule; take uldp-avg, uldp-avg-w, uldp-sgd or "
+                "uldp-sgd-w"
+            )
+        if method.sampler.period != self.period:
+            yield (
+                f"correlated noise counts on users who take part once in {self.period} rounds, and here nothing keeps "
+                "their rounds apart: sampled users, and everybody in every round, overlap in what is sent"
+            )
+        protection = method.protection
+        if protection.missing_silos:
+            yield (
+                "correlated noise: without a silo, what it sent before would be subtracted for as many rounds as there "
+                "are bands, and weights that change from round to round break the bound on a user's stream: "
+                "missing_silos must be 0"
+            )
+        if protection.weighs or protection.divides:
+            yield (
+                "correlated noise adds up a silo's weighted sums of several rounds, which private weighting and "
+                "partial encryption never let it see: take secure aggregation, or independent noise"
+            )
+        if method.denoiser.changes:
+            yield (
+                f"{method.denoiser.description} takes the noise of a round for independent, and what is decoded has "
+                "noise that is correlated over rounds: remove the denoiser"
+            )
+        if method.denominator == "actual":
+            yield "correlated noise divides by the public share of the users, never by how many of them there are"
+        yield from refuses_unbounded(method)
+        yield from super().refuses(method)
+
+    def message_grid(self, grid: float, n_silos: int) -> float:
+        """Return the step of what a silo sends: parts of sums lie on one that is 2^-6 times theirs."""
+        return super().message_grid(grid * _UNIT, n_silos)
+
+    def grid_loss(self, moves: Moves) -> float:
+        """Return what the grid of all shares costs a coordinate in a round."""
+        if self.noise_multiplier == 0:
+            return 0.0
+        law = grid_law(self.share_std(moves.n_senders), moves.bound.grid * _UNIT)
+        return 2 * moves.n_senders * law.log_ratio_to_gaussian
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return the stream's sensitivity and the shares."""
+        if self.noise_multiplier == 0:
+            return ()
+        n, bands = moves.n_senders, ", ".join(f"{one:g}" for one in self.coefficients)
+        return (
+            f"every silo sends its sum with {bands} times its sums of this and the rounds before; a user who takes "
+            f"part once in {self.period} rounds moves all that is sent in them by at most "
+            f"{moves.total * sum(self.strengths) ** 0.5:g} (l2); fresh discrete Gaussian shares of std "
+            f"{self.share_std(n):g} per silo; single rounds of the ledger mean nothing alone",
+        )
+
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+        """Return a silo's encoded sum with its share of the noise, on a grid 2^-6 times that of the contributions."""
+        return super().send(total, replace(at, grid=at.grid * _UNIT))
+
+    def encoded(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
+        """Return sum_j c_j g_{t-j} of a silo's sums, this round's first; exact, all are multiples of one grid."""
+        found: np.ndarray = sum(
+            (c * g for c, g in zip(self.coefficients, sums, strict=False)), start=np.zeros_like(sums[0])
+        )
+        return found
+
+    def init(self, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:
+        """Return nothing decoded yet, and no models before the first."""
+        if not self.memory:
+            return {}
+        return {
+            "decoded": torch.zeros(self.memory, length, dtype=torch.float64),
+            "models": torch.zeros(self.memory, len(model), dtype=torch.float32),
+            "units": torch.zeros(self.memory, dtype=torch.float64),
+        }
+
+    def decoded(
+        self,
+        total: Float64[np.ndarray, " length"],
+        state: Mapping[str, Tensor],
+        model: Float32[Tensor, " d"],
+        unit: float,
+    ) -> tuple[Float64[np.ndarray, " length"], Mapping[str, Tensor]]:
+        """Return x_t = y_t - sum_j c_j x_{t-j}; what is remembered are released numbers alone.
+
+        The models and units of the last rounds are kept too: from them a silo trains again what it has lost.
+        """
+        if not self.memory:
+            return total, {}
+        back = torch.tensor(self.coefficients[1:], dtype=torch.float64)
+        found = torch.from_numpy(total) - back @ state["decoded"]
+        newest = {
+            "decoded": found,
+            "models": model.cpu(),
+            "units": torch.tensor(unit, dtype=torch.float64),
+        }
+        kept = {name: torch.cat([value[None], state[name][:-1]]) for name, value in newest.items()}
+        return found.numpy(), kept
+
+
+def streamed(method: Method, correlated: Correlated | None, rounds: int | None) -> Method:
+    """Return a method of pairs with noise that is correlated over its rounds; itself where that is not asked for.
+
+    Args:
+        method: with shares of Gaussian noise.
+        correlated: how; None: not at all.
+        rounds: T, for which the coefficients are found; None: for no number of rounds.
+
+    Raises:
+        CompositionError: the method draws users, or is otherwise none that can be encoded.
+    """
+    if correlated is None:
+        return method
+    if method.sampler.samples:
+        raise CompositionError(
+            f"{method.name}: correlated: users who are drawn may take part in any two rounds, so that their rounds "
+            "overlap in what is sent; leave user_sampling_rate at 1, the schedule takes its place"
+        )
+    shares: Any = method.channel  # methods of pairs send shares of Gaussian noise
+    period = correlated.period
+    channel = CorrelatedShares(
+        noise_multiplier=shares.noise_multiplier,
+        scale=shares.scale,
+        colluding_silos=shares.colluding_silos,
+        coefficients=best_coefficients(rounds, period, correlated.bands or period),
+        period=period,
+    )
+    return replace(method, sampler=Scheduled(period=period), channel=channel)

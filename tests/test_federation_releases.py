@@ -1,0 +1,329 @@
+"""Statistics and regressions between institutions: the simulation's bytes, policies, ledgers, and lies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.declared import Declared
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.inference import make_inference, prepare_inference
+from fedveil.engine.release_document import TableDocument, read_inference_document, read_release_document
+from fedveil.engine.release_run import PreparedReleases
+from fedveil.engine.releases import make_release, prepare_release
+from fedveil.errors import ConfigError
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.heads import HEADS, HeadsSeen
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.membership import Membership
+from fedveil.federation.opening import open_release
+from fedveil.federation.policy import RELEASES, Policy
+from fedveil.federation.share import silo_share
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import SiloParty
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.standing import Standing
+from fedveil.population.schema import read_schema
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import Part, Phase
+from tests import test_inference_runs, test_releases
+from tests.federation_world import small_keys
+
+SILOS = ("north", "south", "west")
+SEEDED = "epsilon = 8.0\ninsecure_seed = 1"
+POLICY = Policy(
+    epsilon=1e6,
+    clip=1.0,
+    protections=("none", "secure-aggregation", "private-weighting"),
+    without_guarantee=True,
+    releases=RELEASES,
+)
+PREPARE: dict[str, Callable[[TableDocument, Declared], PreparedReleases]] = {
+    "statistics.toml": prepare_release,  # type: ignore[dict-item]
+    "inference.toml": prepare_inference,  # type: ignore[dict-item]
+}
+
+
+class Hospitals:
+    """The parties of releases, each with its folder, over the tables of a document.
+
+    Args:
+        folder: where their files are.
+        document: what the coordinator asks for.
+        policy: of every silo.
+    """
+
+    def __init__(self, folder: Path, document: TableDocument, policy: Policy = POLICY) -> None:
+        assert document.data.table is not None
+        table = document.data.table
+        self.folder, self.document, self.policy = folder, document, policy
+        self.schema = read_schema(table.schema_file)
+        self.files = {path.stem: path for path in table.files}
+        self.keys = [IdentityKey.generate() for _ in self.files]
+        self.key = IdentityKey.generate()
+        self.membership = Membership(
+            silos=tuple(self.files),
+            roster=tuple(key.public for key in self.keys),
+            coordinator=self.key.public,
+            schema_digest=bytes(32),
+        )
+        self.users = folder / "users.txt"
+        self.users.write_text("".join(f"p{number}\n" for number in range(self.schema.n_users)))
+        self.run = RunFolder.create(folder / "federated", document)
+        self.silos = [self.silo(number) for number in range(len(self.keys))]
+        self.lie: Callable[[int, tuple[Part, ...]], tuple[Part, ...]] = lambda silo, parts: parts
+
+    def silo(self, number: int) -> SiloParty:
+        """Open a silo."""
+        name = self.membership.silos[number]
+        state = self.folder / f"state-{name}"
+        state.mkdir(exist_ok=True)
+        return SiloParty(
+            standing=lambda: Standing(membership=self.membership, policy=self.policy),
+            number=number,
+            identity=self.keys[number],
+            share=silo_share(self.schema, self.files[name], self.membership, number, self.users),
+            state=state,
+        )
+
+    def coordinator(self) -> CoordinatorParty[Any]:
+        """Open the coordinator of the next release."""
+        declared = Declared(schema=self.schema, silos=self.membership.silos)
+        return open_release(
+            prepared=PREPARE[self.document.file](self.document, declared),
+            membership=self.membership,
+            identity=self.key,
+            folder=self.run,
+            heads=HeadsSeen(self.folder / HEADS),
+        )
+
+    def play(self, most: int = 50) -> str | None:
+        """Carry every letter of the next release, in order; return why it ended early."""
+        party = self.coordinator()
+        for _ in range(most):
+            if party.outcome is not None:
+                for number, data in party.farewells():
+                    self.silos[number].receive(data)
+                stopped: str | None = party.outcome.stopped
+                return stopped
+            for number, data in party.letters():
+                party.receive(number, self.silos[number].receive(self._told(number, data)))
+        raise AssertionError("the release does not end")
+
+    def _told(self, number: int, data: bytes) -> bytes:
+        """A letter, or what a coordinator that lies makes of it."""
+        letter = SignedMessage.open(
+            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
+        )
+        return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
+
+    def close(self) -> None:
+        """Close all silos."""
+        for silo in self.silos:
+            silo.close()
+
+    def charges(self, silo: str) -> list[Any]:
+        """What a silo's own ledger was charged with."""
+        return list(read_entries(self.folder / f"state-{silo}" / LEDGER))
+
+
+def statistics(folder: Path, **changes: Any) -> TableDocument:
+    """A request for statistics over three hospitals' tables, which training could read too."""
+    test_releases.tables(folder, people=60, odd=False)
+    asked: dict[str, Any] = {
+        "people": 60,
+        "privacy": SEEDED,
+        "statistics": 'silos = "uniform"\nlargest_error = 1e6',
+    }
+    return read_release_document(test_releases.written(folder, **asked | changes))
+
+
+WEIGHTED = {
+    "protection": 'name = "private-weighting"\nn_max = 6',
+    "statistics": 'silos = "records"\nlargest_error = 1e6',
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"protection": 'name = "none"'}, WEIGHTED],
+    ids=["masked", "open", "weighted"],
+)
+def test_statistics_between_institutions_are_the_simulations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """The same bytes, the same statement, and every silo's ledger has the charge of it."""
+    small_keys(monkeypatch)
+    document = statistics(tmp_path, **changes)
+    alone = make_release(prepare_release(document), tmp_path / "alone").folder  # type: ignore[arg-type]
+    world = Hospitals(tmp_path, document)
+    assert world.play() is None
+    world.close()
+    for name in ("statistics.json", "privacy.json"):
+        assert (world.run.path / name).read_bytes() == (alone / name).read_bytes(), name
+    run = json.loads((world.run.path / "federation.json").read_text())["run"]
+    for silo in SILOS:
+        (charge,) = world.charges(silo)
+        assert (charge.run, charge.round, charge.attempt) == (f"{run}/1", 1, 0)
+
+
+def test_a_regression_between_institutions_is_the_simulations_and_survives_restarts(tmp_path: Path) -> None:
+    """Every release by parties that were opened again: the bytes of the simulation, and three charges at every silo."""
+    test_inference_runs.tables(tmp_path, odd=False)
+    document = read_inference_document(test_inference_runs.written(tmp_path, privacy=SEEDED))
+    alone = make_inference(prepare_inference(document), tmp_path / "alone").folder
+    world = Hospitals(tmp_path, document)
+    for _ in range(3):
+        assert world.play() is None
+        world.close()
+        world.silos = [world.silo(number) for number in range(len(world.keys))]
+    world.close()
+    for name in ("inference.json", "privacy.json"):
+        assert (world.run.path / name).read_bytes() == (alone / name).read_bytes(), name
+    for silo in world.membership.silos:
+        assert [charge.run[32:] for charge in world.charges(silo)] == ["/1", "/2", "/3"]
+
+
+# --- what a silo does not take part in ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "words"),
+    [
+        ({"releases": ("count", "missing", "quantiles", "mean", "cross")}, {}, "one of the releases"),
+        ({"largest_dimension": 10}, {}, "this silo allows at most 10"),
+        ({"smallest_error": 50.0}, {}, "pays for no less than 50"),
+        ({"protections": ("private-weighting",)}, {}, "protection.name"),
+        ({"without_guarantee": False}, {}, "insecure_seed"),
+        ({"without_guarantee": False, "epsilon": 2.0}, {"privacy": "epsilon = 3.0"}, "1 rounds would bring"),
+        (
+            {},
+            {"statistics": 'silos = "uniform"\nlargest_error = 1e6\nby = ["silo"]'},
+            "no figures silo by silo",
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_silo_refuses_what_its_policy_does_not_allow(
+    tmp_path: Path, limits: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    """Before anything is charged there, or asked of its records."""
+    world = Hospitals(tmp_path, statistics(tmp_path, **changes), POLICY.model_copy(update=limits))
+    assert words in (world.play() or "")
+    world.close()
+    assert not any(world.charges(silo) for silo in SILOS)
+    assert not (world.run.path / "statistics.json").exists()
+
+
+def test_a_policy_allows_no_release_unless_it_names_it(tmp_path: Path) -> None:
+    assert Policy(epsilon=1.0, clip=1.0).releases == ()
+    path = tmp_path / "policy.toml"
+    path.write_text('epsilon = 1.0\nclip = 1.0\nreleases = ["histograms"]\n')
+    with pytest.raises(ConfigError, match=r"releases.*no figure 'histograms'; there are: count"):
+        Policy.read(path)
+
+
+# --- coordinators that lie ----------------------------------------------------------------------------------
+
+
+def lied(change: Callable[[Phase], Phase]) -> Callable[[int, tuple[Part, ...]], tuple[Part, ...]]:
+    """A coordinator that tells silo 0 something else of what was released before."""
+    return lambda silo, parts: tuple(
+        change(part) if silo == 0 and isinstance(part, Phase) else part for part in parts
+    )
+
+
+def moved(phase: Phase, std: float = 1.0, number: float = 0.0, length: int = 0) -> Phase:
+    """What was released, with another noise, number or length."""
+    ((own, vector),) = phase.released
+    changed = np.concatenate([vector[: len(vector) - length], np.zeros(0)])
+    changed[0] += number
+    return replace(phase, released=((own * std, changed),))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda phase: replace(phase, name="3"), "does not fit"),
+        (lambda phase: replace(phase, name="eval/1"), "does not fit"),
+        (lambda phase: replace(phase, released=()), "does not fit"),
+        (lambda phase: replace(phase, released=phase.released * 4), "does not fit"),
+        (lambda phase: moved(phase, std=0.5), "does not fit"),
+        (lambda phase: moved(phase, length=1), "does not fit"),
+        (lambda phase: moved(phase, number=np.nan), "does not fit"),
+        (lambda phase: moved(phase, number=1.0), "belongs to another run"),
+    ],
+)
+def test_what_was_released_before_cannot_be_told_otherwise(
+    tmp_path: Path, change: Callable[[Phase], Phase], words: str
+) -> None:
+    """The last case is a sum that could have been released: told to one silo alone, no masks of its session cancel."""
+    test_inference_runs.tables(tmp_path, odd=False)
+    document = read_inference_document(test_inference_runs.written(tmp_path, privacy=SEEDED))
+    world = Hospitals(tmp_path, document)
+    assert world.play() is None
+    world.lie = lied(change)
+    stopped = world.play()
+    assert stopped is not None
+    assert words in stopped, stopped
+    world.close()
+    assert all(len(world.charges(silo)) == 1 for silo in world.membership.silos)
+
+
+def place_of(world: Hospitals) -> bytes:
+    """Where a silo keeps what it gave to the first release."""
+    run = bytes.fromhex(json.loads((world.run.path / "federation.json").read_text())["run"])
+    return hashlib.sha256(run + b"1").digest()[:16]
+
+
+def test_a_release_is_asked_for_again_after_a_crash_and_answered_alike(tmp_path: Path) -> None:
+    """The coordinator dies between the silos' vectors and its file: one charge everywhere, and the same vectors."""
+    world = Hospitals(tmp_path, statistics(tmp_path, protection='name = "none"'))
+    party = world.coordinator()
+    answers: list[bytes] = []
+    for exchange in range(3):  # nonces, terms, and the task, whose answers are lost
+        for number, data in party.letters():
+            answers.append(world.silos[number].receive(data))
+            if exchange < 2:
+                party.receive(number, answers[-1])
+    given = [world.silos[number]._store.read(place_of(world)) for number in range(3)]
+    party.close()
+    assert world.play() is None
+    world.close()
+    again = [world.silos[number]._store.read(place_of(world)) for number in range(3)]
+    assert [one.given for one in again if one] == [one.given for one in given if one] != []
+    assert len(read_entries(world.run.path / "ledger.jsonl")) == 1
+    assert all(len(world.charges(silo)) == 1 for silo in SILOS)
+
+
+# --- what a silo tells beside its message -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protection", ["none", "secure-aggregation"])
+def test_neighbours_are_answered_in_letters_of_the_same_shape(tmp_path: Path, protection: str) -> None:
+    """With and without a person who has records in all silos: as many letters, of the same lengths, both ways."""
+    found = []
+    for without in (None, 0):
+        folder = tmp_path / str(without)
+        folder.mkdir()
+        document = statistics(folder, protection=f'name = "{protection}"')
+        test_releases.tables(folder, people=60, odd=False, without=without)
+        world, shapes = Hospitals(folder, document), []
+        party = world.coordinator()
+        while party.outcome is None:
+            for number, data in party.letters():
+                answer = world.silos[number].receive(data)
+                shapes.append((number, len(data), len(answer)))
+                party.receive(number, answer)
+        world.close()
+        found.append(shapes)
+    assert found[0] == found[1]
