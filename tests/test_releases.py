@@ -432,8 +432,6 @@ def test_truncation_shifts_a_million_peoples_counts_by_less_than_a_tenth_of_one(
     """The messages' grid at epsilon .5 against the grid of a trained update's clip, which loses people of a CDF."""
     strategy, whole = Strategy(kind="prefix", ordered=64), torch.ones(64, dtype=torch.float64)
     vectors = torch.from_numpy(strategy.matrix.T.copy())  # row k: a person in bin k
-        strategy.matrix.T.copy()
-    )  # row k: a person in bin k, in one of her three silos
 
     def shift(bound: FixedVector) -> float:
         rows = vectors.clone()
