@@ -89,11 +89,9 @@ def test_the_page_of_statistics_is_that_of_its_results(monkeypatch: pytest.Monke
     missed = []
     for name in SOURCES.values():
         rows = json.loads(Path(f"results/{name}.json").read_text(encoding="utf-8"))["rows"]
-        assert len(rows) > 30
+        assert rows
         missed += [row["case"] for row in rows if row["met"] is False]
-    assert missed == [
-        "10^6 records, 1000 numbers"
-    ]  # beside ten other processes a core; 3.8 to 4.5 s with fewer
+    assert missed == []
 
 
 # --- lines of programs ----------------------------------------------------------------------------------------------

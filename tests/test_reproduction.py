@@ -73,6 +73,7 @@ def test_a_result_file_belongs_to_a_table():
         "flamby",
         "ergonomics",
         "statistics",
+        "statistics-speed",
         "inference",
     }
 
