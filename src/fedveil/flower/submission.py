@@ -128,9 +128,10 @@ def _releases(
 
 def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
     folder, experiment = RunFolder.open(path)
-    first = due_before(_prepared(home, folder, experiment), folder)
+    declared = _prepared(home, folder, experiment)
+    first = due_before(declared, folder)
     if first is not None:
-        yield _one_release(home, folder, first, experiment)
+        yield _one_release(home, folder, first, declared.experiment)
         experiment = folder.refined(experiment)
     prepared = _prepared(home, folder, experiment)
     if not has_trained(prepared, folder):
@@ -143,7 +144,7 @@ def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
             observer=Unwatched(),
         )
     while (due := due_after(prepared, folder)) is not None:
-        yield _one_release(home, folder, due, experiment)
+        yield _one_release(home, folder, due, prepared.experiment)
 
 
 def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment) -> Prepared:
