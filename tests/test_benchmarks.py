@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks import flamby, flamby_page
+from benchmarks import correlated, flamby, flamby_page
 from benchmarks.curves import Place, Point, fit, write_page
 from benchmarks.harness import Row, report
 from benchmarks.price import read, settings_of
@@ -93,3 +93,9 @@ def test_the_page_of_statistics_is_that_of_its_results(monkeypatch: pytest.Monke
     assert missed == [
         "10^6 records, 1000 numbers"
     ]  # beside ten other processes a core; 3.8 to 4.5 s with fewer
+
+
+@pytest.mark.parametrize("kind", correlated.KINDS)
+def test_the_kinds_of_noise_that_are_compared_are_experiments(kind: str) -> None:
+    found = parse(correlated.document("digits", kind, 20), kind)
+    assert found.privacy.epsilon == correlated.EPSILON
