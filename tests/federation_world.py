@@ -23,7 +23,7 @@ from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.document import canonical
-from fedveil.federation.heads import HEADS, NONE, HeadsSeen
+from fedveil.federation.heads import HEADS, NONE, HeadsSeen, heads_for, sign_heads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_training
@@ -40,15 +40,12 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.paillier_weights import PaillierEvaluator
-from fedveil.protection.parts import Here, Knock, Part, Relay, Terms
+from fedveil.protection.parts import Here, Knock, Part, Relay, Task, Terms
 from fedveil.protection.sealed_sums import SealedMessage, SealedServer
 from fedveil.registry import names
 from tests.test_run import Silent
 
 RUN = bytes(range(16))
-NO_HEADS = (NONE, NONE, NONE)
-"""What a coordinator says of the ledgers of three silos before it has heard of any."""
-
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
 TESTING = Policy(
     **OPEN,
@@ -346,7 +343,19 @@ class World:
             self.named[place] = session_name(run, opened, nonces)
             self.runs[place] = session_run(self.named[place], parts[0].digest)
         named = self.named.get(place, session.to_bytes(16, "big"))
+        if any(isinstance(part, Task) for part in parts) and self.unplayed(silo, named):
+            said = {
+                peer: sign_heads(key, named, [NONE] * len(self.keys)) for peer, key in enumerate(self.keys)
+            }
+            parts = (heads_for(silo, said), *parts)
         return self.ask(_letter(run, named, number, silo, parts))
+
+    def unplayed(self, silo: int, named: bytes) -> bool:
+        """Whether a silo is in a session of this name that has had no round: what silos say of ledgers is due."""
+        party = self.silos[silo]
+        assert party is not None
+        joined = party._last is not None and party._last.session == named and party._session is not None
+        return joined and not party._session.talk._rounds  # type: ignore[union-attr]
 
     def ask(self, letter: SignedMessage) -> tuple[Part, ...]:
         """What a silo answers to a letter."""
@@ -366,7 +375,7 @@ class World:
         named = self.membership.digest if membership is None else membership
         return Terms(
             membership=named,
-            heads=NO_HEADS,
+            head=NONE,
             opened=bytes(16),
             nonces=(),
             experiment=canonical(experiment),

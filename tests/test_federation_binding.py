@@ -28,7 +28,7 @@ from fedveil.federation.run_record import RunRecord
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.messages import SERVER, Envelope, OwnMask
+from fedveil.protection.messages import SERVER, Envelope, OwnMask, RoundStart
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
@@ -195,6 +195,73 @@ def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
     assert world.coordinator.outcome is not None
     stopped = world.coordinator.outcome.stopped or ""
     assert stopped == "silo 2: was asked something else than this coordinator asked"
+    assert not [one for one in left.kinds if one in OPENING]
+    world.close()
+
+
+def other_round(task: Task) -> Task:
+    return Task(round=task.round + 1)
+
+
+def smaller_cohort(relay: Relay) -> Relay:
+    envelope = Envelope.decode(relay.message)
+    if not isinstance(envelope.message, RoundStart):
+        return relay
+    return Relay(message=replace(envelope, message=RoundStart(cohort=envelope.message.cohort[:-1])).encode())
+
+
+IN_TURN = {"half": ((0, 1),), "one after another": ((0,), (1,), (2,))}
+
+
+@pytest.mark.parametrize("told", IN_TURN)
+@pytest.mark.parametrize("name", IDS)
+def test_a_lie_to_half_of_the_silos_or_to_one_after_another_opens_no_sum(
+    name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is begun again after every refusal, and another silo is lied to: all charges stand, and nothing opens."""
+    small_keys(monkeypatch)
+    monkeypatch.setattr(coordinator, "misled", lambda *_: ())
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
+    left = Left(world)
+    kind = {"masked, by records": Totals, "blind": Drawn}.get(name, DrawnUsers)
+    (lie,) = (one for part, one in LIES.values() if part is kind)
+    for silos in IN_TURN[told]:
+        assert not lying(world, kind, lie, silos=silos)
+        world.play()
+        assert world.coordinator is not None
+        assert world.coordinator.outcome is not None
+        assert world.coordinator.outcome.rounds == 0
+        assert "refuses" in (world.coordinator.outcome.stopped or "")
+        world.coordinator.close()
+    assert not [one for one in left.kinds if one in OPENING]
+    if name != "recovering":  # there it is seen before anything is given
+        assert all(set(charges(world, silo)) == {1} for silo in range(3))
+    world.close()
+
+
+COHORTS = [name for name in IDS if name.values != ("blind",)]
+"""All silos take part under private weighting: no message of it names a cohort."""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "lie"),
+    [pytest.param(*name.values, Task, other_round, marks=name.marks) for name in IDS]
+    + [pytest.param(*name.values, Relay, smaller_cohort, marks=name.marks) for name in COHORTS],
+)
+def test_another_round_or_cohort_for_one_silo_opens_no_sum(
+    name: str, kind: type[Part], lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_keys(monkeypatch)
+    monkeypatch.setattr(coordinator, "misled", lambda *_: ())
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
+    left = Left(world)
+    told = lying(world, kind, lie, silos=(1,))
+    world.play()
+    assert told
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert world.coordinator.outcome.rounds == 0
+    assert "refuses" in (world.coordinator.outcome.stopped or "")
     assert not [one for one in left.kinds if one in OPENING]
     world.close()
 

@@ -14,6 +14,7 @@ from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
+from fedveil.federation.run_record import attested
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
@@ -23,7 +24,7 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.parts import Joined, Model, Part, Refused, Relay, Task
+from fedveil.protection.parts import Attested, Joined, Model, Part, Refused, Relay, Task
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
 from tests.federation_world import (
@@ -106,8 +107,9 @@ class Session:
 
 
 def sealed(parts: tuple[Part, ...]) -> Envelope:
-    (part,) = parts
+    part, signed = parts
     assert isinstance(part, Relay), part
+    assert isinstance(signed, Attested)
     envelope = Envelope.decode(part.message)
     assert isinstance(envelope.message, SealedMessage)
     return envelope
@@ -227,7 +229,10 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
                 assert isinstance(client, SealedClient)
                 round_id = RoundId(run=client._setup.run, round=1, attempt=0)
                 (message,) = client._send(content, round_id)
-                reply = letter.answer(Relay(message=message)).seal(world.keys[number])
+                terms = coordinator._record._terms
+                said = attested(letter.run, terms, 1, coordinator._asked, coordinator._told, bytes(32))
+                signed = Attested(signature=world.keys[number].sign(said))
+                reply = letter.answer(Relay(message=message), signed).seal(world.keys[number])
             coordinator.receive(number, reply)
     assert coordinator.outcome is not None
     assert "was refused" in (coordinator.outcome.stopped or "")

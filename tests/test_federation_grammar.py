@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.federation.grammar import ENDINGS, OPENINGS, OUTSIDE, Grammar
+from fedveil.federation.grammar import ENDINGS, OPENINGS, OUTSIDE, SIGNS, Grammar
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.exchanges import Kind, Shape, Step, shape_of
+from fedveil.protection.exchanges import Kind, Step, shape_of
 from fedveil.protection.messages import KINDS, SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import (
@@ -50,8 +50,6 @@ from tests.federation_world import TESTING, World, asked, clients, population, s
 from tests.test_run import files, same_model
 
 RUN = bytes(range(16))
-AT_WORK: Shape = (Working,)
-"""What a silo may say to any letter before it answers."""
 MASKED = {"protection": {"name": "secure-aggregation"}}
 BY_RECORDS = {"name": "uldp-avg-w"}
 SAMPLED = BY_RECORDS | {"user_sampling_rate": 0.5}
@@ -311,7 +309,7 @@ def steps_of(world: World) -> list[Step]:
 @needs_tenseal
 def test_every_kind_has_its_place_in_a_grammar(undisturbed: Undisturbed) -> None:
     """A kind of part or message that no session has is either dead or unguarded."""
-    listed: set[Kind] = {kind for shape in (*ENDINGS, *OUTSIDE, *OPENINGS, AT_WORK) for kind in shape}
+    listed: set[Kind] = {kind for shape in (*ENDINGS, *SIGNS, *OUTSIDE, *OPENINGS) for kind in shape}
     for world in undisturbed.worlds.values():
         for step in steps_of(world):
             listed |= {*step.asked, *step.answered}
@@ -434,9 +432,7 @@ def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, Part]) -> N
         state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
         mine = exchange.addressed_all(samples, up=True)
         before = fingerprint(state), on_disk(exchange.world.run_folder.path)
-        letters = [
-            parts for parts in others(honest.parts, mine) if shape_of(parts) not in (*ENDINGS, AT_WORK)
-        ]
+        letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in (*ENDINGS, *SIGNS)]
         for parts in letters:
             exchange.from_silo(*parts)
         assert (fingerprint(state), on_disk(exchange.world.run_folder.path)) == before

@@ -22,6 +22,8 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
 from fedveil.privacy.ledger_lines import Entry, Note, Origin
 from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.protection.parts import Heads, Part
+from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import Killed, Moments, World, asked, population
 
 STATE = "state-0"
@@ -138,17 +140,75 @@ def test_a_state_restored_from_any_earlier_moment_is_refused_in_the_next_session
         assert len(read_entries(world.folder / STATE / LEDGER)) == 2 * number
 
 
-def test_peers_remember_where_the_coordinator_does_not(world: World, tmp_path: Path) -> None:
-    """The coordinator forgot, or helps to hide it: an earlier head is no news to a peer that has heard a later one."""
+@pytest.mark.parametrize("forgets", ["all", "the last runs"])
+def test_peers_remember_where_the_coordinator_does_not(forgets: str, world: World, tmp_path: Path) -> None:
+    """A silo goes back together with the coordinator: its peers have heard a later head, and say so."""
     assert stopped(world) is None
+    shutil.copytree(world.folder / STATE, tmp_path / "early")
     heads = tmp_path / HEADS
     earlier = heads.read_bytes()
-    assert stopped(world) is None  # begins by telling all of the heads after the first run
     assert stopped(world) is None
-    heads.write_bytes(earlier)
+    assert stopped(world) is None  # begins by telling all of the heads after the second run
+    put_back(world, tmp_path / "early")
+    restart(world)
+    heads.unlink() if forgets == "all" else heads.write_bytes(earlier)
     said = stopped(world)
     assert said is not None
-    assert "refuses (integrity)" in said
+    assert "silo0 refuses (integrity)" in said
+    assert len(read_entries(world.folder / STATE / LEDGER)) == 2
+    assert (
+        len(read_entries(world.folder / "state-1" / LEDGER)) == 6 + 1
+    )  # it was asked before anybody refused
+
+
+@pytest.mark.parametrize("forgets", ["all", "the last runs"])
+def test_a_coordinator_that_was_restored_is_no_reason_to_refuse(forgets: str, world: World) -> None:
+    """What it says of peers is not theirs: all ledgers have what it remembers, and the run is played."""
+    assert stopped(world) is None
+    heads = world.folder / HEADS
+    earlier = heads.read_bytes()
+    assert stopped(world) is None
+    assert stopped(world) is None
+    heads.unlink() if forgets == "all" else heads.write_bytes(earlier)
+    assert stopped(world) is None
+    assert all(len(read_entries(world.folder / f"state-{silo}" / LEDGER)) == 8 for silo in range(3))
+
+
+@pytest.mark.parametrize("hides", ["leaves one out", "of another session", "zeros", "of another silo"])
+def test_a_coordinator_hides_nothing_that_peers_say_of_a_ledger(
+    hides: str, world: World, tmp_path: Path
+) -> None:
+    """Silo 0 went back, and the coordinator helps: it plays no round."""
+    before: list[Heads] = []
+
+    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        return tuple(changed(part) if isinstance(part, Heads) and silo == 0 else part for part in parts)
+
+    def changed(told: Heads) -> Heads:
+        before.append(told)
+        if len(before) == 1:
+            return told
+        (first, (heard, own)), second = told.silos
+        return {
+            "leaves one out": Heads(silos=(second,)),
+            "of another session": before[0],
+            "zeros": Heads(silos=((first, ((NONE, heard[1]), own)), second)),
+            "of another silo": Heads(silos=((first, second[1]), second)),
+        }[hides]
+
+    world.lie = alter
+    shutil.copytree(world.folder / STATE, tmp_path / "early")
+    assert stopped(world) is None
+    put_back(world, tmp_path / "early")
+    restart(world)
+    (world.folder / HEADS).unlink()
+    said = stopped(world)
+    assert said is not None
+    expected = (
+        Refusal(Code.HEADS_FEW, (1.0, 2.0)) if hides == "leaves one out" else Refusal(Code.HEADS, (1.0,))
+    )
+    assert expected.sentence in said
+    assert not read_entries(world.folder / STATE / LEDGER)
 
 
 def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def why(parts: tuple[Part, ...]) -> Refusal:
         ({}, {"rounds": 10**8}, Refusal(Code.ROUNDS, (1e8, 10_000.0))),
         ({"most_rounds": 3}, {}, Refusal(Code.ROUNDS, (4.0, 3.0))),
         ({}, {"local": {"epochs": 10**8}}, Refusal(Code.EPOCHS, (1e8, 100.0))),
-        ({"most_epochs": 1}, {}, Refusal(Code.EPOCHS, (2.0, 1.0))),
+        ({"most_epochs": 1}, {"local": {"epochs": 2}}, Refusal(Code.EPOCHS, (2.0, 1.0))),
         ({"most_parameters": 3}, {}, Refusal(Code.LARGE_MODEL, (4.0, 3.0))),
     ],
 )

@@ -14,6 +14,7 @@ from fedveil.engine.experiment import Experiment
 from fedveil.errors import CompositionError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.own_round import Told
 from fedveil.federation.rounds import _DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
@@ -329,7 +330,8 @@ def test_a_silo_whose_ledger_lost_its_last_answer_goes_no_further(tmp_path: Path
     (tmp_path / "state-0" / LEDGER).unlink()
     with pytest.raises(IntegrityError, match="lines are missing"):
         world.silo(0)
-    adopt(tmp_path / "state-0", "somebody answers for it; this run cannot go on all the same")
+    heard = HeadsSeen(tmp_path / "state-1" / HEADS).last("silo0").hex()  # by a peer, when the session began
+    adopt(tmp_path / "state-0", "somebody answers for it; this run cannot go on all the same", (heard,))
     world.silos[0] = world.silo(0)
     while not coordinator.finished:
         exchange(world, coordinator)

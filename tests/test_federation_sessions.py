@@ -255,7 +255,7 @@ def test_what_answers_a_knock_with_something_else_ends_the_run(tmp_path: Path) -
     letter = SignedMessage.open(
         data, sender=SERVER, identity=world.key.public, recipient=number, largest=1 << 20
     )
-    coordinator.receive(number, letter.answer(Joined()).seal(world.keys[number]))
+    coordinator.receive(number, letter.answer(Joined(heads=())).seal(world.keys[number]))
     assert coordinator.outcome is not None
     assert "silo0: sent a letter of another shape" in (coordinator.outcome.stopped or "")
     assert not any(isinstance(part, Refused) for part in letter.parts)

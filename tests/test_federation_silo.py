@@ -21,6 +21,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.setup import prepare
 from fedveil.engine.workload import SiloSums
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
+from fedveil.federation.heads import NONE
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.run_record import attested
@@ -41,6 +42,7 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
+    Heads,
     Here,
     Joined,
     Knock,
@@ -59,7 +61,7 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.wire import Writer
-from tests.federation_world import NO_HEADS, OPEN, TESTING, World, asked, clients, population, small_keys
+from tests.federation_world import OPEN, TESTING, World, asked, clients, population, small_keys
 
 RUN = bytes(range(16))
 CASES = 20_000
@@ -67,7 +69,7 @@ EXAMPLES: list[Part] = [
     Terms(
         experiment='name = "é"',
         membership=bytes(32),
-        heads=NO_HEADS,
+        head=bytes(32),
         opened=bytes(16),
         nonces=((3, bytes(16)),),
     ),
@@ -78,7 +80,8 @@ EXAMPLES: list[Part] = [
     Attested(signature=bytes(range(64))),
     Closing(round=4, charges=5, line=bytes(range(32)), statement='{"unit": "user"}'),
     AskedOfAll(signatures=((1, bytes(64)),)),
-    Joined(),
+    Joined(heads=((bytes(32), bytes(range(64))),)),
+    Heads(silos=((2, ((bytes(range(32)), bytes(64)), (bytes(32), bytes(range(64))))),)),
     Counts(counts=np.arange(5)),
     Refused(why=Refusal(Code.ROUND_BUDGET)),
     Here(nonce=bytes(range(16)), busy=600),
@@ -360,7 +363,7 @@ def test_a_task_must_fit(world: World) -> None:
             ((Totals(counts=np.zeros(6, dtype=np.int64)), *task(world)), Refusal(Code.OWN_RECORDS)),
             ((totals, *task(world, number=5)), Refusal(Code.NO_SUCH_ROUND, (4,))),
             ((totals, *task(world, number=0)), Refusal(Code.NO_SUCH_ROUND, (4,))),
-            ((Joined(),), Refusal(Code.SHAPE)),
+            ((Joined(heads=()),), Refusal(Code.SHAPE)),
         ),
         start=1,
     ):
@@ -538,7 +541,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "fe8e46e23a469d281ebffa5f4a970a01cfc30384a01e39fee035c01a1c1b3379"
+        == "43ab26baf2d0575cb6e3b78095da4c19abada7f56d8d476ba516099276e609b4"
     )
 
 
@@ -657,14 +660,14 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     letter = SignedMessage.open(
         data, sender=SERVER, identity=world.key.public, recipient=0, largest=LARGEST_LETTER
     )
-    directory, start, *asked_for = letter.parts
+    heads, directory, start, *asked_for = letter.parts
     assert isinstance(start, Relay)
     envelope = Envelope.decode(start.message)
     fewer = Relay(message=replace(envelope, message=RoundStart(cohort=(0, 1))).encode())
     party = world.silos[0]
     assert party is not None
     (answer,) = opened(
-        world, party.receive(replace(letter, parts=(directory, fewer, *asked_for)).seal(world.key))
+        world, party.receive(replace(letter, parts=(heads, directory, fewer, *asked_for)).seal(world.key))
     )
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.PROTOCOL
@@ -692,9 +695,9 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
             letter = SignedMessage.open(
                 data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
             )
-            reply = letter.answer(Joined(), Counts(counts=np.minimum(wrapping, 2**32 - 1))).seal(
-                world.keys[2]
-            )
+            reply = letter.answer(
+                Joined(heads=((NONE, bytes(64)),) * 3), Counts(counts=np.minimum(wrapping, 2**32 - 1))
+            ).seal(world.keys[2])
         coordinator.receive(silo, reply)
     assert coordinator.outcome is not None
     assert "silo 2" in (coordinator.outcome.stopped or "")
@@ -742,6 +745,7 @@ def test_all_silos_of_a_sum_play_the_same_round(
     """A sum of two silos' kept vectors of round 1 and a new one of the third's round 2 showed, less the sum of round 1,
     what the third trained, under two shares of noise instead of all: half the variance that was charged.
     """
+    caplog.set_level("WARNING", "fedveil")
     small_keys(monkeypatch)
     world = World(tmp_path, asked(**changes), population(), ANY)
     first: dict[int, tuple[Part, ...]] = {}
@@ -774,6 +778,7 @@ def test_all_silos_of_a_sum_were_told_the_same_terms(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A silo charged its users for noise of which the others, who were told less, added less."""
+    caplog.set_level("WARNING", "fedveil")
     small_keys(monkeypatch)
     world = World(tmp_path, asked(**changes), population(), ANY)
 

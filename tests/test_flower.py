@@ -30,6 +30,7 @@ from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import Authority, days_left, new_server_key, node_key_pem
+from fedveil.flower.child import settings_of_parent
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import Guard, open_silo
@@ -512,6 +513,29 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     carry(LoopGrid(nodes, guards), again, home)  # type: ignore[arg-type]
     assert again.outcome is not None
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
+def test_a_child_whose_parent_is_gone_removes_what_it_left(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed removes nothing; what another one that serves the party has made meanwhile stays."""
+    (tmp_path / "run").mkdir()
+    serving_again = RunningFolder(tmp_path) if again else None
+    (tmp_path / "run" / "guard").touch()
+    reading, writing = os.pipe()
+    os.write(writing, json.dumps({"party": str(tmp_path)}).encode() + b"\n")
+    ended = threading.Event()
+    with open(reading, "rb", buffering=0) as told:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=told))
+        assert settings_of_parent(ended.set) == {"party": str(tmp_path)}
+        assert not ended.wait(0.05)
+        assert (tmp_path / "run" / "guard").exists()
+        os.close(writing)
+        assert ended.wait(15)
+    assert (tmp_path / "run" / "guard").exists() == again
+    if serving_again is not None:
+        serving_again.close()
 
 
 class Slow:

@@ -127,6 +127,42 @@ def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(killed: str
     complete(RunFolder(run), made, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("party", ["coordinator", "silo"])
+def test_nothing_is_left_15_seconds_after_a_signal(
+    party: str, ended_by: signal.Signals, tmp_path: Path
+) -> None:
+    """No process, no socket and no temporary file, whether a party is ended or killed while it serves."""
+    pytest.importorskip("flwr")
+    made = write_demonstration(
+        tmp_path / "demo", rounds=1, port=free_port(), hospitals={"north": 60, "south": 50}
+    )
+    founded = made.provisioned
+    folder = founded.coordinator if party == "coordinator" else founded.silos[0]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [*FEDVEIL, party, "serve", str(folder)], env={**os.environ, "TMPDIR": str(temporary)}
+    )
+    try:
+        wait_until((folder / "run" / (SOCKET if party == "coordinator" else "guard")).exists, process)
+        wait_until(lambda: len(tree(process.pid)) == 2, process)
+        (child,) = set(tree(process.pid)) - {process.pid}
+        wait_until(lambda: b"fedveil.flower" in Path(f"/proc/{child}/cmdline").read_bytes(), process)
+        time.sleep(1.0)
+        process.send_signal(ended_by)
+        process.wait(15)
+        until = time.monotonic() + 15
+        left = [folder / "run", *([folder / "link" / "run"] if party == "coordinator" else []), temporary]
+        while Path(f"/proc/{child}").exists() or any(list(one.iterdir()) for one in left):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+
+
 def complete(run: RunFolder, made: Demonstration, tmp_path: Path) -> None:
     """Hold a run that was disturbed against one that was not."""
     assert json.loads((run / END).read_bytes())["error"] is None

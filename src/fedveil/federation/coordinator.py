@@ -15,10 +15,8 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Generic
-
-import numpy as np
-from jaxtyping import Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
@@ -34,10 +32,10 @@ from fedveil.federation.exchange import (
     by_silo,
     check_learned,
     check_lengths,
-    totals_of,
+    told_first,
 )
 from fedveil.federation.grammar import Conversation, Grammar, ends, works
-from fedveil.federation.heads import HeadsSeen
+from fedveil.federation.heads import NONE, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.run_record import RunRecord, digest_of_model
@@ -56,7 +54,6 @@ from fedveil.protection.parts import (
     Relay,
     Task,
     Terms,
-    Totals,
     only,
 )
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
@@ -97,7 +94,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
-        self._totals: Int64[np.ndarray, " users"] | None = None
+        self._opening: dict[int, list[Part]] = {}
         self._exchange: Exchange | None = None
         self._absent = Absentees()
         self._farewells: list[tuple[int, bytes]] = []
@@ -256,7 +253,7 @@ class CoordinatorParty(Generic[EndingT]):
     def _begin_session(self) -> None:
         """Ask the silos for nonces."""
         self._absent.readmit()
-        self._totals = None
+        self._opening = {}
         self._number, self._session = -1, new_nonce()
         self._send({silo: [Knock()] for silo in self._present}, self._offer, knocks=True)
 
@@ -265,7 +262,7 @@ class CoordinatorParty(Generic[EndingT]):
         nonces = tuple((silo, only(parts, Here, silo).nonce) for silo, parts in answers.items())
         terms = Terms(
             membership=self._membership.digest,
-            heads=tuple(self._heads.last(silo) for silo in self._membership.silos),
+            head=NONE,
             opened=self._session,
             nonces=nonces,
             experiment=self._offered,
@@ -282,8 +279,10 @@ class CoordinatorParty(Generic[EndingT]):
             silo: Conversation(Grammar.of(self._plan, self._agreement.exchanges(silo)))
             for silo in self._present
         }
-        opening: list[Part] = [terms] if phase is None else [terms, phase]
-        self._ask(dict.fromkeys(self._present, opening), self._joined)
+        opening: list[Part] = [] if phase is None else [phase]
+        names = self._membership.silos
+        told = {silo: replace(terms, head=self._heads.last(names[silo])) for silo in self._present}
+        self._ask({silo: [one, *opening] for silo, one in told.items()}, self._joined)
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -291,8 +290,8 @@ class CoordinatorParty(Generic[EndingT]):
         return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
 
     def _joined(self, answers: Answers) -> None:
-        if self._plan.method.shows_counts:
-            self._totals = totals_of(answers, self._plan.n_users)
+        users = self._plan.n_users if self._plan.method.shows_counts else None
+        self._opening = told_first(answers, len(self._membership.silos), users)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
@@ -311,17 +310,17 @@ class CoordinatorParty(Generic[EndingT]):
             return
         draw, number = rounds.begin(repeats), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
-        totals: list[Part] = [] if self._totals is None else [Totals(counts=self._totals)]
-        self._totals = None
+        opening, self._opening = self._opening, {}
         model = rounds.model
         kinds = self._plan.method.kinds
         told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
-        self._agreed = with_totals(self._agreed, totals)
+        self._agreed = with_totals(self._agreed, opening.get(self._present[0], []))
         first = told[self._present[0]]
         self._asked, self._told = round_context(self._context, self._agreed, first), digest_of_model(first)
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
-        self._ask({silo: [*totals, *relays.get(silo, []), *told[silo]] for silo in told}, self._collect)
+        before_task = {silo: [*opening.get(silo, []), *relays.get(silo, [])] for silo in told}
+        self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
         exchange = self._exchange

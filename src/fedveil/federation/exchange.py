@@ -11,10 +11,21 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int64
 
+from fedveil.federation.heads import heads_for
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.parts import LARGEST_COUNT, Counts, Learned, Part, Refused, Relay, only
+from fedveil.protection.parts import (
+    LARGEST_COUNT,
+    Counts,
+    Joined,
+    Learned,
+    Part,
+    Refused,
+    Relay,
+    Totals,
+    only,
+)
 from fedveil.protection.protocol import Agreement, Outgoing
 
 MOST_LEFT: Final = 100
@@ -50,12 +61,27 @@ def check_learned(answers: Answers) -> None:
             )
 
 
-def totals_of(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
-    """Return how many records every user has over all silos, of the counts with which they joined.
+def told_first(answers: Answers, silos: int, users: int | None) -> dict[int, list[Part]]:
+    """Return what every silo is told ahead of the first round, of what all said when they joined.
+
+    Args:
+        answers: with which they joined.
+        silos: how many there are in the federation.
+        users: how many there are, where silos counted their records; else None.
 
     Raises:
-        ProtocolError: names a silo that counts other users, or too many records.
+        ProtocolError: names a silo that speaks of another number of silos or users, or of too many records.
     """
+    said = {silo: only(parts, Joined, silo).heads for silo, parts in answers.items()}
+    for silo, heads in said.items():
+        if len(heads) != silos:
+            raise ProtocolError(f"speaks of the ledgers of {len(heads)} silos instead of {silos}", silo=silo)
+    totals = () if users is None else (Totals(counts=_totals(answers, users)),)
+    return {silo: [heads_for(silo, said), *totals] for silo in said}
+
+
+def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
+    """Return how many records every user has over all silos."""
     counts = {silo: only(parts, Counts, silo).counts for silo, parts in answers.items()}
     for silo, own in counts.items():
         if len(own) != users:

@@ -35,6 +35,7 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
+    Heads,
     Here,
     Joined,
     Knock,
@@ -56,6 +57,9 @@ OPENINGS: Final[tuple[Shape, Shape]] = ((Terms,), (Terms, Phase))
 
 ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Here,))
 """What a silo may answer to any letter; the session is over then."""
+
+SIGNS: Final[tuple[Shape, ...]] = ((Working,),)
+"""What a silo may say until its answer is ready: it changes nothing."""
 
 OUTSIDE: Final[tuple[Shape, ...]] = ((Knock,), (Over,), (Closing, Over))
 """What the coordinator may say at any time: the question for a nonce, and that the session is over, with or without
@@ -112,7 +116,7 @@ class Grammar:
         """
         if not 1 <= number <= self.rounds:
             raise RefusalError(Code.NO_SUCH_ROUND, self.rounds)
-        before: Shape = ((Totals,) if self.totals else ()) + self.protocol.first if first else ()
+        before: Shape = (Heads, *((Totals,) if self.totals else ()), *self.protocol.first) if first else ()
         answer, following = self.protocol.played(number)
         if following:  # what all were asked is signed first, and shown to all before anything is opened
             second = Step((AskedOfAll, *following[0].asked), following[0].answered)
@@ -213,7 +217,7 @@ def ends(parts: Sequence[Part]) -> bool:
 
 def works(parts: Sequence[Part]) -> bool:
     """Return whether a silo says that it is at work, and nothing beside it: the answer comes when it is asked again."""
-    return tuple(type(part) for part in parts) == (Working,)
+    return tuple(type(part) for part in parts) in SIGNS
 
 
 def outside(parts: Sequence[Part]) -> Kind | None:

@@ -2,21 +2,34 @@
 
 A head is the digest of a ledger's last line: 32 random-looking bytes, for every line holds the digest of a line with a
 random number. It tells that a ledger has grown, and nothing of how much, for what, or for whom. Every silo signs its
-own with each letter. The coordinator keeps them, and hands all of them to all silos with the next terms; a silo refuses
-to go on if its ledger does not contain what is said of it, and keeps what is said of its peers.
+own with each letter; the coordinator keeps the last, and tells it to the silo with the next terms. When silos join,
+each signs for this session the head of its own ledger, and for every peer the last head that it has heard of it; the
+coordinator hands on to each what concerns it, ahead of the first round.
 
-Whoever has heard a silo's heads in one order notices when an earlier one comes again. Each start of a silo writes a
-line, so a silo that went back shows a new head: the coordinator notices it, a peer's file shows it to an auditor only.
+Claim: a silo whose ledger went back (restored, or a copy of it used elsewhere) takes part in no round of a session in
+which somebody who heard a later head speaks, though the coordinator forgets or hides what it knows: peers' words are
+signed for the session, which the nonces of all name, so none can be replayed, changed or, but for those that the
+protocol can do without, left out. A coordinator that was itself restored is no reason to refuse: what it says of peers
+is never taken for theirs. Conditions: as many silos as a round needs follow the protocol, and one of them has heard a
+later head: heads are heard when a session begins. Enforced by :func:`check_heads` before a round is charged.
+``tests/test_federation_ledger.py`` restores silos and coordinators, and lies.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.federation.errors import RefusalError
 from fedveil.files import parse_json, read_content, reading, replace_file
+from fedveil.protection.parts import Heads, SignedHead
+from fedveil.protection.peers import Roster
+from fedveil.protection.refusals import Code
 
 HEADS: Final = "heads.json"
 """The file: of a coordinator in its folder, of a silo in its state folder."""
@@ -24,8 +37,68 @@ HEADS: Final = "heads.json"
 NONE: Final = bytes(32)
 """The head of a ledger without lines, or of one that nobody has heard of."""
 
+_SIGNED_AS: Final = b"fedveil/3/head"
 _KEPT: Final = 1000
 """How many heads of one silo are remembered."""
+
+
+def sign_heads(identity: IdentityKey, session: bytes, heads: Sequence[bytes]) -> tuple[SignedHead, ...]:
+    """Return heads of all silos' ledgers, in the silos' order, each signed for one session.
+
+    Args:
+        identity: of who has heard them.
+        session: its name.
+        heads: zeros where none was heard.
+    """
+    return tuple((head, identity.sign(_statement(session, silo, head))) for silo, head in enumerate(heads))
+
+
+def heads_for(reader: int, said: Mapping[int, Sequence[SignedHead]]) -> Heads:
+    """Return what a silo is told, of what all silos said when they joined."""
+    return Heads(
+        silos=tuple((silo, (heads[reader], heads[silo])) for silo, heads in said.items() if silo != reader)
+    )
+
+
+def check_heads(
+    told: Heads, *, session: bytes, reader: int, roster: Roster, least: int
+) -> tuple[tuple[bytes, ...], dict[int, bytes]]:
+    """Return the heads that others have heard of the reader's ledger, and those of their own by number.
+
+    Args:
+        told: to the reader.
+        session: its name.
+        reader: a silo's number.
+        roster: identities of the silos.
+        least: how many others must speak.
+
+    Raises:
+        RefusalError: one did not sign what is said, or too few speak.
+    """
+    for silo, (heard, own) in told.silos:
+        known = silo < len(roster) and silo != reader
+        if not known or not (
+            _signed(roster[silo], session, reader, heard) and _signed(roster[silo], session, silo, own)
+        ):
+            raise RefusalError(Code.HEADS, silo)
+    if len(told.silos) < least:
+        raise RefusalError(Code.HEADS_FEW, len(told.silos), least)
+    return tuple(heard for _, ((heard, _), _) in told.silos), {
+        silo: own for silo, (_, (own, _)) in told.silos
+    }
+
+
+def _statement(session: bytes, silo: int, head: bytes) -> bytes:
+    return _SIGNED_AS + session + silo.to_bytes(2, "big") + head
+
+
+def _signed(by: PublicIdentity, session: bytes, silo: int, said: SignedHead) -> bool:
+    head, signature = said
+    try:
+        by.verify(_statement(session, silo, head), signature)
+    except CryptoError:
+        return False
+    return True
 
 
 class HeadsSeen:

@@ -10,23 +10,21 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from safetensors.numpy import save
 
-from fedveil.crypto.agreement import RUN_BYTES, RoundId
+from fedveil.crypto.agreement import RoundId
 from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
+from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.own_round import Told
 from fedveil.federation.own_training import MODEL
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.run_record import attested, concluded, digest_of_model
-from fedveil.federation.silo_ledger import SiloLedger
-from fedveil.federation.store import ModelStore, RecordStore, RoundRecord
-from fedveil.privacy.ledger import Budget
-from fedveil.privacy.ledger_lines import Origin
+from fedveil.federation.store import RoundRecord
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
@@ -37,6 +35,7 @@ from fedveil.protection.parts import (
     Counts,
     Drawn,
     DrawnUsers,
+    Heads,
     Joined,
     Learned,
     Model,
@@ -53,49 +52,6 @@ from fedveil.protection.refusals import Code
 
 _TOLD: Final = (Model, DrawnUsers, OwnDraw, Drawn)
 """What stands before a task and belongs to it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Books:
-    """Where a silo writes down what it spends and gives in one run.
-
-    Attributes:
-        run: 16 bytes, the run.
-        part: the part of it that the session plays; empty for rounds of training.
-        ledger: the silo's over all runs.
-        origin: who asks for the run, and under what.
-        budget: what the ledger may hold; None: anything.
-        records: what it gave to the last round of each run.
-        models: the last model of the run, where the silos alone have it.
-    """
-
-    run: bytes
-    part: str
-    ledger: SiloLedger
-    origin: Origin
-    budget: Budget | None
-    records: RecordStore
-    models: ModelStore
-
-    @property
-    def name(self) -> str:
-        """What the ledger calls the run: what the coordinator calls it may repeat."""
-        return f"{self.run.hex()}/{self.part}" if self.part else self.run.hex()
-
-    @property
-    def place(self) -> bytes:
-        """16 bytes that name the part of the run, where a silo keeps what it gave to it."""
-        return hashlib.sha256(self.run + self.part.encode()).digest()[:RUN_BYTES] if self.part else self.run
-
-    @property
-    def known(self) -> bool:
-        """Whether a round of any part of the run was charged before."""
-        named = self.run.hex()
-        return any(entry.run.partition("/")[0] == named for entry in self.ledger.ledger.entries)
-
-    def charged(self) -> list[int]:
-        """Return the rounds of the run that were charged, once for each charge."""
-        return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
 
 
 class OwnSession:
@@ -125,6 +81,7 @@ class OwnSession:
     ) -> None:
         self.work, self.number = work, place.number
         self._books, self._run = books, place.run
+        self._session, self._place = session, place
         self._proposed, self._terms = terms.digest, agreed
         self._round, self._model = 0, b""
         self._context = session_context(session, agreed)
@@ -143,7 +100,7 @@ class OwnSession:
 
     def join(self) -> list[Part]:
         """Return what the silo says when it joins."""
-        answers: list[Part] = [Joined()]
+        answers: list[Part] = [Joined(heads=self._books.speak(self._session, self._place))]
         if self.work.plan.method.shows_counts:
             answers.append(Counts(counts=self.work.scores()))
         first = self.client.announce()
@@ -194,6 +151,9 @@ class OwnSession:
             return []
         if isinstance(part, Totals):
             self.work.weigh(part.counts)
+            return []
+        if isinstance(part, Heads):
+            self._books.hear(part, self._session, self._place, least=self._least - 1)
             return []
         if isinstance(part, AskedOfAll):
             check_asked(self._roster, self._asked, part.signatures, self._least)

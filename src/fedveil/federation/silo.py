@@ -23,10 +23,11 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.allowance import Allowance, Outcome
 from fedveil.federation.binding import proposed
+from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.own_session import Books, OwnSession
+from fedveil.federation.own_session import OwnSession
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.proposals import own_work
 from fedveil.federation.sessions import Reception, session_run
@@ -223,16 +224,18 @@ class SiloParty:
         self._stand()
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
-        self._check_heads(terms)
+        self._ledger.require(terms.head)
         work = own_work(terms.experiment, phase, self._policy, self._share, self._number)
         self._ledger.reopen(self._policy)
         agreed, part = proposed(terms, phase), "" if phase is None else phase.name
         books = Books(
             run=letter.run,
             part=part,
+            silos=self._membership.silos,
             ledger=self._ledger,
             origin=self._origin(terms),
             budget=self._policy.budget,
+            heads=self._heads,
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),
         )
@@ -291,16 +294,6 @@ class SiloParty:
                 f"the membership has serial {self._membership.serial}, but the ledger was charged under {seen}: put "
                 "the later one back"
             )
-
-    def _check_heads(self, terms: Terms) -> None:
-        """Refuse to go on if a later end of this silo's ledger was heard, or an earlier one of a peer's comes again."""
-        names = self._membership.silos
-        if len(terms.heads) != len(names):
-            raise RefusalError(Code.HEADS, len(terms.heads), len(names))
-        self._ledger.require(terms.heads[self._number])
-        peers = dict(zip(names, terms.heads, strict=True))
-        del peers[names[self._number]]
-        self._heads.hear(peers)
 
     def _origin(self, terms: Terms) -> Origin:
         return Origin(

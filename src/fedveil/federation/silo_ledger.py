@@ -2,11 +2,11 @@
 
 Claim: a ledger that was deleted, cut, or replaced by an earlier copy of itself is refused when the silo starts, as long
 as ``head`` or one answer of a later time is there; and one that was replaced together with both, or copied and used
-twice, is refused in the next session with a coordinator that has heard a later head, or has one from this silo's peers.
+twice, is refused in the next session in which the coordinator, or a peer that the round needs, has heard a later head.
 
-Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the coordinator keeps,
+Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the others keep,
 is not noticed. Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its
-charge in every answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' heads
+charge in every answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
 (:mod:`~fedveil.federation.heads`). A line ``opened`` with a random number is written at every start, so that two
 processes on copies make heads that do not contain one another. Tests: ``tests/test_federation_ledger.py`` deletes,
 cuts, restores from every earlier moment, copies and uses both.

@@ -40,7 +40,8 @@ class AttachedLink:
         if home.settings.starts_link:
             folder.check_certificate()
             environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder / "flower")}
-            self._child = Child("fedveil.flower.link", {"folder": str(folder.path)}, environment)
+            settings = {"folder": str(folder.path), "party": str(home.path)}
+            self._child = Child("fedveil.flower.link", settings, environment)
         try:
             self._wait()
             for path in (self._running, self.door, self._running / SECRET):

@@ -1,11 +1,13 @@
 """Processes of a party: each is told its settings on its standard input, and ends when its parent does.
 
 What a child is told stands in no argument and in no environment variable, which other users of a host can read. The
-input stays open while the parent lives; at its end, however the parent ended, the child ends too.
+input stays open while the parent lives; at its end, however the parent ended, the child removes the sockets that the
+parent left and ends too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,9 +15,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from fedveil.errors import FedveilError
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.flower.sockets import RunningFolder
 
 
 class ProcessError(FedveilError):
@@ -27,7 +31,7 @@ class Child:
 
     Args:
         module: its name.
-        settings: what it is told: numbers and strings.
+        settings: what it is told, numbers and strings; ``party`` is the folder of the party that starts it.
         environment: beside this process's own.
     """
 
@@ -77,7 +81,7 @@ class Child:
 
 
 def settings_of_parent(end: Callable[[], None]) -> dict[str, Any]:
-    """Return what a child is told; call ``end`` in a thread when the parent is gone.
+    """Return what a child is told; when the parent is gone, empty its folder ``run`` and call ``end`` in a thread.
 
     Raises:
         ProcessError: it was started by hand.
@@ -93,6 +97,8 @@ def settings_of_parent(end: Callable[[], None]) -> dict[str, Any]:
     def watch() -> None:
         while sys.stdin.buffer.read(1):
             pass
+        with contextlib.suppress(ConfigError, OSError):  # it is served again, or its folder is gone
+            RunningFolder(Path(settings["party"])).close()
         end()
 
     threading.Thread(target=watch, daemon=True).start()

@@ -61,6 +61,7 @@ class ServedSilo:
     def _start(self) -> Child:
         settings = {
             "folder": str(self._silo.path),
+            "party": str(self._silo.path),
             "coordinator": self._silo.settings.coordinator,
             "guard": str(self._running / "guard"),
         }

@@ -28,6 +28,10 @@ Signatures = tuple[tuple[int, bytes], ...]
 """A signature of each of some silos, by their numbers."""
 
 
+SignedHead = tuple[bytes, bytes]
+"""The head of a ledger, and a silo's signature of it."""
+
+
 class Part(Message):
     """One thing that a letter says by itself, in no :class:`~fedveil.protection.messages.Envelope`."""
 
@@ -77,6 +81,7 @@ def _drawn(raw: bytes) -> Bool[np.ndarray, " users"]:
 
 _TEXT: Final = REST.of(str.encode, _text)
 _COUNTS: Final = _array(REST, "<u4", np.int64)
+_HEAD: Final = pair(fixed(DIGEST_BYTES), fixed(SIGNATURE_BYTES))
 LARGEST_COUNT: Final = 2**32 - 1
 """Records of a user that counts and totals can tell of."""
 
@@ -87,22 +92,21 @@ class Terms(Part):
 
     Attributes:
         membership: SHA-256 of the federation's membership (silos, keys, schema).
-        heads: the last head of every silo's ledger that the coordinator has heard of, in the silos' order; zeros where
-            it has heard of none. The same for all silos; what a round is asked for again by does not depend on it.
+        head: the last head of the reader's ledger that the coordinator has heard of; zeros if it has heard of none.
         opened: the nonce under which the coordinator asked for those of the silos.
         nonces: of the silos that are asked, by number.
         experiment: the complete document as canonical JSON.
     """
 
     membership: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
-    heads: tuple[bytes, ...] = sent_as(many(fixed(DIGEST_BYTES), size=2), Tells.NOTHING)
+    head: bytes = sent_as(fixed(DIGEST_BYTES), Tells.NOTHING)
     opened: bytes = sent_as(fixed(NONCE_BYTES), Tells.NOTHING)
     nonces: Nonces = sent_as(by_silo(fixed(NONCE_BYTES)), Tells.NOTHING)
     experiment: str = sent_as(_TEXT, Tells.NOTHING)
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of what is proposed: the same for every session of a run."""
+        """SHA-256 of what is proposed: the same for every silo and session of a run."""
         return hashlib.sha256(self.membership + self.experiment.encode()).digest()
 
 
@@ -131,7 +135,27 @@ class Phase(Part):
 
 @message(62, "consent")
 class Joined(Part):
-    """A silo takes part."""
+    """A silo takes part.
+
+    Attributes:
+        heads: for every silo, in their order, the last head that the sender has heard of its ledger, zeros if none;
+            for the sender itself the head of its own. Each is signed for this session.
+    """
+
+    heads: tuple[SignedHead, ...] = sent_as(many(_HEAD, size=2), Tells.NOTHING)
+
+
+@message(81, "what the other silos have heard of the reader's ledger, and the heads of theirs")
+class Heads(Part):
+    """The coordinator hands on what silos said of ledgers when they joined.
+
+    Attributes:
+        silos: of other silos, by number: the last head that it has heard of the reader's ledger, and that of its own.
+    """
+
+    silos: tuple[tuple[int, tuple[SignedHead, SignedHead]], ...] = sent_as(
+        by_silo(pair(_HEAD, _HEAD)), Tells.NOTHING
+    )
 
 
 @message(70, "record counts", eq=False)

@@ -129,7 +129,12 @@ class Code(Enum):
         "request",
         "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
     )
-    HEADS = 40, "request", "{found:.0f} heads of ledgers instead of {expected:.0f}"
+    HEADS = 40, "request", "silo {silo:.0f} did not sign what is said here of the heads of ledgers"
+    HEADS_FEW = (
+        46,
+        "request",
+        "{silos:.0f} other silos say what they have heard of this silo's ledger; {least:.0f} are needed",
+    )
     RELEASE = 60, "policy", "its policy does not allow one of the releases that are asked for"
     DIMENSION = 61, "policy", "a release has {numbers:.0f} numbers; this silo allows at most {most:.0f}"
     PRECISION = (

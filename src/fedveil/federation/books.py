@@ -1,0 +1,91 @@
+"""Where a silo writes down what it spends and gives, and what it has heard of others' ledgers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.federation.heads import HeadsSeen, check_heads, sign_heads
+from fedveil.federation.silo_ledger import SiloLedger
+from fedveil.federation.store import ModelStore, RecordStore
+from fedveil.privacy.ledger import Budget
+from fedveil.privacy.ledger_lines import Origin
+from fedveil.protection.parts import Heads, SignedHead
+from fedveil.protection.protocol import Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Books:
+    """Where a silo writes down what it spends and gives in one run.
+
+    Attributes:
+        run: 16 bytes, the run.
+        part: the part of it that the session plays; empty for rounds of training.
+        silos: names of all silos.
+        ledger: the silo's over all runs.
+        origin: who asks for the run, and under what.
+        budget: what the ledger may hold; None: anything.
+        heads: what it has heard of the other silos' ledgers.
+        records: what it gave to the last round of each run.
+        models: the last model of the run, where the silos alone have it.
+    """
+
+    run: bytes
+    part: str
+    silos: tuple[str, ...]
+    ledger: SiloLedger
+    origin: Origin
+    budget: Budget | None
+    heads: HeadsSeen
+    records: RecordStore
+    models: ModelStore
+
+    @property
+    def name(self) -> str:
+        """What the ledger calls the run: what the coordinator calls it may repeat."""
+        return f"{self.run.hex()}/{self.part}" if self.part else self.run.hex()
+
+    @property
+    def place(self) -> bytes:
+        """16 bytes that name the part of the run, where a silo keeps what it gave to it."""
+        return hashlib.sha256(self.run + self.part.encode()).digest()[:RUN_BYTES] if self.part else self.run
+
+    @property
+    def known(self) -> bool:
+        """Whether a round of any part of the run was charged before."""
+        named = self.run.hex()
+        return any(entry.run.partition("/")[0] == named for entry in self.ledger.ledger.entries)
+
+    def charged(self) -> list[int]:
+        """Return the rounds of the run that were charged, once for each charge."""
+        return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
+
+    def speak(self, session: bytes, place: Place) -> tuple[SignedHead, ...]:
+        """Return the heads of all silos' ledgers as they were heard, and this one's own, signed for a session.
+
+        Args:
+            session: its name.
+            place: the silo's.
+        """
+        heads = [self.heads.last(name) for name in self.silos]
+        heads[place.number] = self.ledger.head
+        return sign_heads(place.identity, session, heads)
+
+    def hear(self, told: Heads, session: bytes, place: Place, *, least: int) -> None:
+        """Hold what other silos have heard of this silo's ledger against it, and note the heads of theirs.
+
+        Args:
+            told: by the coordinator.
+            session: its name.
+            place: the silo's.
+            least: how many others must speak.
+
+        Raises:
+            IntegrityError: this silo's ledger has gone back, or another one's has.
+            RefusalError: one did not sign what is said, or too few speak.
+        """
+        own, peers = check_heads(told, session=session, reader=place.number, roster=place.roster, least=least)
+        for head in own:
+            self.ledger.require(head)
+        self.heads.hear({self.silos[silo]: head for silo, head in peers.items()})
