@@ -1,4 +1,4 @@
-"""Statistics that count people: noise against one central Gaussian, error of codes, coverage of curves, and speed."""
+"""Statistics that count people: noise against one central Gaussian, error of codes, coverage of curves."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from lifelines import KaplanMeierFitter
 from scipy.stats import ks_2samp
 
 from benchmarks import evaluation, evaluation_targets
-from benchmarks.harness import Row, at_most, cpu_seconds
+from benchmarks.harness import Row, at_most
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender
@@ -47,7 +46,6 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _against_opendp(20 if quick else 200)
     yield from evaluation.rows(quick)
     yield from evaluation_targets.rows(quick)
-    yield _speed(100_000 if quick else 1_000_000)
 
 
 def _codes() -> Iterator[Row]:
@@ -76,7 +74,7 @@ def _against_central(repeats: int) -> Iterator[Row]:
             n_users=users,
             silo_names=population.silo_names,
         )
-        step, n_silos = LocalStatistic(layout=_histograms(names, 24, "flat")), population.n_silos
+        step, n_silos = LocalStatistic(layout=histograms(names, 24, "flat")), population.n_silos
         for epsilon in (0.5, 3.0):
             method = _method(step, n_silos, users, _MULTIPLIERS[epsilon])
             weights = Weights.BY_RECORDS.of(table.pairs(), n_silos, users)
@@ -97,7 +95,7 @@ def _against_opendp(repeats: int) -> Iterator[Row]:
     python = os.environ.get("FEDVEIL_OPENDP_PYTHON")
     if python is None:
         return
-    step = LocalStatistic(layout=_histograms(("x",), 24, "flat"))
+    step = LocalStatistic(layout=histograms(("x",), 24, "flat"))
     script = str(Path(__file__).with_name("opendp_peer.py"))
     for epsilon, multiplier in _MULTIPLIERS.items():
         method = _method(step, 5, 1000, multiplier)
@@ -136,7 +134,7 @@ def _method(step: LocalStatistic, n_silos: int, n_users: int, multiplier: float)
     )
 
 
-def _histograms(names: tuple[str, ...], bins: int, kind: Kind) -> Layout:
+def histograms(names: tuple[str, ...], bins: int, kind: Kind) -> Layout:
     edges = tuple(np.linspace(-1, 1, bins + 1).tolist())
     blocks = []
     for name in names:
@@ -199,25 +197,3 @@ def _counts(left: np.ndarray, happened: np.ndarray, grid: tuple[float, ...]) -> 
     exits = [int(one.sum()) for one in inside]
     events = [int((one & happened).sum()) for one in inside]
     return np.array([len(left) - sum(exits), *reversed(exits)]), np.array(events)
-
-
-def _speed(n: int) -> Row:
-    """Sum the vectors of a million people with a record each, 1,000 numbers; scaled where fewer are measured."""
-    rng, names = np.random.default_rng(0), tuple(f"x{place}" for place in range(8))
-    layout = _histograms(names, 121, "flat")
-    table = ColumnTable(
-        columns={
-            name: Numbers(values=rng.uniform(-1, 1, n), state=np.zeros(n, dtype=np.int8)) for name in names
-        },
-        silo=rng.integers(0, 5, n).astype(np.int32),
-        user=np.arange(n, dtype=np.int32),
-        n_users=n,
-        silo_names=("a", "b", "c", "d", "e"),
-    )
-    weights = torch.full((n,), 0.2, dtype=torch.float64)
-    bound = FixedVector(norm=1.0, step=2.0**-29)
-    (seconds,) = cpu_seconds(
-        lambda: silo_sums(LocalStatistic(layout=layout), table, weights, bound), repeats=1
-    )
-    case = f"10^6 records, {layout.length} numbers" + (f", from {n:,}" if n < 10**6 else "")
-    return at_most(case, "CPU s", seconds * 10**6 / n, 5.0)

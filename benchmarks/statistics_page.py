@@ -1,4 +1,4 @@
-"""Writes docs/measured-statistics.md of results/statistics.json and results/inference.json.
+"""Writes docs/measured-statistics.md of its result files.
 
 ``python -m benchmarks.statistics_page``
 """
@@ -12,7 +12,11 @@ from typing import Any, Final
 
 _PAGE: Final = Path("docs/measured-statistics.md")
 _HEAD: Final = Path(__file__).with_name("statistics_head.md")
-SOURCES: Final = {"Releases, test metrics and preprocessing": "statistics", "Regressions": "inference"}
+SOURCES: Final = {
+    "Releases, test metrics and preprocessing": "statistics",
+    "Speed": "statistics-speed",
+    "Regressions": "inference",
+}
 """Result files by their section."""
 
 

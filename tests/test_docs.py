@@ -139,7 +139,8 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = set(
         re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     )
-    assert navigation == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    notebooks = {path.with_suffix(".md") for path in DOCS.rglob("*.ipynb")}  # made by docs/notebooks/pages.py
+    assert navigation == {str(path.relative_to(DOCS)) for path in {*DOCS.rglob("*.md"), *notebooks}}
 
 
 def test_a_citation_names_this_version() -> None:

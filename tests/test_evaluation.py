@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError, RunFolderError
-from fedveil.federation.share import FixedPopulation, Share
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
@@ -490,20 +489,6 @@ def test_the_example_of_the_page_is_prepared(tmp_path: Path) -> None:
     prepared = prepared_in(tmp_path, **tomllib.loads(BLOCKS["docs/how-to/evaluate-privately.md:0"].text))
     assert prepared.evaluation is not None
     assert prepared.epsilon_with(Role.READER, 3, prepared.beside) == pytest.approx(3.0, abs=1e-3)
-
-
-@pytest.mark.parametrize("section", ["evaluation", "preprocessing"])
-def test_between_institutions_it_is_refused_with_the_reason(
-    world: tuple[Prepared, Outcome], section: str
-) -> None:
-    prepared, _ = world
-    whole = prepared.population
-    share = Share(**{one.name: getattr(whole, one.name) for one in fields(whole)})
-    document = prepared.experiment.model_dump(exclude_none=True)
-    del document["evaluation"]
-    asked = parse(document | {section: {} if section == "evaluation" else {"bounds": ["age"]}}, "test")
-    with pytest.raises(FedveilError, match=f"{section}: between institutions"):
-        prepare(asked, FixedPopulation(share))
 
 
 def test_a_party_without_a_line_is_promised_nothing(world: tuple[Prepared, Outcome]) -> None:

@@ -25,6 +25,7 @@ from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_release
+from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
 from fedveil.federation.share import silo_share
 from fedveil.federation.signed_message import SignedMessage
@@ -98,8 +99,11 @@ class Hospitals:
     def coordinator(self) -> CoordinatorParty[Any]:
         """Open the coordinator of the next release."""
         declared = Declared(schema=self.schema, silos=self.membership.silos)
+        due = due_of_document(PREPARE[self.document.file](self.document, declared), self.run)
+        assert due is not None
         return open_release(
-            prepared=PREPARE[self.document.file](self.document, declared),
+            due=due,
+            document=self.document,
             membership=self.membership,
             identity=self.key,
             folder=self.run,

@@ -48,12 +48,12 @@ PEOPLE = 1500
 FILES = ("north", "south", "west")
 
 
-def tables(folder: Path, *, without: int | None = None) -> None:
+def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None) -> None:
     """Write three hospitals' tables: ages from 20 to 90 with some missing, codes 0 to 2, a rare ward."""
     rng = np.random.default_rng(0)
-    (folder / "schema.toml").write_text(SCHEMA_TOML.format(users=PEOPLE))
+    (folder / "schema.toml").write_text(SCHEMA_TOML.format(users=people))
     lines: dict[str, list[str]] = {name: ["who,age,code,ward,sick"] for name in FILES}
-    for who in range(PEOPLE):
+    for who in range(people):
         age, code, ward = (
             rng.uniform(20, 90),
             rng.integers(3),

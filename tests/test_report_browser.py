@@ -20,6 +20,7 @@ from fedveil.report.page import write_report
 from fedveil.report.plan import write_plan
 from fedveil.report.run_data import load_run
 from tests.report_folders import Tags, metric_rows, write_run
+from tests.test_python import train
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -132,6 +133,7 @@ def pages(folder: Path) -> dict[str, Path]:
         ),
         "plan": write_plan(rows, folder / "plan.html"),
         "data": write_data_page(looked, folder / "data.html"),
+        "card": train(folder / "trained").save(folder / "model") / "card.html",
     }
 
 
@@ -145,7 +147,7 @@ def test_nobody_is_kept_out(tmp_path: Path, axe: str) -> None:
                 assert answer["bad"] == [], (name, width, dark)
                 assert (answer["width"], answer["dark"]) == (width, dark)
                 assert answer["wide"] <= width, name
-                assert (answer["drawn"] > 0) == (name != "data")
+                assert (answer["drawn"] > 0) == (name not in ("data", "card"))
 
 
 def drawn(dom: str) -> tuple[int, int]:

@@ -71,7 +71,9 @@ def test_a_result_file_belongs_to_a_table():
         *TABLES,
         "price",
         "flamby",
+        "ergonomics",
         "statistics",
+        "statistics-speed",
         "inference",
     }
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.methods.weights import Weights
@@ -382,3 +383,28 @@ def test_a_million_people_are_not_truncated_away() -> None:
 def test_an_empty_request_and_a_weight_of_zero_are_refused() -> None:
     with pytest.raises(ConfigError, match="nothing is asked"):
         Layout(())
+
+
+class Dense(LocalStatistic):
+    """The same vectors, every number of them."""
+
+    def few(self, table: ColumnTable, mixed: sparse.csr_array) -> None:
+        """Return nothing, so that they are summed in full."""
+
+
+def test_vectors_of_few_numbers_are_summed_as_if_all_were_there() -> None:
+    """Bit for bit, also of people with many records, and of nobody."""
+    rng, n = np.random.default_rng(3), 400
+    cells = [
+        {"age": float(rng.integers(-9, 120)), "dose": float(rng.normal())} if rng.random() < 0.8 else {}
+        for _ in range(n)
+    ]
+    user = np.where(rng.random(n) < 0.3, 0, rng.integers(0, 10, n))  # one of them has a third of all records
+    table = table_of(list(zip(user.tolist(), rng.integers(0, 3, n).tolist(), cells, strict=True)))
+    release = {name: {"show": ["histogram"], "bins": 200} for name in ("age", "dose")}
+    layout = step_of(release=release).layout
+    assert LocalStatistic(layout=layout).few(table, LocalStatistic(layout=layout).pairs(table)[2]) is not None
+    assert step_of().few(table, step_of().pairs(table)[2]) is None, "codes have no zeros"
+    for one in (table, table.take(np.zeros(0, dtype=np.int64))):
+        whole, few = (sums_of(step, one) for step in (Dense(layout=layout), LocalStatistic(layout=layout)))
+        assert np.array_equal(whole, few)

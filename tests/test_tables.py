@@ -265,7 +265,7 @@ def test_a_header_alone_is_a_silo(target: dict[str, object], suffix: str, tmp_pa
     assert alone.silo_names == ("east",)
     assert len(alone.train) == 0
     assert alone.feature_shape == held.feature_shape
-    own = read_own(how, empty, silo=1, name="east", users=("p1", "p2"))
+    own, _ = read_own(how, empty, silo=1, name="east", users=("p1", "p2"))
     assert (len(own), own.features.shape[1:]) == (0, held.feature_shape)
 
 

@@ -131,6 +131,12 @@ def test_rounds_are_compared_at_one_epsilon() -> None:
     assert forty["noise_multiplier"] == pytest.approx(2 * ten["noise_multiplier"], rel=3e-3)
     assert forty["rho"] == pytest.approx(ten["rho"], rel=3e-3)
     assert forty["noise"] == pytest.approx(forty["way"] * forty["rho"])
+    smoothed = Laplacian(smoothing=1.0).estimate(
+        torch.randn(650, generator=torch.Generator().manual_seed(0)), 1.0, [(650,)]
+    )
+    left = float(smoothed.square().mean().sqrt())
+    assert forty["noise_smoothed"] / forty["noise"] == pytest.approx(left, rel=0.1)
+    assert [row["smoothed_by_rule"] for row in rows] == [row["rho"] >= 0.5 for row in rows]
     assert forty["mebibytes_up"] == pytest.approx(4 * ten["mebibytes_up"])
     assert all(one["rho"] > ten["rho"] for one in rows if one["sampling_rate"] == 0.5)
 

@@ -22,7 +22,7 @@ from fedveil.engine.task_choice import defaults_of, task_of
 from fedveil.errors import RunFolderError
 from fedveil.federation.rounds import STATE
 from fedveil.federation.run_record import AGREED, ROUNDS, TERMS, read_terms
-from fedveil.federation.share import public_share
+from fedveil.federation.share import public_table
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
 from fedveil.population.records import Population
 from fedveil.population.schema import Label, read_schema
@@ -126,13 +126,13 @@ def bundle_run(run: Path, path: Path, *, about: str = "") -> Path:
 def _population(folder: RunFolder, experiment: Experiment) -> Population:
     """Return the population of a run; of a federation's run what is public of it: the tables are the silos'."""
     table = experiment.data.table
-    if table is None or table.test_file is None or not (folder / STATE).exists():
+    if table is None or not (folder / STATE).exists():
         return load_population(experiment.data, experiment.seed)
     terms = read_terms(read_content(folder / TERMS, RunFolderError, largest=LARGEST_FILE))
     if not terms:
         raise RunFolderError(f"{folder / TERMS}: the terms of the run are missing")
     membership, _ = list(terms.values())[-1]
-    return public_share(read_schema(table.schema_file), table.test_file, membership)
+    return public_table(read_schema(table.schema_file), table.test_file, membership).share()
 
 
 def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Row) -> Manifest:

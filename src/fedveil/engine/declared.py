@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedveil.engine.sections import TableSection
 from fedveil.errors import ConfigError
+from fedveil.methods.claims import PublicFacts
 from fedveil.population.schema import Schema, read_schema
 
 
@@ -16,10 +17,21 @@ class Declared:
     Attributes:
         schema: what the columns are.
         silos: names of all silos, by their numbers.
+        before: the schema that a release has refined to this one; None: it is as it was declared.
     """
 
     schema: Schema
     silos: tuple[str, ...]
+    before: Schema | None = None
+
+    @property
+    def first(self) -> Schema:
+        """The schema as it was declared."""
+        return self.schema if self.before is None else self.before
+
+    def facts(self, dimension: int) -> PublicFacts:
+        """Return the public facts of a release of so many numbers."""
+        return PublicFacts(n_silos=len(self.silos), n_users=self.schema.n_users, dimension=dimension)
 
 
 def declared(table: TableSection) -> Declared:

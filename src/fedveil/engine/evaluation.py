@@ -15,16 +15,16 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from fedveil.engine.declared import Declared
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_sum import NoisySums, noisy_sum
+from fedveil.engine.release_sum import NoisySums, Release, noisy_sum
 from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import ConfigError
 from fedveil.local.task import Task
-from fedveil.methods.claims import PublicFacts
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.population.records import Population
-from fedveil.population.schema import Label, Schema, read_schema
+from fedveil.population.schema import Label, Schema
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.binary import enough_bins
 from fedveil.statistics.evaluated import Asked, Evaluated
@@ -73,6 +73,11 @@ class Evaluation:
         assert layout.length == planned.layout.length
         return LocalStatistic(layout=layout)
 
+    def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
+        """Return the release after these; its repeatable noise is not that of a round."""
+        place = len(before)
+        return self.releases[place].numbered(experiment.rounds + 1 + place, self.step(before))
+
     def evaluated(self, name: str, round_number: int, sums: NoisySums) -> Evaluated:
         """Return the evaluation that all releases together are.
 
@@ -84,28 +89,23 @@ class Evaluation:
         return Evaluated(name=name, round=round_number, asked=self.asked, releases=_pairs(sums))
 
 
-def plan_evaluation(experiment: Experiment, population: Population) -> Evaluation | None:
-    """Plan the evaluation that an experiment asks for, if it does; no record is looked at.
+def plan_evaluation(experiment: Experiment, of: Declared) -> Evaluation | None:
+    """Plan the evaluation that an experiment asks for, if it does; no table is opened.
 
     Args:
         experiment: whose privacy.epsilon the whole run may spend.
-        population: for its public numbers.
+        of: what is declared of its tables.
 
     Raises:
-        CompositionError: a federation.
         ConfigError: groups of a number, a target without its bounds or horizons, or a budget that is too small, with
             what would do.
     """
     if experiment.evaluation is None:
         return None
-    if not population.complete:
-        raise CompositionError(
-            "evaluation: between institutions no release of held-out records is made yet; remove [evaluation] and give "
-            "the coordinator a public test table, whose metrics need no noise"
-        )
     assert experiment.data.table is not None, "Experiment asks for it"
-    people = population.n_users * experiment.data.table.test_share
-    planner = _Planner(experiment, population, _schema(experiment), whole_of(experiment.privacy))
+    _check_names(of.schema)
+    people = of.schema.n_users * experiment.data.table.test_share
+    planner = _Planner(experiment, of, whole_of(experiment.privacy))
     evaluation = planner.planned(people)
     if evaluation.error > MOST_ERROR:
         raise ConfigError(
@@ -133,10 +133,8 @@ def make_evaluation(
         privacy: where noise and keys come from.
     """
     sums: NoisySums = ()
-    number = experiment.rounds + 1  # repeatable noise is not that of a round
-    for place, release in enumerate(evaluation.releases):
-        made = noisy_sum(release.numbered(number + place, evaluation.step(sums)), table, privacy)
-        sums = (*sums, made)
+    while len(sums) < len(evaluation.releases):
+        sums = (*sums, noisy_sum(evaluation.release_of(experiment, sums), table, privacy))
     return evaluation.evaluated(experiment.name, round_number, sums)
 
 
@@ -152,9 +150,21 @@ def scored(
         outputs: of the held-out records; NaN where the model has diverged.
     """
     assert experiment.data.table is not None
+    table = read_columns(asked.schema_, experiment.data.table.files, groups_of(asked))
+    return with_outputs(asked, table, population, outputs)
+
+
+def groups_of(asked: Asked) -> tuple[str, ...]:
+    """Return the columns that groups of held-out records are made of."""
+    return tuple(name for name in asked.by if name != "silo")
+
+
+def with_outputs(
+    asked: Asked, table: ColumnTable, population: Population, outputs: Float64[np.ndarray, "t k"]
+) -> ColumnTable:
+    """Return the held-out records of a table with what the model makes of them, and their targets."""
     assert population.test_rows is not None
-    wanted = tuple(name for name in asked.by if name != "silo")
-    table = read_columns(asked.schema_, experiment.data.table.files, wanted).take(population.test_rows)
+    table = table.take(population.test_rows)
     columns = asked.evaluator.columns(outputs, np.asarray(population.test_targets))
     return replace(table, columns={**table.columns, **columns})
 
@@ -172,8 +182,8 @@ def outputs_of(
 class _Planner:
     """The releases of an evaluation, each with its share of the budget."""
 
-    def __init__(self, experiment: Experiment, population: Population, schema: Schema, whole: float) -> None:
-        self._experiment, self._population, self._schema, self._whole = experiment, population, schema, whole
+    def __init__(self, experiment: Experiment, of: Declared, whole: float) -> None:
+        self._experiment, self._of, self._whole = experiment, of, whole
         section = experiment.evaluation
         assert section is not None
         self._section = section
@@ -182,7 +192,7 @@ class _Planner:
 
     def planned(self, people: float) -> Evaluation:
         """Return the evaluation; of two classes with as few bins as lose less than a quarter of their noise."""
-        target, given = self._schema.target, self._section.bins
+        target, given = self._of.schema.target, self._section.bins
         if given is not None or not isinstance(target, Label) or len(target.classes) > 2:
             return self._with(given, people)
         for bins in range(LEAST_BINS, MOST_BINS + 1):
@@ -194,8 +204,8 @@ class _Planner:
 
     def _with(self, bins: int | None, people: float) -> Evaluation:
         asked = Asked(
-            schema_=self._schema,
-            silo_names=self._population.silo_names,
+            schema_=self._of.schema,
+            silo_names=self._of.silos,
             silos=self._silos,
             **self._section.model_dump(exclude={"silos", "bins"}),
             bins=bins,
@@ -221,9 +231,7 @@ class _Planner:
         }
 
     def _release(self, name: str, purpose: str, layout: Layout, share: float) -> SideRelease:
-        facts = PublicFacts(
-            n_silos=self._population.n_silos, n_users=self._population.n_users, dimension=layout.length
-        )
+        facts = self._of.facts(layout.length)
         step = LocalStatistic(layout=layout)
         build = release_builder(
             self._experiment.protection,
@@ -237,20 +245,13 @@ class _Planner:
         return side_release(name, purpose, step, build(multiplier), facts)
 
 
-def _schema(experiment: Experiment) -> Schema:
-    """Return the schema of an experiment's tables.
-
-    Raises:
-        ConfigError: a column with a name that the table of held-out records needs.
-    """
-    assert experiment.data.table is not None
-    schema = read_schema(experiment.data.table.schema_file)
+def _check_names(schema: Schema) -> None:
+    """Refuse columns with a name that the table of held-out records needs."""
     for reserved in RESERVED:
         if reserved in schema.columns:
             raise ConfigError(
                 f"evaluation: a column of the schema is named '{reserved}'; give it another name"
             )
-    return schema
 
 
 def _std(release: SideRelease, asked: Asked) -> float:

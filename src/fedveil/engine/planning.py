@@ -8,6 +8,7 @@ domain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
 from fedveil.privacy.closed_form import Sampling
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
+from fedveil.server.denoise import SMOOTHED_FROM, effective_dimensions
 
 _POINTS = 12
 
@@ -110,7 +112,9 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
 
     At a target epsilon: the noise multiplier z that T rounds need, the noise-to-travel ratio rho, the step that the
     rule proposes for it (min(3, 0.25 / rho) mean updates), the way eta T and the noise eta T rho of the last model,
-    both in units of the clip, and what all silos send in float64.
+    both in units of the clip, that noise under Laplacian smoothing with sigma = 1, sqrt(d~_sigma / d) of it
+    (Proposition 1 of DP-Fed-LS: what smoothing buys; what it takes of the way no public number tells), whether
+    ``denoiser = "by-rule"`` smooths, and what all silos send in float64.
 
     Args:
         plan: its ``epsilon`` is the target; its own rounds and noise multipliers are not read.
@@ -125,6 +129,7 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
     if parameters < 1 or not rounds or min(rounds) < 1:
         raise ConfigError("--over rounds=...: rounds and --parameters are whole numbers of at least 1")
     public = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, dimension=parameters)
+    kept = math.sqrt(effective_dimensions(parameters, 1.0)[1] / parameters)
     rows = []
     for _, rate, compose in list(_methods(plan))[: len(plan.sampling_rates)]:
         for number in rounds:
@@ -141,6 +146,8 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
                     "step": step,
                     "way": step * number,
                     "noise": step * number * ratio,
+                    "noise_smoothed": step * number * ratio * kept,
+                    "smoothed_by_rule": ratio >= SMOOTHED_FROM,
                     "mebibytes_up": 8 * parameters * plan.n_silos * number / 2**20,
                 }
             )

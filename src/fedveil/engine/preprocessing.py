@@ -19,17 +19,17 @@ import tomlkit
 from jaxtyping import Float64
 from pydantic import ValidationError
 
+from fedveil.engine.declared import Declared
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_sum import noisy_sum
+from fedveil.engine.release_sum import NoisySum, Release, noisy_sum
 from fedveil.engine.side_releases import SideRelease, charge, multiplier_of, side_release, whole_of
-from fedveil.errors import CompositionError, ConfigError, DataError, RunFolderError
+from fedveil.errors import ConfigError, DataError, RunFolderError
 from fedveil.files import parse_json, read_text, reading
-from fedveil.methods.claims import PublicFacts
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.population.records import Population
-from fedveil.population.schema import Schema, read_schema
+from fedveil.population.schema import Schema
 from fedveil.privacy.ledger import Ledger
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic
@@ -53,6 +53,19 @@ class Preprocessing:
     wanted: Wanted
     release: SideRelease
     noise: float
+
+    def release_of(self, experiment: Experiment) -> Release:
+        """Return the release; its repeatable noise is neither that of a round nor of the evaluation."""
+        return self.release.numbered(experiment.rounds + 3)
+
+    def preprocessed(self, experiment: Experiment, made: NoisySum) -> Preprocessed:
+        """Return what follows from the released sum."""
+        return Preprocessed(
+            provenance=self.release.of_run(experiment.name),
+            wanted=self.wanted,
+            vector=made.vector,
+            noise_std=made.std,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,36 +130,30 @@ def read_preprocessed(folder: Path) -> Preprocessed | None:
         return found
 
 
-def plan_preprocessing(experiment: Experiment, population: Population) -> Preprocessing | None:
-    """Plan the preprocessing that an experiment asks for, if it does; no record is looked at.
+def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | None:
+    """Plan the preprocessing that an experiment asks for, if it does; no table is opened.
 
-    Where it has been made, the experiment names the refined schema, and the declared one stands beside it.
+    Args:
+        experiment: what asks for it.
+        of: what is declared of its tables.
 
     Raises:
-        CompositionError: a federation.
         ConfigError: columns that cannot be refined, or a budget that is too small, with what would do.
     """
-    section, table = experiment.preprocessing, experiment.data.table
+    section = experiment.preprocessing
     if section is None:
         return None
-    if not population.complete:
-        raise CompositionError(
-            "preprocessing: between institutions no release of columns is made yet; remove [preprocessing] and declare "
-            "bounds and categories in the schema, by a release of `fedveil stats` for instance"
-        )
-    assert table is not None, "Experiment asks for it"
-    before = read_preprocessed(table.schema_file.parent)
     weighs = experiment.protection.build().weighs
     wanted = Wanted(
-        schema_=read_schema(table.schema_file) if before is None else before.wanted.schema_,
-        silo_names=population.silo_names,
+        schema_=of.first,
+        silo_names=of.silos,
         silos=section.silos or ("equal" if weighs else "uniform"),
         bounds=section.bounds,
         impute=section.impute,
         pool=section.pool,
     )
     layout = wanted.layout
-    facts = PublicFacts(n_silos=population.n_silos, n_users=population.n_users, dimension=layout.length)
+    facts = of.facts(layout.length)
     step = LocalStatistic(layout=layout)
     build = release_builder(
         experiment.protection,
@@ -159,7 +166,7 @@ def plan_preprocessing(experiment: Experiment, population: Population) -> Prepro
     multiplier = multiplier_of(experiment.shares.preprocessing, whole_of(experiment.privacy))
     purpose = "histograms of columns, which bounds, medians and pooled categories follow from"
     release = side_release("prep/1", purpose, step, build(multiplier), facts)
-    noise = cdf_noise(wanted, release.numbered(0).std()) / population.n_users
+    noise = cdf_noise(wanted, release.numbered(0).std()) / of.schema.n_users
     if noise > MOST_NOISE:
         raise ConfigError(
             f"preprocessing: the noise on a number of people below a bound would be {noise:.0%} of all people, and "
@@ -195,19 +202,18 @@ def make_preprocessing(
     found = read_preprocessed(folder.path)
     if found is None:
         charge(ledger, experiment.name, (planned.release,))
-        number = experiment.rounds + 3  # repeatable noise is neither that of a round nor of the evaluation
-        release = planned.release.numbered(number)
+        release = planned.release_of(experiment)
         made = noisy_sum(release, _trained(planned, experiment, population), privacy)
-        found = Preprocessed(
-            provenance=planned.release.of_run(experiment.name),
-            wanted=planned.wanted,
-            vector=made.vector,
-            noise_std=made.std,
-        )
-        folder.write(PREPROCESSED, (json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n").encode())
+        found = planned.preprocessed(experiment, made)
+    write_preprocessed(folder, found)
+    return folder.refined(experiment)
+
+
+def write_preprocessed(folder: RunFolder, found: Preprocessed) -> None:
+    """Put a preprocessing on the disk, and the schema that follows from it."""
+    folder.write(PREPROCESSED, (json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n").encode())
     document = found.schema.model_dump(mode="json", exclude_none=True)
     folder.write(SCHEMA, tomlkit.dumps(document).encode())
-    return folder.refined(experiment)
 
 
 def _trained(planned: Preprocessing, experiment: Experiment, population: Population) -> ColumnTable:

@@ -15,11 +15,12 @@ import torch
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.agreed import Agreed, OpenRange
 from fedveil.engine.composition import Composition
+from fedveil.engine.declared import Declared, declared
 from fedveil.engine.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange
 from fedveil.engine.placement import placed
-from fedveil.engine.preprocessing import Preprocessing, plan_preprocessing
+from fedveil.engine.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
 from fedveil.engine.sections import DataSection, refuse_session
 from fedveil.engine.setting import Setting
 from fedveil.engine.side_releases import SideRelease, together
@@ -88,7 +89,12 @@ class Prepared:
     @property
     def beside(self) -> tuple[SideRelease, ...]:
         """The releases of the run that are no round."""
-        return (*self.before, *(() if self.evaluation is None else self.evaluation.releases))
+        return (*self.before, *self.after)
+
+    @property
+    def after(self) -> tuple[SideRelease, ...]:
+        """Those of them that are of the last model."""
+        return () if self.evaluation is None else self.evaluation.releases
 
     @property
     def before(self) -> tuple[SideRelease, ...]:
@@ -122,6 +128,12 @@ class Populations:
             self._loaded[key] = load_population(data, seed)
         return self._loaded[key]
 
+    def declared(self, data: DataSection) -> Declared:
+        """Return what is declared of tables; none is opened."""
+        assert data.table is not None
+        found, before = declared(data.table), read_preprocessed(data.table.schema_file.parent)
+        return found if before is None else replace(found, before=before.wanted.schema_)
+
 
 def prepare(
     experiment: Experiment, populations: Populations | None = None, task: Task | None = None
@@ -136,12 +148,12 @@ def prepare(
     Raises:
         FedveilError: whatever is wrong, named by file, key, silo or row.
     """
-    population = (populations or Populations()).of(experiment.data, experiment.seed)
+    populations = populations or Populations()
+    evaluation, preprocessing = _beside(experiment, populations)
+    population = populations.of(experiment.data, experiment.seed)
     task = task_of(experiment, population) if task is None else task
     if experiment.trainer.precision != task.precision:
         task = replace(task, precision=experiment.trainer.precision)
-    evaluation = plan_evaluation(experiment, population)
-    preprocessing = plan_preprocessing(experiment, population)
     beside = (
         *(() if preprocessing is None else (preprocessing.release,)),
         *(() if evaluation is None else evaluation.releases),
@@ -188,6 +200,16 @@ def prepare(
     )
     _check_budget(prepared)
     return prepared
+
+
+def _beside(
+    experiment: Experiment, populations: Populations
+) -> tuple[Evaluation | None, Preprocessing | None]:
+    """Plan the releases of a run that are no round, before any record is read."""
+    if experiment.evaluation is None and experiment.preprocessing is None:
+        return None, None
+    of = populations.declared(experiment.data)
+    return plan_evaluation(experiment, of), plan_preprocessing(experiment, of)
 
 
 def _check_budget(prepared: Prepared) -> None:

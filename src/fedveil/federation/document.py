@@ -53,7 +53,9 @@ def as_silos_see(document: Experiment | TableDocument, silos: tuple[str, ...]) -
     table = document.data.table
     if table is not None:
         table = TableSection(
-            schema_file=Path("schema.toml"), files=tuple(Path(f"{name}.csv") for name in silos)
+            schema_file=Path("schema.toml"),
+            files=tuple(Path(f"{name}.csv") for name in silos),
+            test_share=table.test_share,
         )
     changes: dict[str, Any] = {"data": document.data.model_copy(update={"table": table, "folder": None})}
     if "model" in type(document).model_fields:

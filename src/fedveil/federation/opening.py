@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import RunFolder
-from fedveil.engine.release_run import PreparedReleases
+from fedveil.engine.release_document import TableDocument
 from fedveil.engine.run import Observer, Outcome
 from fedveil.engine.setup import Prepared
 from fedveil.federation.coordinator import CoordinatorParty
@@ -12,9 +13,13 @@ from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.heads import HeadsSeen
 from fedveil.federation.membership import Membership
-from fedveil.federation.release_rounds import ReleaseEnding, ReleaseRounds
+from fedveil.federation.parts_due import phase_of_training
+from fedveil.federation.release_rounds import DueRelease, ReleaseRounds
 from fedveil.federation.rounds import Rounds, identify
 from fedveil.federation.run_record import RunRecord
+from fedveil.federation.session_plan import EndingT
+from fedveil.federation.silo_ledger import UNIT
+from fedveil.privacy.ledger import Ledger
 
 
 def open_training(
@@ -44,7 +49,7 @@ def open_training(
     check_deployable(prepared)
     record = RunRecord(folder, identify(folder), membership, identity)
     return CoordinatorParty(
-        rounds=Rounds(prepared, folder, observer, record),
+        rounds=Rounds(prepared, folder, observer, record, phase_of_training(prepared, folder)),
         offered=as_silos_see(prepared.experiment, membership.silos),
         membership=membership,
         identity=identity,
@@ -55,16 +60,18 @@ def open_training(
 
 def open_release(
     *,
-    prepared: PreparedReleases,
+    due: DueRelease[EndingT],
+    document: Experiment | TableDocument,
     membership: Membership,
     identity: IdentityKey,
     folder: RunFolder,
     heads: HeadsSeen,
-) -> CoordinatorParty[ReleaseEnding]:
-    """Return the coordinator of the next release of a document.
+) -> CoordinatorParty[EndingT]:
+    """Return the coordinator of a release.
 
     Args:
-        prepared: the document's releases; one at least is not made.
+        due: the release.
+        document: that asks for it.
         membership: the federation.
         identity: the coordinator's long-term key.
         folder: the run folder, new or of a run that was interrupted.
@@ -75,8 +82,8 @@ def open_release(
         RunFolderError: a damaged folder, or another process at work in it.
     """
     return CoordinatorParty(
-        rounds=ReleaseRounds(prepared, folder),
-        offered=as_silos_see(prepared.document, membership.silos),
+        rounds=ReleaseRounds(due, Ledger(folder / "ledger.jsonl", unit=UNIT)),
+        offered=as_silos_see(document, membership.silos),
         membership=membership,
         identity=identity,
         record=RunRecord(folder, identify(folder), membership, identity),

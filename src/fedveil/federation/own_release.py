@@ -10,12 +10,12 @@ that they were told the same, and no guarantee depends on the point. ``tests/tes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Float64
 
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
@@ -55,18 +55,20 @@ def release_plan(
     )
 
 
-def sums_of(phase: Phase, release: Callable[[NoisySums], Release]) -> NoisySums:
+def sums_of(
+    told: Sequence[tuple[float, Float64[np.ndarray, " d"]]], release: Callable[[NoisySums], Release]
+) -> NoisySums:
     """Return what was released before, if it may have come of these releases.
 
     Args:
-        phase: what the coordinator says.
+        told: what the coordinator says.
         release: the release after some.
 
     Raises:
         RefusalError: other lengths, numbers that are not finite, or another noise.
     """
     made: NoisySums = ()
-    for std, vector in phase.released:
+    for std, vector in told:
         expected = release(made)
         possible = {expected.std(summed) for summed in range(1, expected.n_silos + 1)}
         if vector.shape != (expected.step.length,) or not np.isfinite(vector).all() or std not in possible:
@@ -126,13 +128,15 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
     document, series = prepared.document, prepared.series
     policy.check_open(document.protection.name, document.privacy.insecure_seed)
     policy.check_figures(prepared.figures, by_silo=prepared.by_silo)
-    made = sums_of(phase, prepared.release)
-    if len(made) >= prepared.count or phase.name != prepared.part(len(made)):
+    if len(phase.released) >= prepared.count:
+        raise RefusalError(Code.RELEASED)
+    made = sums_of(phase.released, prepared.release)
+    if phase.name != prepared.part(len(made)):
         raise RefusalError(Code.RELEASED)
     release = prepared.release(made)
     policy.check_release(release.step.length, release.std())
     events = [policy.event(one) for one in series.guarantees]
-    own = table.columns(prepared.declared.schema, release.step.columns)
+    own = table.columns(release.step.columns)
     assert table.silo is not None, "a silo asks"
     return OwnRelease(
         plan=release_plan(release, own.pairs(), series.randomness(), phase),

@@ -27,7 +27,12 @@ from fedveil.statistics.inference.families import FAMILIES
 from fedveil.statistics.request import FIGURES
 from fedveil.validation import problems
 
-RELEASES: Final = (*FIGURES, *(f"{family}-regression" for family in FAMILIES))
+RELEASES: Final = (
+    *FIGURES,
+    *(f"{family}-regression" for family in FAMILIES),
+    "preprocessing",
+    "evaluation",
+)
 """What a policy can allow to be released from a silo's records."""
 
 _NOT_AGAINST: Final = {

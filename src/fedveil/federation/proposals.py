@@ -17,16 +17,17 @@ from fedveil.engine.release_document import InferenceDocument, ReleaseDocument, 
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.releases import prepare_release
 from fedveil.engine.sections import ModelSection, TrainerSection
-from fedveil.engine.setup import prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import PrivacyError
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_parts import OwnParts
 from fedveil.federation.own_release import OwnRelease, own_release
 from fedveil.federation.own_training import OwnTraining
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation, Share
+from fedveil.federation.share import FixedPopulation, OwnTable, Share, Tested
 from fedveil.protection.parts import Phase
 from fedveil.protection.refusals import Code
 
@@ -52,20 +53,53 @@ def own_work(text: str, phase: Phase | None, policy: Policy, share: Share, numbe
         for key, prepared in _RELEASES.items():
             if key in document:
                 return _released(prepared, document, phase, policy, share)
+        experiment = parse(document, _ORIGIN)
+        policy.check_request(experiment)
+        if "preprocessing" in document or "evaluation" in document:
+            return _part(experiment, phase, policy, share)
         if phase is not None:
             raise RefusalError(Code.SHAPE)
-        return _trained(parse(document, _ORIGIN), policy, share, number)
+        return _trained(experiment, policy, share, number)
     except (PrivacyError, ArithmeticError) as error:  # numbers too large or too small for the method, say
         raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
 
 
 def _trained(experiment: Experiment, policy: Policy, share: Share, number: int) -> OwnTraining:
-    policy.check_request(experiment)
+    prepared = _checked(experiment, policy, share, number)
+    return OwnTraining(prepared, number, policy.event(prepared.guarantee), policy.round_seconds)
+
+
+def _checked(experiment: Experiment, policy: Policy, share: Share, number: int) -> Prepared:
+    """Return an experiment as the silo holds it, whose method its policy allows."""
     prepared = prepare(_own(experiment), FixedPopulation(share))
     policy.check_method(prepared.method, prepared.task.dimension)
     check_deployable(prepared)
     check_own_client(prepared, number)
-    return OwnTraining(prepared, number, policy.event(prepared.guarantee), policy.round_seconds)
+    return prepared
+
+
+def _part(experiment: Experiment, phase: Phase | None, policy: Policy, share: Share) -> OwnWork:
+    """Return a silo's work in a part of a run that has releases beside its rounds."""
+    if phase is None:
+        raise RefusalError(Code.SHAPE)
+    if share.table is None:
+        raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
+    section = experiment.evaluation
+    asked = {"preprocessing": experiment.preprocessing, "evaluation": section}
+    by_silo = section is not None and "silo" in section.by
+    policy.check_figures(frozenset(name for name, one in asked.items() if one is not None), by_silo=by_silo)
+    return OwnParts(policy, share.table, lambda table: _tested(experiment, policy, table)).work(phase)
+
+
+def _tested(experiment: Experiment, policy: Policy, table: OwnTable) -> Prepared:
+    """Return an experiment over a silo's own table, of which records are held out if their metrics are released."""
+    own, tested = experiment.data.table, None
+    assert own is not None, "Experiment asks for it"
+    if experiment.evaluation is not None:
+        seed = experiment.seed if experiment.data.seed is None else experiment.data.seed
+        tested = Tested(own.test_share, seed)
+    assert table.silo is not None
+    return _checked(experiment, policy, table.share(tested), table.silo)
 
 
 _Prepare = Callable[[dict[str, Any], Declared], PreparedReleases]

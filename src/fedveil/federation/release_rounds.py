@@ -2,69 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from fedveil.engine.folder import RunFolder
-from fedveil.engine.release_run import PreparedReleases, conclude
-from fedveil.engine.release_sum import NoisySum, NoisySums
+from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.federation.own_release import release_plan
-from fedveil.federation.session_plan import EVERYBODY, Draw
+from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan
 from fedveil.population.records import nobodys_groups
+from fedveil.privacy.events import Event
+from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Part, Phase
+from fedveil.randomness import PrivacyRandomness
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReleaseEnding:
-    """How a release ended.
+def _no_model() -> Float32[np.ndarray, " d"]:
+    return np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DueRelease(Generic[EndingT]):
+    """A release that a run's folder lacks.
 
     Attributes:
-        folder: the run folder.
-        stopped: why there is none; None if there is.
+        release: what is released.
+        phase: what silos are told of it, and of those before it.
+        run, round: what the ledger calls it.
+        event: what the ledger is charged with.
+        privacy: where keys come from.
+        keep: puts its sum on the disk: then, and not before, it counts as released.
+        conclude: writes what is left behind; it is told why there is no sum, or None.
+        model: (d,) of which it is; of none, for a release that reads none.
     """
 
-    folder: Path
-    stopped: str | None
+    release: Release
+    phase: Phase
+    run: str
+    round: int
+    event: Event
+    privacy: PrivacyRandomness
+    keep: Callable[[NoisySum], None]
+    conclude: Callable[[str | None, Ledger], EndingT]
+    model: Float32[np.ndarray, " d"] = field(default_factory=_no_model)
+
+    def charges(self, ledger: Ledger) -> int:
+        """Return how often a ledger was charged with it."""
+        return sum((entry.run, entry.round) == (self.run, self.round) for entry in ledger.entries)
+
+    def plan(self) -> SessionPlan:
+        """Return what its session plays."""
+        return release_plan(self.release, nobodys_groups(), self.privacy, self.phase, len(self.model))
 
 
-class ReleaseRounds:
-    """The next release of a document, as one round.
+class ReleaseRounds(Generic[EndingT]):
+    """One release, as one round.
 
     Args:
-        prepared: the document's releases; one at least is not made.
-        folder: the run folder, new or of a run that was interrupted.
-
-    Raises:
-        RunFolderError: a damaged folder, or another process at work in it.
+        due: the release.
+        ledger: of the run folder; it is closed here.
     """
 
-    def __init__(self, prepared: PreparedReleases, folder: RunFolder) -> None:
-        self._prepared, self._folder = prepared, folder
-        self._made = prepared.read(folder)
-        self._release = prepared.release(self._made)
-        phase = phase_of(prepared.part(len(self._made)), self._made)
-        source = prepared.series.randomness()
-        self.plan = release_plan(self._release, nobodys_groups(), source, phase)
-        self._ledger = prepared.series.ledger(folder)
-        self._done = False
-
-    @property
-    def number(self) -> int:
-        """The one round."""
-        return 1
-
-    @property
-    def left(self) -> bool:
-        """Whether the release is not made yet."""
-        return not self._done
-
-    @property
-    def model(self) -> Float32[np.ndarray, " d"]:
-        """No model at all: a release of a document reads none."""
-        return np.zeros(0, dtype=np.float32)
+    def __init__(self, due: DueRelease[EndingT], ledger: Ledger) -> None:
+        self._due, self._ledger = due, ledger
+        self.plan, self.model, self.number = due.plan(), due.model, 1
+        self.left = True
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
@@ -73,36 +77,27 @@ class ReleaseRounds:
     def stopped(self, repeats: bool) -> str | None:
         """Return why the release may not be asked for, None if it may.
 
-        Where an attempt that is asked for again is another release, it would cost another epsilon: privacy.epsilon is
-        all that the document may spend.
+        Where an attempt that is asked for again is another release, it would cost another epsilon: what a release may
+        spend is declared.
         """
-        if repeats or not self._charged():
+        if repeats or not self._due.charges(self._ledger):
             return None
         return (
-            f"release {self._prepared.part(len(self._made))} was begun before and is charged; under this protection "
-            "silos that are asked again release again, which would spend more than privacy.epsilon"
+            f"release {self._due.phase.name} was begun before and is charged; under this protection silos that are "
+            "asked again release again, which would spend more than was declared"
         )
 
     def begin(self, repeats: bool) -> Draw:
         """Charge the release where it is not charged yet; everybody takes part."""
-        charged = self._charged()
-        if not charged:
-            self._ledger.charge(
-                run=self._prepared.document.name,
-                round=self._release.number,
-                attempt=0,
-                event=self._prepared.series.guarantees[len(self._made)].event,
-            )
+        due = self._due
+        if not due.charges(self._ledger):
+            self._ledger.charge(run=due.run, round=due.round, attempt=0, event=due.event)
         return EVERYBODY
 
-    def _charged(self) -> int:
-        return sum(entry.round == self._release.number for entry in self._ledger.entries)
-
     def release(self, total: Float64[np.ndarray, " d"], summed: int) -> None:
-        """Put the sum on the disk, beside those of the releases before."""
-        self._made = (*self._made, NoisySum(total, self._release.std(summed)))
-        self._prepared.write(self._folder, self._made)
-        self._done = True
+        """Put the sum on the disk."""
+        self._due.keep(NoisySum(total, self._due.release.std(summed)))
+        self.left = False
 
     def pass_on(self, summed: int) -> None:
         """Never: the coordinator has every sum."""
@@ -112,14 +107,13 @@ class ReleaseRounds:
         """Nothing: silos sign the round, and what it states follows from its terms."""
         return []
 
-    def conclude(self, reason: str | None, *, has_model: bool) -> ReleaseEnding:
-        """Write the statement, if anything was charged, and give the ledger back."""
-        if self._ledger.entries:
-            conclude(self._prepared, self._folder, self._ledger)
+    def conclude(self, reason: str | None, *, has_model: bool) -> EndingT:
+        """Write what is left behind, and give the ledger back."""
+        found = self._due.conclude(reason, self._ledger)
         self._ledger.close()
-        return ReleaseEnding(folder=self._folder.path, stopped=reason)
+        return found
 
 
 def phase_of(name: str, made: NoisySums) -> Phase:
-    """Return what silos are told of a release, and of those before it."""
+    """Return what silos are told of a part of a run, and of the releases before it."""
     return Phase(name=name, released=tuple((one.std, one.vector) for one in made))

@@ -35,7 +35,7 @@ from fedveil.federation.run_record import RunRecord
 from fedveil.federation.session_plan import EVERYBODY, Draw
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.parts import Part
+from fedveil.protection.parts import Part, Phase
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
 
@@ -72,14 +72,22 @@ class Rounds:
         folder: the run folder, new or of a run that was interrupted.
         observer: who is told how the run goes on.
         record: what the parties sign of every round.
+        phase: what silos are told of the part of the run that this is; None: it is all of it.
 
     Raises:
         RunFolderError: a damaged folder, or another process at work in it.
     """
 
-    def __init__(self, prepared: Prepared, folder: RunFolder, observer: Observer, record: RunRecord) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        folder: RunFolder,
+        observer: Observer,
+        record: RunRecord,
+        phase: Phase | None = None,
+    ) -> None:
         self._prepared, self._folder, self._observer, self._record = prepared, folder, observer, record
-        self.plan = training_plan(prepared)
+        self.plan = training_plan(prepared, phase)
         guarantee = prepared.guarantee
         self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
         self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
@@ -115,7 +123,7 @@ class Rounds:
             repeats: whether an attempt that is asked for again is the same release; else it costs another charge.
         """
         prepared, number = self._prepared, self.number
-        reason = over_budget(prepared, number, len(self._ledger.entries) + self._due(repeats))
+        reason = over_budget(prepared, number, self.charges + self._due(repeats))
         if reason is None and not repeats and self._attempts == MOST_ATTEMPTS:
             return (
                 f"silos vanished in each of {MOST_ATTEMPTS} attempts at round {number}; resume when they stay"
@@ -199,7 +207,7 @@ class Rounds:
         moved: Row | None = None,
     ) -> None:
         prepared, number, last = self._prepared, self.number, self.checkpoint
-        row = row_of(prepared, number, test, None, charges=len(self._ledger.entries))
+        row = row_of(prepared, number, test, None, charges=self.charges)
         seconds = time.perf_counter() - self._began
         row |= {"summed": summed, "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
@@ -215,7 +223,8 @@ class Rounds:
         found = conclude(
             self._prepared, self._folder, self.checkpoint, self._ledger, reason, has_model=has_model
         )
-        self._closing = self._record.close(found.rounds, self.charges)
+        if self.plan.phase is None:  # else the statement is not final yet
+            self._closing = self._record.close(found.rounds, self.charges)
         self._ledger.close()
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,8 +17,8 @@ from fedveil.federation.membership import Membership
 from fedveil.files import LARGEST_FILE, read_text
 from fedveil.population.columns import ColumnTable, read_own_columns
 from fedveil.population.records import Population, Records
-from fedveil.population.schema import Label, Schema
-from fedveil.population.tables import TASKS, read_own, read_test
+from fedveil.population.schema import Label, Schema, Survival
+from fedveil.population.tables import TASKS, held_out, read_own, read_test
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,35 +41,105 @@ class OwnTable:
     """The table of one party: what is declared of all, and the party's own file.
 
     Attributes:
-        schema: the public one.
-        silos: names of all silos.
+        declared: what is declared of all tables.
         silo: the silo's number; None: the coordinator, which has no records.
-        path: the silo's own file.
+        path: the silo's own file, or the coordinator's public test table; None: it has none.
         users: all users' ids, in the order of their numbers; None: ids are numbers from 0.
     """
 
-    schema: Schema
-    silos: tuple[str, ...]
+    declared: Declared
     silo: int | None = None
     path: Path | None = None
     users: tuple[str, ...] | None = None
 
-    @property
-    def declared(self) -> Declared:
-        """What is declared of all tables."""
-        return Declared(schema=self.schema, silos=self.silos)
+    def refined(self, schema: Schema) -> OwnTable:
+        """Return the same table under a schema that follows from a release."""
+        return replace(self, declared=replace(self.declared, schema=schema, before=self.declared.first))
 
-    def columns(self, schema: Schema, wanted: Sequence[str]) -> ColumnTable:
+    def columns(self, wanted: Sequence[str], schema: Schema | None = None) -> ColumnTable:
         """Return columns of the silo's own records.
+
+        Args:
+            wanted: their names.
+            schema: what they are; None: as declared.
 
         Raises:
             DataError: a file that cannot be read or lacks a column.
         """
+        silos = self.declared.silos
         assert self.silo is not None, "the coordinator has no records"
         assert self.path is not None
-        return read_own_columns(
-            schema, self.path, wanted, silo=self.silo, silo_names=self.silos, users=self.users
+        schema = self.declared.schema if schema is None else schema
+        return read_own_columns(schema, self.path, wanted, silo=self.silo, silo_names=silos, users=self.users)
+
+    def share(self, tested: Tested | None = None) -> Share:
+        """Return what the party holds: a silo its records, the coordinator the public test table, if there is one.
+
+        The coordinator evaluates models on it; from the shapes alone it is derived what a model looks like.
+
+        Args:
+            tested: which of a silo's records are held out; None: none.
+
+        Raises:
+            DataError: a table that does not fit the schema; named by file, record and column.
+        """
+        schema, silos = self.declared.schema, self.declared.silos
+        if self.silo is None:
+            features, targets = _nothing(schema) if self.path is None else read_test(schema, self.path)
+            nobody = np.zeros(len(features), dtype=np.int32)
+            records = Records(features=features, targets=targets, silo=nobody, user=nobody)
+            return self._of(records, features, targets, None)
+        assert self.path is not None
+        name = silos[self.silo]
+        records, rows = read_own(schema, self.path, silo=self.silo, name=name, users=self.users)
+        if tested is None:
+            return self._of(records, records.features[:1], records.targets[:1], None)
+        assert records.key is not None, "tables name their users"
+        out = held_out(records.user, records.key, tested.share, tested.seed)
+        kept = records.select(np.flatnonzero(~out))
+        return self._of(kept, records.features[out], records.targets[out], rows[out])
+
+    def _of(
+        self, records: Records, features: np.ndarray, targets: np.ndarray, rows: np.ndarray | None
+    ) -> Share:
+        schema = self.declared.schema
+        return Share(
+            name="federation",
+            train=records,
+            test_features=features,
+            test_targets=targets,
+            test_rows=rows,
+            n_users=schema.n_users,
+            silo_names=self.declared.silos,
+            table=self,
+            task=TASKS[schema.target.kind],
+            n_classes=len(schema.target.classes) if isinstance(schema.target, Label) else None,
+            notes=(
+                "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records.",
+            ),
         )
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Which records are held out for testing.
+
+    Attributes:
+        share: the probability of each.
+        seed: of the choice.
+    """
+
+    share: float
+    seed: int
+
+
+def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
+    """Return no record, in the shapes of a schema's features and targets."""
+    features = np.zeros((0, schema.width), dtype=np.float32)
+    if isinstance(schema.target, Label):
+        return features, np.zeros(0, dtype=np.int64)
+    pairs = isinstance(schema.target, Survival)
+    return features, np.zeros((0, 2) if pairs else 0, dtype=np.float32)
 
 
 def silo_share(schema: Schema, table: Path, membership: Membership, silo: int, users: Path | None) -> Share:
@@ -86,44 +156,13 @@ def silo_share(schema: Schema, table: Path, membership: Membership, silo: int, u
         DataError: a table that does not fit the schema; named by file, record and column.
     """
     listed = None if users is None else tuple(read_text(users, DataError, largest=LARGEST_FILE).splitlines())
-    own = OwnTable(schema=schema, silos=membership.silos, silo=silo, path=table, users=listed)
-    records = read_own(schema, table, silo=silo, name=membership.silos[silo], users=listed)
-    return _share(own, records, records.features[:1], records.targets[:1])
+    declared = Declared(schema=schema, silos=membership.silos)
+    return OwnTable(declared=declared, silo=silo, path=table, users=listed).share()
 
 
-def public_share(schema: Schema, test: Path, membership: Membership) -> Share:
-    """Read what the coordinator holds: the public test table, which is never trained on.
-
-    The engine evaluates models on it, and derives from its shape what a model looks like.
-    """
-    features, targets = read_test(schema, test)
-    nobody = np.zeros(len(features), dtype=np.int32)
-    records = Records(features=features, targets=targets, silo=nobody, user=nobody)
-    own = OwnTable(schema=schema, silos=membership.silos)
-    return _share(own, records, features, targets)
-
-
-def _share(
-    own: OwnTable,
-    records: Records,
-    features: np.ndarray,
-    targets: np.ndarray,
-) -> Share:
-    schema = own.schema
-    return Share(
-        name="federation",
-        train=records,
-        test_features=features,
-        test_targets=targets,
-        n_users=schema.n_users,
-        silo_names=own.silos,
-        table=own,
-        task=TASKS[schema.target.kind],
-        n_classes=len(schema.target.classes) if isinstance(schema.target, Label) else None,
-        notes=(
-            "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records.",
-        ),
-    )
+def public_table(schema: Schema, test: Path | None, membership: Membership) -> OwnTable:
+    """Return the coordinator's table: a public test table, which is never trained on, or none."""
+    return OwnTable(declared=Declared(schema=schema, silos=membership.silos), path=test)
 
 
 class FixedPopulation(Populations):
@@ -140,3 +179,8 @@ class FixedPopulation(Populations):
     def of(self, data: DataSection, seed: int) -> Population:
         """Return the party's share."""
         return self._share
+
+    def declared(self, data: DataSection) -> Declared:
+        """Return what is declared of all parties' tables."""
+        table = getattr(self._share, "table", None)
+        return super().declared(data) if table is None else table.declared

@@ -14,6 +14,7 @@ from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.folder import Row, RunFolder
 from fedveil.engine.inference import prepare_inference
+from fedveil.engine.preprocessing import read_preprocessed
 from fedveil.engine.release_document import (
     INFERENCE,
     STATISTICS,
@@ -23,13 +24,15 @@ from fedveil.engine.release_document import (
 )
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.releases import prepare_release
-from fedveil.engine.run import Observer, Outcome
-from fedveil.engine.setup import prepare
+from fedveil.engine.run import Observer
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.opening import open_release, open_training
-from fedveil.federation.share import FixedPopulation, public_share
+from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
+from fedveil.federation.release_rounds import DueRelease
+from fedveil.federation.share import FixedPopulation, public_table
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
@@ -79,10 +82,10 @@ def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) ->
     if table is None:
         raise ConfigError(f"{path}: data.table: a federation trains on the silos' own tables")
     _check_schema(experiment, path, home)
-    if table.test_file is None:
+    if table.test_file is None and experiment.evaluation is None:
         raise ConfigError(
             f"{path}: data.table.test_file: nobody can hold records out of tables that nobody may pool; "
-            "give a public test table"
+            "give a public test table, or [evaluation], for which every silo holds records of its own out"
         )
     if experiment.model.name is None or experiment.model.loss is None:
         raise ConfigError(
@@ -113,36 +116,56 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
         if (path / file).exists():
             yield from _releases(home, RunFolder(path), read(path / file, home))
             return
-    yield _training(home, path)
+    yield from _training(home, path)
 
 
 def _releases(
     home: CoordinatorFolder, folder: RunFolder, prepared: PreparedReleases
 ) -> Iterator[CoordinatorParty[Any]]:
-    while len(prepared.read(folder)) < prepared.count:
-        yield open_release(
+    while (due := due_of_document(prepared, folder)) is not None:
+        yield _one_release(home, folder, due, prepared.document)
+
+
+def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
+    folder, experiment = RunFolder.open(path)
+    first = due_before(_prepared(home, folder, experiment), folder)
+    if first is not None:
+        yield _one_release(home, folder, first, experiment)
+        experiment = folder.refined(experiment)
+    prepared = _prepared(home, folder, experiment)
+    if not has_trained(prepared, folder):
+        yield open_training(
             prepared=prepared,
             membership=home.membership,
             identity=home.identity,
             folder=folder,
             heads=HeadsSeen(home / HEADS),
+            observer=Unwatched(),
         )
+    while (due := due_after(prepared, folder)) is not None:
+        yield _one_release(home, folder, due, experiment)
 
 
-def _training(home: CoordinatorFolder, path: Path) -> CoordinatorParty[Outcome]:
-    folder, experiment = RunFolder.open(path)
+def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment) -> Prepared:
     table = experiment.data.table
-    if table is None or table.test_file is None:
-        raise RunFolderError(f"{path}: not a run of a federation")
-    membership = home.membership
-    share = public_share(home.schema, table.test_file, membership)
-    return open_training(
-        prepared=prepare(experiment, FixedPopulation(share)),
-        membership=membership,
+    if table is None or (table.test_file is None and experiment.evaluation is None):
+        raise RunFolderError(f"{folder.path}: not a run of a federation")
+    own = public_table(home.schema, table.test_file, home.membership)
+    found = read_preprocessed(folder.path)
+    own = own if found is None else own.refined(found.schema)
+    return prepare(experiment, FixedPopulation(own.share()))
+
+
+def _one_release(
+    home: CoordinatorFolder, folder: RunFolder, due: DueRelease[Any], document: Experiment | TableDocument
+) -> CoordinatorParty[Any]:
+    return open_release(
+        due=due,
+        document=document,
+        membership=home.membership,
         identity=home.identity,
         folder=folder,
         heads=HeadsSeen(home / HEADS),
-        observer=Unwatched(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Columns that come from Python: numpy, PyTorch, pandas and pyarrow, read into the arrays that records are made of.
+"""What a Python program gives: features, ids, labels and numbers of numpy, PyTorch, pandas and pyarrow, as arrays.
 
 pandas is never imported: its tables are known by what they can do. Rows count from 0 in every error, and no error
 repeats a value.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.population.identities import keys_of, numbered
@@ -100,13 +100,11 @@ def read_tables(
         test_features, test_targets = test_part.features, test_part.targets
         notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
     else:
-        held_out = holdout_by_user(
-            user, key, test_share, ExperimentRandomness(seed).integer("tables", "test")
-        )
+        tested = held_out(user, key, test_share, seed)
         starts = np.cumsum([0, *(part.records for part in parts)])
         rows = np.concatenate([start + part.rows for start, part in zip(starts, parts, strict=False)])
-        kept, test_rows = ~held_out, rows[held_out]
-        test_features, test_targets = features[held_out], targets[held_out]
+        kept, test_rows = ~tested, rows[tested]
+        test_features, test_targets = features[tested], targets[tested]
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
             "records on both sides."
@@ -132,8 +130,10 @@ def read_tables(
     )
 
 
-def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequence[str] | None) -> Records:
-    """Read the table of one silo of a federation, where nobody sees the tables of all.
+def read_own(
+    schema: Schema, path: Path, *, silo: int, name: str, users: Sequence[str] | None
+) -> tuple[Records, Int64[np.ndarray, "n"]]:
+    """Read the table of one silo of a federation, where nobody sees the tables of all; return also the records' rows.
 
     Args:
         schema: what the columns are.
@@ -151,13 +151,28 @@ def read_own(schema: Schema, path: Path, *, silo: int, name: str, users: Sequenc
         check_own(schema, path, part.rows, part.silo, name)
     place = own_numbers(schema, path, part.rows, part.user, users)
     present, at = numbered(part.user)
-    return Records(
+    records = Records(
         features=part.features,
         targets=part.targets,
         silo=np.full(len(place), silo, dtype=np.int32),
         user=place,
         key=keys_of(present)[at],
     )
+    return records, part.rows
+
+
+def held_out(
+    user: Int32[np.ndarray, "n"], key: Int64[np.ndarray, "n"], share: float, seed: int
+) -> Bool[np.ndarray, "n"]:
+    """Mark the records of tables that are held out for testing, as :func:`holdout_by_user` does.
+
+    Args:
+        user: (n,) whose record it is.
+        key: (n,) a word that names her.
+        share: probability of each record.
+        seed: of the experiment.
+    """
+    return holdout_by_user(user, key, share, ExperimentRandomness(seed).integer("tables", "test"))
 
 
 def check_own(

@@ -183,7 +183,7 @@ class ByRule(Denoiser):
 
     def resolved(self, ratio: Callable[[], float], shape: tuple[int, ...]) -> Denoiser:
         """Return Laplacian smoothing or none."""
-        if ratio() < _SMOOTHED:
+        if ratio() < SMOOTHED_FROM:
             return NO_DENOISER
         large = len(shape) >= 2 and min(sorted(shape)[-2:]) >= _LARGE_IMAGE
         return Laplacian(smoothing=1.0 if large else 0.25)
@@ -199,7 +199,8 @@ class ByRule(Denoiser):
         )
 
 
-_SMOOTHED: Final = 0.5
+SMOOTHED_FROM: Final = 0.5
+"""The noise-to-travel ratio from which ``by-rule`` smooths."""
 _LARGE_IMAGE: Final = 28
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int32, Int64
 from scipy import sparse
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from fedveil.stage import Source
 from fedveil.statistics.layout import Layout, Slot
 
 Combine = Literal["mean", "first", "last", "any"]
+_MOST_FILLED = 8
 _CHUNK_ELEMENTS = 1 << 20  # vectors of a block of people, in numbers: 8 MiB, so that few calls are made
 
 
@@ -60,6 +61,13 @@ class LocalStep(Source):
             table: what :meth:`pairs` returned.
             mixed: the (pairs, records) matrix that it returned, or some rows of it.
         """
+
+    def few(self, table: ColumnTable, mixed: sparse.csr_array) -> sparse.csr_array | None:
+        """Return the (pairs, d) vectors of all pairs where few of their numbers are not 0; None where that is not so.
+
+        Which of both is public: it goes by the vectors' form and by no record.
+        """
+        return None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -126,6 +134,16 @@ class LocalStatistic(LocalStep):
                 part.numpy()[:, slot.place] = slot.block.coded(of_pairs[some]) * slot.scale
             yield some, part
 
+    def few(self, table: ColumnTable, mixed: sparse.csr_array) -> sparse.csr_array | None:
+        """Return them where no block is coded and a record has a number or two in each of many cells."""
+        blocks = [slot.block for slot in self.layout.slots]
+        filled = sum(1 if block.encoder.one_hot else block.encoder.width for block in blocks)
+        if any(block.strategy.kind != "flat" for block in blocks) or _MOST_FILLED * filled > self.length:
+            return None
+        found = sparse.csr_array(mixed @ self._plain(table))
+        found.sort_indices()
+        return found
+
     def _plain(self, table: ColumnTable) -> sparse.csr_array:
         """Return the (records, d) scaled vectors of all blocks that are sent as they are; nothing at the others."""
         found = []
@@ -155,6 +173,10 @@ def silo_sums(
     """
     table, groups, mixed = step.pairs(table)
     sums = np.zeros((len(table.silo_names), step.length))
+    few = step.few(table, mixed)
+    if few is not None:
+        _add_few(sums, few, groups.silo, weights, bound)
+        return sums * bound.grid
     for some, vectors in step.vectors(table, mixed):
         units = bound.quantize_(vectors, bound.norms(vectors), weights[some])
         silo = groups.silo[some]
@@ -164,6 +186,37 @@ def silo_sums(
             first, last = np.searchsorted(silo, [own, own + 1])
             sums[own] += units[first:last].sum(0).numpy()
     return sums * bound.grid
+
+
+def _add_few(
+    sums: Float64[np.ndarray, "silos d"],
+    vectors: sparse.csr_array,
+    silo: Int32[np.ndarray, " m"],
+    weights: Float64[Tensor, " m"],
+    bound: FixedVector,
+) -> None:
+    """Add bounded vectors to their silos' sums, from the numbers that are not 0 alone; in units of the grid.
+
+    A vector is packed into a row of the least power of two that holds its numbers: what the bound makes of it depends
+    on nothing but the vector, whoever else is there.
+    """
+    count = np.diff(vectors.indptr)
+    width = 1 << np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)
+    for size in np.unique(width).tolist():
+        own = np.flatnonzero(width == size)
+        rows = max(1, _CHUNK_ELEMENTS // size)
+        for first in range(0, len(own), rows):
+            some = own[first : first + rows]
+            place = np.repeat(vectors.indptr[some] - np.cumsum(count[some]) + count[some], count[some])
+            place = place + np.arange(len(place))
+            row = np.repeat(np.arange(len(some)), count[some])
+            column = place - vectors.indptr[some][row]
+            packed = torch.zeros((len(some), size), dtype=torch.float64)
+            packed.numpy()[row, column] = vectors.data[place]
+            units = bound.quantize_(packed, bound.norms(packed), weights[torch.from_numpy(some)])
+            cells = silo[some][row].astype(np.int64) * sums.shape[1] + vectors.indices[place]
+            found = np.bincount(cells, weights=units.numpy()[row, column], minlength=sums.size)
+            sums += found.reshape(sums.shape)  # whole numbers: exact in any order
 
 
 def _any(table: ColumnTable, groups: Groups) -> tuple[ColumnTable, Groups]:

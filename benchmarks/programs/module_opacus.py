@@ -1,0 +1,29 @@
+import numpy as np
+import torch
+from opacus import PrivacyEngine
+from torch.utils.data import DataLoader, TensorDataset
+
+X, y, user, silo = np.load("records.npz").values()
+rows = torch.randperm(len(X))
+train, test = rows[: len(rows) * 4 // 5], rows[len(rows) * 4 // 5 :]
+features, targets = torch.from_numpy(X), torch.from_numpy(y)
+loader = DataLoader(TensorDataset(features[train], targets[train]), batch_size=64)
+model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+engine = PrivacyEngine()
+model, optimizer, loader = engine.make_private_with_epsilon(
+    module=model,
+    optimizer=optimizer,
+    data_loader=loader,
+    target_epsilon=4.0,
+    target_delta=1e-4,
+    epochs=10,
+    max_grad_norm=0.5,
+)
+for _ in range(10):
+    for some, theirs in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(some), theirs).backward()
+        optimizer.step()
+right = model(features[test]).argmax(1) == targets[test]
+print(f"epsilon {engine.get_epsilon(1e-4):.2f} for a record, accuracy {right.float().mean():.3f}")

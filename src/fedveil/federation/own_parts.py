@@ -1,0 +1,149 @@
+"""A silo's work in the parts of a run with releases beside its rounds: prep/1, training, eval/1, eval/2.
+
+Claim: what the schema is refined to, and where the bins of scores lie, is computed by every silo from the released
+numbers; the whole run (rounds and releases) is held against the silo's budget before the first of it is charged.
+Conditions and enforcement as in :mod:`~.own_release`. Held-out records are chosen by a hash of their user's id, the
+same in a silo's own table as in a table of all, and have no part in training or in the release that refines the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float32
+
+from fedveil.engine.evaluation import Evaluation, groups_of, outputs_of, with_outputs
+from fedveil.engine.preprocessing import Preprocessing
+from fedveil.engine.release_sum import NoisySums, Release
+from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.side_releases import SideRelease
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_release import OwnRelease, release_plan, sums_of
+from fedveil.federation.own_round import as_tensor
+from fedveil.federation.own_training import OwnTraining
+from fedveil.federation.own_work import OwnWork
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import OwnTable
+from fedveil.population.columns import ColumnTable
+from fedveil.privacy.events import ComposedEvent, Event
+from fedveil.protection.parts import Phase
+from fedveil.protection.refusals import Code
+
+
+class OwnParts:
+    """A silo's work in the parts of one run.
+
+    Args:
+        policy: the silo's.
+        table: its own, under the declared schema.
+        prepare: the experiment over a table.
+    """
+
+    def __init__(self, policy: Policy, table: OwnTable, prepare: Callable[[OwnTable], Prepared]) -> None:
+        self._policy, self._table, self._prepare = policy, table, prepare
+        self._prepared = prepare(table)
+
+    def work(self, phase: Phase) -> OwnWork:
+        """Return what the silo would do in a part.
+
+        Args:
+            phase: which part, and what was released before it.
+
+        Raises:
+            RefusalError: what the policy does not allow, or what does not fit what was released before.
+            DataError: a table that does not fit the schema.
+        """
+        told, planned = phase.released, self._prepared.preprocessing
+        if planned is not None:
+            release = planned.release_of(self._prepared.experiment)
+            if phase.name == planned.release.name and not told:
+                return self._refinement(planned, release, phase)
+            if not told:
+                raise RefusalError(Code.RELEASED)
+            (made,) = sums_of(told[:1], lambda _: release)
+            refined = planned.preprocessed(self._prepared.experiment, made).schema
+            self._table, told = self._table.refined(refined), told[1:]
+            self._prepared = self._prepare(self._table)
+        if not phase.name and not told:
+            return self._training(phase)
+        evaluation = self._prepared.evaluation
+        if evaluation is None or len(told) >= len(evaluation.releases):
+            raise RefusalError(Code.RELEASED)
+        if phase.name != evaluation.releases[len(told)].name:
+            raise RefusalError(Code.RELEASED)
+        experiment = self._prepared.experiment
+        return self._evaluation(
+            evaluation, sums_of(told, lambda before: evaluation.release_of(experiment, before)), phase
+        )
+
+    def _training(self, phase: Phase) -> OwnTraining:
+        prepared, policy = self._prepared, self._policy
+        event = policy.event(prepared.guarantee)
+        found = OwnTraining(prepared, self._number, event, policy.round_seconds, phase)
+        found.whole, found.rounds = self._whole()
+        return found
+
+    def _refinement(self, planned: Preprocessing, release: Release, phase: Phase) -> OwnRelease:
+        """Return the work of the release that refines the schema: of the records that are trained on."""
+        own, tested = self._table.columns(release.step.columns), self._prepared.population.test_rows
+        if tested is not None:
+            own = own.take(np.setdiff1d(np.arange(len(own)), tested))
+        return self._release(planned.release, release, phase, (own, lambda _: own))
+
+    def _evaluation(self, evaluation: Evaluation, made: NoisySums, phase: Phase) -> OwnRelease:
+        """Return the work of a release of the evaluation: of the records that are held out, as the model is sent."""
+        prepared, asked = self._prepared, evaluation.asked
+        own, tested = self._table.columns(groups_of(asked)), prepared.population.test_rows
+        assert tested is not None, "records are held out where metrics are released"
+
+        def scored(model: Float32[np.ndarray, " d"]) -> ColumnTable:
+            outputs = outputs_of(prepared.task, prepared.population, as_tensor(model))
+            return with_outputs(asked, own, prepared.population, outputs)
+
+        release = evaluation.release_of(prepared.experiment, made)
+        return self._release(evaluation.releases[len(made)], release, phase, (own.take(tested), scored))
+
+    def _release(
+        self,
+        side: SideRelease,
+        release: Release,
+        phase: Phase,
+        records: tuple[ColumnTable, Callable[[Float32[np.ndarray, " d"]], ColumnTable]],
+    ) -> OwnRelease:
+        """Return the work of a release.
+
+        Args:
+            side: as it was planned.
+            release: as its parties play it.
+            phase: which part it is.
+            records: whose they are, and what its step reads of them, given the model that is sent.
+        """
+        prepared, policy = self._prepared, self._policy
+        policy.check_release(release.step.length, release.std())
+        whose, read = records
+        dimension = prepared.task.dimension if side in prepared.after else 0
+        whole, rounds = self._whole()
+        source = privacy_randomness(prepared.experiment)
+        return OwnRelease(
+            plan=release_plan(release, whose.pairs(), source, phase, dimension),
+            whole=whole,
+            rounds=rounds,
+            release=release,
+            charged=policy.event(side.guarantee),
+            silo=self._number,
+            records=read,
+        )
+
+    def _whole(self) -> tuple[Event, int]:
+        """Return what the silo's ledger would count of the whole run, and how many charges that is."""
+        prepared, policy = self._prepared, self._policy
+        rounds = prepared.experiment.rounds
+        training = prepared.guarantee.after(policy.event(prepared.guarantee), rounds)
+        beside = (policy.event(one.guarantee) for one in prepared.beside)
+        return ComposedEvent(events=(training, *beside)), rounds + len(prepared.beside)
+
+    @property
+    def _number(self) -> int:
+        assert self._table.silo is not None, "a silo asks"
+        return self._table.silo

@@ -1,0 +1,193 @@
+"""The parts of a run that its folder lacks, in their order, as their coordinator plays them.
+
+    releases:    1 ─► 2 ─► ...
+    experiment:  prep/1 ─► rounds of training ─► eval/1 ─► eval/2
+
+Every part writes what it ended with into the run folder, and the next is found there: a run that was cut off anywhere
+goes on from its folder alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fedveil.engine.evaluation import Evaluation
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.preprocessing import Preprocessing, read_preprocessed, write_preprocessed
+from fedveil.engine.release_run import PreparedReleases, conclude
+from fedveil.engine.release_sum import NoisySum, NoisySums
+from fedveil.engine.run import Outcome, last_checkpoint, over_budget
+from fedveil.engine.run import conclude as conclude_run
+from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.side_releases import BESIDE, SideRelease
+from fedveil.errors import RunFolderError
+from fedveil.federation.release_rounds import DueRelease, phase_of
+from fedveil.files import parse_json, read_text, reading
+from fedveil.privacy.ledger import Ledger
+from fedveil.protection.parts import Phase
+from fedveil.statistics.evaluated import FILE, dumps
+
+_EVALUATING: Final = "checkpoint/evaluation.json"
+"""In the run folder: releases of an evaluation that is not whole yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartEnding:
+    """How a part of a run ended.
+
+    Attributes:
+        folder: the run folder.
+        stopped: why it ended early; None if it did not.
+    """
+
+    folder: Path
+    stopped: str | None
+
+
+def due_of_document(prepared: PreparedReleases, folder: RunFolder) -> DueRelease[PartEnding] | None:
+    """Return the next release of a document; None if all are made.
+
+    Raises:
+        RunFolderError: a damaged folder.
+    """
+    made = prepared.read(folder)
+    if len(made) == prepared.count:
+        return None
+    release = prepared.release(made)
+
+    def end(reason: str | None, ledger: Ledger) -> PartEnding:
+        if ledger.entries:
+            conclude(prepared, folder, ledger)
+        return PartEnding(folder=folder.path, stopped=reason)
+
+    return DueRelease(
+        release=release,
+        phase=phase_of(prepared.part(len(made)), made),
+        run=prepared.document.name,
+        round=release.number,
+        event=prepared.series.guarantees[len(made)].event,
+        privacy=prepared.series.randomness(),
+        keep=lambda one: prepared.write(folder, (*made, one)),
+        conclude=end,
+    )
+
+
+def refined_before(folder: RunFolder) -> NoisySums:
+    """Return the release that refined a run's schema, if one did.
+
+    Raises:
+        RunFolderError: a damaged one.
+    """
+    found = read_preprocessed(folder.path)
+    return () if found is None else (NoisySum(found.vector, found.noise_std),)
+
+
+def phase_of_training(prepared: Prepared, folder: RunFolder) -> Phase | None:
+    """Return what silos are told of the rounds of training; None where there is nothing but them."""
+    return phase_of("", refined_before(folder)) if prepared.beside else None
+
+
+def due_before(prepared: Prepared, folder: RunFolder) -> DueRelease[PartEnding] | None:
+    """Return the release that refines the schema, where one is asked for and not made.
+
+    Raises:
+        RunFolderError: a damaged folder.
+    """
+    planned, experiment = prepared.preprocessing, prepared.experiment
+    if planned is None or refined_before(folder):
+        return None
+    release = planned.release
+    return DueRelease(
+        release=planned.release_of(experiment),
+        phase=phase_of(release.name, ()),
+        run=release.of_run(experiment.name),
+        round=BESIDE,
+        event=release.guarantee.event,
+        privacy=privacy_randomness(experiment),
+        keep=partial(_refine, planned, prepared, folder),
+        conclude=lambda reason, _: PartEnding(folder=folder.path, stopped=reason),
+    )
+
+
+def _refine(planned: Preprocessing, prepared: Prepared, folder: RunFolder, made: NoisySum) -> None:
+    write_preprocessed(folder, planned.preprocessed(prepared.experiment, made))
+
+
+def evaluating(folder: RunFolder) -> NoisySums:
+    """Return the releases of an evaluation that is not whole yet.
+
+    Raises:
+        RunFolderError: a damaged file.
+    """
+    path = folder / _EVALUATING
+    if not path.exists():
+        return ()
+    content = parse_json(read_text(path, RunFolderError), path, RunFolderError)
+    with reading(path, RunFolderError):
+        return tuple(
+            NoisySum(np.array(one["vector"], dtype=np.float64), float(one["std"]))
+            for one in content["releases"]
+        )
+
+
+def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
+    """Whether the rounds of a run have ended that is evaluated after them: at the last, or where the budget ends.
+
+    A run that is not evaluated is concluded again whenever it is opened.
+
+    Raises:
+        RunFolderError: a damaged folder.
+    """
+    if prepared.evaluation is None:
+        return False
+    checkpoint = folder.read_checkpoint()
+    if checkpoint is None:
+        return False
+    number = checkpoint.round + 1
+    return number > prepared.experiment.rounds or over_budget(prepared, number) is not None
+
+
+def due_after(prepared: Prepared, folder: RunFolder) -> DueRelease[Outcome] | None:
+    """Return the next release of the evaluation, where one is asked for and not made; the rounds have ended.
+
+    Raises:
+        RunFolderError: a damaged folder.
+    """
+    evaluation, experiment = prepared.evaluation, prepared.experiment
+    if evaluation is None or (folder / FILE).exists():
+        return None
+    before, made = refined_before(folder), evaluating(folder)
+    side: SideRelease = evaluation.releases[len(made)]
+    guarantee = prepared.guarantee
+    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        checkpoint = last_checkpoint(prepared, folder, ledger)
+    model = prepared.method.model_of(checkpoint.model, checkpoint.state)
+    return DueRelease(
+        release=evaluation.release_of(experiment, made),
+        phase=phase_of(side.name, (*before, *made)),
+        run=side.of_run(experiment.name),
+        round=BESIDE,
+        event=side.guarantee.event,
+        privacy=privacy_randomness(experiment),
+        keep=lambda one: _keep(evaluation, prepared, folder, checkpoint.round, (*made, one)),
+        conclude=lambda reason, ledger: replace(
+            conclude_run(prepared, folder, checkpoint, ledger, reason), stopped=reason
+        ),
+        model=model.cpu().numpy(),
+    )
+
+
+def _keep(
+    evaluation: Evaluation, prepared: Prepared, folder: RunFolder, round_number: int, made: NoisySums
+) -> None:
+    """Put releases of an evaluation on the disk; all of them are the evaluation."""
+    if len(made) == len(evaluation.releases):
+        folder.write(FILE, dumps(evaluation.evaluated(prepared.experiment.name, round_number, made)))
+    else:
+        releases = [{"std": one.std, "vector": one.vector.tolist()} for one in made]
+        folder.write_json(_EVALUATING, {"releases": releases})

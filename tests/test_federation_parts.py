@@ -1,0 +1,167 @@
+"""A run of several parts between institutions: prepared, trained, evaluated; each part a session of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.run import run
+from fedveil.engine.setup import prepare
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.silo import SiloParty
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.guard import open_silo
+from fedveil.flower.joining import DraftedPolicy
+from fedveil.flower.provisioning import provision
+from fedveil.flower.submission import create_run, due_parts, read_document
+from fedveil.privacy.ledger import read_entries
+from tests.test_preprocessing import FILES, tables
+from tests.test_run import Silent
+
+ASKED: dict[str, Any] = {
+    "name": "hospitals",
+    "rounds": 2,
+    "data": {
+        "table": {
+            "schema_file": "schema.toml",
+            "files": [f"{name}.csv" for name in FILES],
+            "test_share": 0.5,
+        }
+    },
+    "model": {"name": "linear", "loss": "binary_cross_entropy"},
+    "local": {"learning_rate": 0.5},
+    "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated", "learning_rate": 60.0},
+    "privacy": {"epsilon": 20.0, "accountant": "rdp", "insecure_seed": 1},
+    "protection": {"name": "secure-aggregation"},
+    "preprocessing": {"bounds": ["age", "code"], "impute": ["age"], "pool": {"ward": 60}},
+    "evaluation": {},
+    "budget": {"preprocessing": 0.2},
+}
+POLICY = "without_guarantee = true\nreleases = [{releases}]\n"
+PEOPLE = 300
+BOTH = '"preprocessing", "evaluation"'
+
+
+class Study:
+    """Three hospitals with their folders, and the run folder of the coordinator's experiment.
+
+    Args:
+        folder: where everything is; it has the tables.
+        releases: those that every policy allows.
+        changes: to the experiment.
+    """
+
+    def __init__(self, folder: Path, releases: str = BOTH, **changes: Any) -> None:
+        asked = parse(merge(ASKED, changes), "test")
+        (folder / "experiment.toml").write_text(asked.to_toml())
+        (folder / "users.txt").write_text("".join(f"p{number}\n" for number in range(PEOPLE)))
+        made = provision(
+            folder / "federation",
+            FILES,
+            schema=folder / "schema.toml",
+            host="127.0.0.1",
+            port=9443,
+            policy=DraftedPolicy(epsilon=1e6),
+        )
+        self.paths = made.silos
+        for path in made.silos:
+            settings = SiloFolder(path).settings
+            table, users = folder / f"{settings.name}.csv", folder / "users.txt"
+            settings.model_copy(update={"table": table, "users": users}).write(path / "silo.toml")
+            policy = path / "policy.toml"
+            policy.write_text(POLICY.format(releases=releases) + policy.read_text())
+        self.home = CoordinatorFolder(made.coordinator)
+        self.run = create_run(self.home, read_document(folder / "experiment.toml", self.home))
+
+    def play(self, parts: int = 9) -> list[str | None]:
+        """Play so many parts by parties that are opened anew; return why each ended early."""
+        silos = [open_silo(SiloFolder(path)) for path in self.paths]
+        ended = list[str | None]()
+        for party in due_parts(self.home, self.run.path):
+            ended.append(carried(party, silos))
+            if ended[-1] is not None or len(ended) == parts:
+                break
+        for silo in silos:
+            silo.close()
+        return ended
+
+    def charges(self, silo: int) -> list[tuple[str, int]]:
+        """What a silo's ledger was charged with."""
+        entries = read_entries(self.paths[silo] / "state" / LEDGER)
+        return [(entry.run[32:], entry.round) for entry in entries]
+
+
+def carried(party: CoordinatorParty[Any], silos: list[SiloParty]) -> str | None:
+    """Carry every letter of a part; return why it ended early."""
+    while party.outcome is None:
+        for number, data in party.letters():
+            party.receive(number, silos[number].receive(data))
+    for number, data in party.farewells():
+        silos[number].receive(data)
+    party.close()
+    stopped: str | None = party.outcome.stopped
+    return stopped
+
+
+def alone(folder: Path) -> Path:
+    """The run folder of the same experiment with all tables in this process."""
+    experiment: Experiment = parse(ASKED, "test").anchored(folder)
+    return run(prepare(experiment), folder / "alone", Silent()).folder
+
+
+def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: Path) -> None:
+    """Every part by parties that were opened again: the same files, the same statement, every charge at every silo."""
+    tables(tmp_path, people=PEOPLE)
+    simulated = alone(tmp_path)
+    study = Study(tmp_path)
+    for _ in range(4):
+        assert study.play(parts=1) == [None]
+    assert study.play() == []
+    for name in ("preprocessing.json", "schema.toml", "evaluation.json", "model.safetensors"):
+        assert (study.run.path / name).read_bytes() == (simulated / name).read_bytes(), name
+    said, known = (json.loads((path / "privacy.json").read_text()) for path in (study.run.path, simulated))
+    assert said["epsilon"] is known["epsilon"] is None  # its noise came from a known seed
+    for key in ("event", "unit", "mechanisms", "trust"):
+        assert said[key] == known[key], key
+    for silo in range(3):
+        assert study.charges(silo) == [("/prep/1", 1), ("", 1), ("", 2), ("/eval/1", 1), ("/eval/2", 1)]
+    assert [entry.run for entry in read_entries(study.run / "ledger.jsonl")] == [
+        "hospitals/prep/1",
+        *["hospitals"] * 2,
+        "hospitals/eval/1",
+        "hospitals/eval/2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [('"evaluation"', "one of the releases"), ('"preprocessing"', "one of the releases")],
+)
+def test_parts_that_a_policy_does_not_name_stop_the_run_before_its_first_charge(
+    tmp_path: Path, allowed: str, words: str
+) -> None:
+    tables(tmp_path, people=PEOPLE)
+    study = Study(tmp_path, allowed)
+    (stopped,) = study.play()
+    assert words in (stopped or "")
+    assert not any(study.charges(silo) for silo in range(3))
+
+
+def test_the_whole_run_is_held_against_the_budget_before_its_first_release(tmp_path: Path) -> None:
+    """The release that refines the schema would fit by itself; what the whole run costs does not."""
+    tables(tmp_path, people=PEOPLE)
+    study = Study(tmp_path, privacy={"insecure_seed": None})
+    for path in study.paths:
+        policy = (path / "policy.toml").read_text().replace("without_guarantee = true\n", "")
+        (path / "policy.toml").write_text(re.sub(r"(?m)^epsilon = .*$", "epsilon = 15.0", policy))
+    (stopped,) = study.play()
+    assert "5 rounds would bring" in (stopped or "")
+    assert RunFolder(study.run.path).read_checkpoint() is None
+    assert not any(study.charges(silo) for silo in range(3))
