@@ -55,8 +55,8 @@ def test_updates_that_are_not_heard_ask_for_a_clip_that_follows() -> None:
 
 
 def test_people_who_are_heard_hear_nothing() -> None:
-    """Noise 10 and people's part 5 (or a little less, by the spread) is the border."""
-    border = math.hypot(10, math.sqrt(25 - 3 * 100 * math.sqrt(2e-4)))
+    """Noise 10 and people's part 10 / 1.5 (or a little less, by the spread) is the border."""
+    border = math.hypot(10, math.sqrt(100 / 1.5**2 - 3 * 100 * math.sqrt(2e-4)))
     assert advice(rows(model=border * 1.02), 20) is None
     assert advice(rows(model=border * 0.98), 20) is not None
 

@@ -130,6 +130,17 @@ def test_four_jobs_take_the_lines_that_they_are_held_to() -> None:
         }
 
 
+def test_the_result_of_four_jobs_is_of_programs_that_were_all_run() -> None:
+    kept = json.loads((Path(__file__).parents[1] / "results" / "ergonomics.json").read_text(encoding="utf-8"))
+    found = {
+        f"{job}, {library}": (lines["fedveil"], lines[library])
+        for job, lines in ergonomics.counts().items()
+        for library in lines.keys() - {"fedveil"}
+    }
+    assert {row["case"]: (row["ours"], row["peer"]) for row in kept["rows"]} == found
+    assert all(row["met"] in (True, None) for row in kept["rows"])
+
+
 def test_our_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ergonomics.write_data(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil.cli import main
 from fedveil.engine.release_document import ReleaseDocument, read_release_document
@@ -18,6 +19,7 @@ from fedveil.engine.releases import PreparedRelease, make_release, prepare_relea
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, State, read_columns
+from fedveil.privacy.bounds import Clip, FixedVector
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
@@ -25,6 +27,7 @@ from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local import silo_sums
 from fedveil.statistics.released import read_released
+from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
 
 SCHEMA = """
@@ -423,3 +426,21 @@ def test_the_same_cells_are_not_paid_for_twice(released: Path, capsys: pytest.Ca
     assert "too few people for this budget" in page
     first = read_released(released).vector
     assert not np.array_equal(first, read_released(Path(again["folder"])).vector)
+
+
+def test_truncation_shifts_a_million_peoples_counts_by_less_than_a_tenth_of_one(tmp_path: Path) -> None:
+    """The messages' grid at epsilon .5 against the grid of a trained update's clip, which loses people of a CDF."""
+    strategy, whole = Strategy(kind="prefix", ordered=64), torch.ones(64, dtype=torch.float64)
+    vectors = torch.from_numpy(strategy.matrix.T.copy())  # row k: a person in bin k
+
+    def shift(bound: FixedVector) -> float:
+        rows = vectors.clone()
+        kept = bound.quantize_(rows, bound.norms(rows), whole).numpy() * bound.grid
+        lost = strategy.decoder @ (strategy.matrix - kept.T)
+        return 1e6 * float(np.abs(np.cumsum(lost, axis=0)).max())
+
+    document = read_release_document(written(tmp_path, people=10**6, privacy="epsilon = 0.5"))
+    method = prepare_release(document).method
+    assert isinstance(method.bound, FixedVector)
+    assert shift(method.bound) < 0.1
+    assert shift(FixedVector(norm=1.0, step=Clip(norm=1.0).grid)) > 1.0

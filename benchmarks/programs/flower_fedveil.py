@@ -9,7 +9,7 @@ from flwr.simulation import run_simulation
 from fedveil.flower.mods import clip
 from fedveil.flower.strategies import Smoothed
 
-ROUNDS, PEOPLE = 1, 300
+ROUNDS, PEOPLE = 1, 100
 X, y, user, silo = np.load("records.npz").values()
 features, targets = torch.from_numpy(X), torch.from_numpy(y)
 client, server = ClientApp(mods=[clip(0.5)]), ServerApp()

@@ -7,7 +7,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from flwr.simulation import run_simulation
 
-ROUNDS, PEOPLE = 1, 300
+ROUNDS, PEOPLE = 1, 100
 X, y, user, silo = np.load("records.npz").values()
 features, targets = torch.from_numpy(X), torch.from_numpy(y)
 client, server = ClientApp(mods=[fixedclipping_mod]), ServerApp()

@@ -8,7 +8,7 @@ from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 from method_flower import ByRecords
 
-NOISE, ROUNDS, PEOPLE = 1.0, 1, 300
+NOISE, ROUNDS, PEOPLE = 1.0, 1, 100
 X, y, user, silo = np.load("records.npz").values()
 features, targets = torch.from_numpy(X), torch.from_numpy(y)
 client, server = ClientApp(), ServerApp()

@@ -5,7 +5,7 @@ import fedveil as fv
 
 X, y, user, silo = np.load("records.npz").values()
 people = fv.population(
-    X, y, user=user, silo=silo, n_users=300, silos=[0, 1, 2], task="classification", classes=[0, 1]
+    X, y, user=user, silo=silo, n_users=100, silos=[0, 1, 2], task="classification", classes=[0, 1]
 )
 model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
 method = fv.uldp_avg_w(clip=0.5, epochs=5)

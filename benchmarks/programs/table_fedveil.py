@@ -8,7 +8,7 @@ people = fv.population(
     table["ill"],
     user=table["patient"],
     silo=table["hospital"],
-    n_users=300,
+    n_users=100,
     silos=["north", "south", "west"],
     task="classification",
     classes=[0, 1],

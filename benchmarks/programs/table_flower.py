@@ -9,7 +9,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.simulation import run_simulation
 
-NOISE, ROUNDS, PEOPLE = 1.0, 1, 300
+NOISE, ROUNDS, PEOPLE = 1.0, 1, 100
 table = pd.read_csv("table.csv")
 user = table["patient"].to_numpy()
 features = torch.tensor(table[["age", "pressure", "sugar"]].to_numpy(), dtype=torch.float32)

@@ -20,7 +20,7 @@ from typing import Final
 
 from fedveil.engine.documents import RoundRow, read_lines
 
-_LEAST: Final = 2.0
+_LEAST: Final = 1.5
 """How many times as far as people noise must move a model for advice to be given."""
 
 

@@ -252,7 +252,9 @@ class RecordedRun:
 
     def _end(self, whole: bool) -> str:
         if AGREED not in self._files:
-            raise Unchecked("the run has not ended: nobody has signed its statement")
+            raise Unchecked(
+                "nobody has signed a statement: the run has not ended, or has releases beside its rounds"
+            )
         content = self._files[AGREED]
         with reading(AGREED, IntegrityError):
             data = parse_json(content, AGREED, IntegrityError)

@@ -66,5 +66,5 @@ def _spent(silo: SiloFolder) -> str:
     for entry in entries:
         counted.update(atoms(entry.event))
     epsilon = make_accountant(policy.accountant).epsilon(compose(counted), policy.delta)
-    runs = len({entry.run for entry in entries})
+    runs = len({entry.run.partition("/")[0] for entry in entries})  # parts of a run follow a slash
     return f"epsilon {show_epsilon(epsilon)} at delta {policy.delta:g}, {len(entries)} rounds of {runs} runs"
