@@ -56,8 +56,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_teardown() -> None:
-    """Take back what a command showed its log on: the stream that was standard error is closed by then."""
-    logging.getLogger("fedveil").handlers.clear()
+    """Take back what a command showed its log on, and how much: the stream that was standard error is closed by then."""
+    log = logging.getLogger("fedveil")
+    log.handlers.clear()
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
