@@ -29,7 +29,7 @@ from fedveil.engine import run as run_module
 from fedveil.engine.choice import own_keys
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
-from fedveil.errors import RefusedRunError
+from fedveil.errors import RefusedRunError, SilentSiloError
 from fedveil.reference import summary
 from fedveil.registry import members, names
 
@@ -276,6 +276,10 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
     for name, value in stubs.items():
         monkeypatch.setattr(federation_commands, name, lambda *_, value=value: value)
     home: Any = SimpleNamespace(path=tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(federation_commands, "silent_silos", lambda _: ("north",))
+        with pytest.raises(SilentSiloError, match="north did not answer; go on once it does: `fedveil"):
+            federation_commands._run(home, folder, as_json=True)
     with pytest.raises(RefusedRunError, match="refused before the first round: silo north refuses: budget"):
         federation_commands._run(home, folder, as_json=False)
 

@@ -400,7 +400,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     assert party.outcome.statement.epsilon is not None
     found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
-    folder.write_json(END, {"error": None, "stopped": None})
+    folder.write_json(END, {"error": None, "stopped": None, "silent": ()})
     told = Silent()
     watch(folder, told, read_document(made.experiment, home), lambda seconds: True)
     assert [row["round"] for row in told.rows] == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +18,25 @@ import yaml
 from typer.testing import CliRunner
 
 from fedveil import __version__, cli
+from fedveil.engine.folder import RunFolder
 from fedveil.errors import (
     BudgetError,
+    BusyError,
     ConfigError,
     CoordinatorGoneError,
     FedveilError,
     IntegrityError,
     RefusedRunError,
+    SilentSiloError,
 )
 from fedveil.federation.errors import RefusalError
 from fedveil.flower.demonstration import Demonstration, write_demonstration
-from fedveil.flower.deployment import TEMPLATES, write_deployment
-from fedveil.flower.folders import SiloFolder
+from fedveil.flower.deployment import TEMPLATES, Hosting, write_deployment
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.flower.sockets import RunningFolder
 from fedveil.flower.status import party_status
+from fedveil.flower.submission import END, Submission, read_document, silent_silos
 from fedveil.foreign import LogFormat, LogLevel, show_log
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
@@ -37,6 +44,7 @@ from fedveil.privacy.ledger_lines import Origin
 ANSWERS: dict[str, Any] = {
     "host": "learn.example.org",
     "port": 9443,
+    "link": 9443,
     "silo": "north",
     "memory": "8G",
     "program": "/opt/fedveil/bin/fedveil",
@@ -138,8 +146,10 @@ def test_logs_are_lines_of_json_if_asked(capsys: pytest.CaptureFixture[str]) -> 
         (RefusedRunError, 3),
         (RefusalError, 3),
         (BudgetError, 4),
+        (SilentSiloError, 5),
         (CoordinatorGoneError, 6),
         (IntegrityError, 7),
+        (BusyError, 75),
     ],
 )
 def test_exit_codes_are_those_of_the_page(error: type[FedveilError], code: int) -> None:
@@ -148,17 +158,56 @@ def test_exit_codes_are_those_of_the_page(error: type[FedveilError], code: int) 
     assert f"\n| {code} | " in page
 
 
+def test_a_bug_ends_with_a_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 70
+    assert "nobody foresaw this" in capsys.readouterr().err
+
+
+def test_whoever_looks_is_not_in_the_way_of_whoever_starts(made: Demonstration) -> None:
+    """A probe has the lock for an instant; a party that starts then waits for it, and one that is served is refused."""
+    silo = made.provisioned.silos[2]
+    (silo / "run").mkdir(exist_ok=True)
+    descriptor = os.open(silo / "run", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    timer = threading.Timer(0.1, os.close, (descriptor,))
+    timer.start()
+    running = RunningFolder(silo)
+    with pytest.raises(BusyError, match="served already"):
+        RunningFolder(silo)
+    timer.join()
+    running.close()
+
+
+def test_a_run_that_silence_ends_names_the_silos(
+    made: Demonstration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    folder = RunFolder.create(home / "runs", read_document(made.experiment, home))
+    folder.write_json(END, {"error": None, "stopped": "silo va has not answered for 900 s", "silent": ["va"]})
+    assert silent_silos(folder) == ("va",)
+    with pytest.raises(BusyError, match="no coordinator is served"):
+        Submission(home, folder.path)
+
+
 # --- services ------------------------------------------------------------------------------------------------
 
 
 def test_every_placeholder_is_filled_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    made = write_deployment(tmp_path / "deploy", **ANSWERS)
+    made = write_deployment(tmp_path / "deploy", Hosting(**ANSWERS))
     assert sorted(path.name for path in made) == sorted(TEMPLATES)
     for path in made:
         assert not re.search(r"@[A-Z]+@", path.read_text()), path
     assert f"fedveil[federation]=={__version__}" in made[0].read_text()
     with pytest.raises(ConfigError, match="exists already"):
-        write_deployment(tmp_path / "deploy", **ANSWERS)
+        write_deployment(tmp_path / "deploy", Hosting(**ANSWERS))
 
 
 @pytest.mark.parametrize(
@@ -174,14 +223,14 @@ def test_every_placeholder_is_filled_and_nothing_is_overwritten(tmp_path: Path) 
 )
 def test_a_value_that_does_not_fit_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not fit"):
-        write_deployment(tmp_path / "deploy", **(ANSWERS | change))
+        write_deployment(tmp_path / "deploy", Hosting(**(ANSWERS | change)))
     assert not (tmp_path / "deploy").exists()
 
 
 def test_services_are_read_by_who_runs_them(tmp_path: Path) -> None:
     """Containers by their schema's words; units by systemd's own verifier, and the proxy by its own, where they are."""
     folder = tmp_path / "deploy"
-    assert run("deploy", "write", folder, "--host", "10.0.0.2").exit_code == 0
+    assert run("deploy", "write", folder, "--behind", "10.0.0.2:9443").exit_code == 0
     compose = yaml.safe_load((folder / "compose.yaml").read_text())
     assert set(compose) == {"services", "secrets"}
     for one in compose["services"].values():
@@ -198,17 +247,38 @@ def test_services_are_read_by_who_runs_them(tmp_path: Path) -> None:
         assert {
             "ProtectSystem",
             "NoNewPrivileges",
-            "LoadCredential",
             "MemoryMax",
             "RestrictAddressFamilies",
         } <= set(settings)
 
 
+def test_every_process_has_a_user_and_a_port_of_its_own(tmp_path: Path) -> None:
+    """Who breaks into the link, or into a silo on the coordinator's host, is not the coordinator."""
+    folder = tmp_path / "deploy"
+    assert run("deploy", "write", folder).exit_code == 0
+    users = {
+        path.name: re.findall(r"^User=(.*)$", path.read_text(), re.MULTILINE)
+        for path in folder.glob("*.service")
+    }
+    assert users == {
+        "fedveil-coordinator.service": ["fedveil"],
+        "fedveil-link.service": ["fedveil-link"],
+        "fedveil-silo@.service": ["fedveil-silo"],
+    }
+    proxy = (folder / "nginx.conf").read_text()
+    assert re.findall(r"(?:listen|proxy_pass) (?:127\.0\.0\.1:)?(\d+);", proxy) == ["9443", "9444"]
+    with pytest.raises(ConfigError, match="HOST:PORT is needed"):
+        run("deploy", "write", tmp_path / "other", "--behind", "10.0.0.2")
+    with pytest.raises(ConfigError, match="at one port of this host"):
+        write_deployment(tmp_path / "other", Hosting(link=9443))
+    write_deployment(tmp_path / "other", Hosting(host="10.0.0.2", link=9443))
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     folder = tmp_path / "deploy"
-    write_deployment(folder, **(ANSWERS | {"program": "/bin/true"}))
-    for name in ("fedveil-coordinator.service", "fedveil-silo@north.service"):
+    write_deployment(folder, Hosting(**(ANSWERS | {"program": "/bin/true"})))
+    for name in ("fedveil-link.service", "fedveil-coordinator.service", "fedveil-silo@north.service"):
         if "@" in name:
             shutil.copy(folder / "fedveil-silo@.service", folder / name)
         done = subprocess.run(
@@ -223,7 +293,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_nginx_accepts_the_proxy(tmp_path: Path) -> None:
-    write_deployment(tmp_path / "deploy", **(ANSWERS | {"host": "127.0.0.1"}))
+    write_deployment(tmp_path / "deploy", Hosting())
     done = subprocess.run(
         ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "deploy" / "nginx.conf"), "-g", "pid pid;"],
         capture_output=True,

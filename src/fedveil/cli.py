@@ -5,6 +5,7 @@ A command's module is imported when the command is used: most of them load PyTor
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -16,6 +17,9 @@ from fedveil import __version__
 from fedveil.console import Terminal
 from fedveil.errors import FedveilError
 from fedveil.foreign import LogFormat, LogLevel, show_log
+
+_BUG: Final = 70
+"""Exit code of what nobody foresaw."""
 
 
 class Interrupted(FedveilError):
@@ -215,9 +219,12 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    """Run the command line; a user's mistake is one line on standard error, and a bug ends with exit code 70."""
     try:
         app()
     except FedveilError as error:
         Terminal(stderr=True).print(f"fedveil: {error}", style="bold red", highlight=False)
         raise SystemExit(error.exit_code) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(_BUG) from None

@@ -47,10 +47,22 @@ class RefusedRunError(FedveilError):
     exit_code = 3
 
 
+class SilentSiloError(FedveilError):
+    """A run between institutions that ended because silos did not answer; names them, and says how to go on."""
+
+    exit_code = 5
+
+
 class CoordinatorGoneError(RunFolderError):
     """The coordinator's process ended before the run that it played; says how to go on."""
 
     exit_code = 6
+
+
+class BusyError(ConfigError):
+    """What is asked for is not there at the moment (not served yet, in use): asked again later it may be."""
+
+    exit_code = 75
 
 
 class IntegrityError(RunFolderError):

@@ -16,7 +16,7 @@ from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.commands.released import RELEASES
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.folder import RunFolder
-from fedveil.errors import ConfigError, RefusedRunError
+from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.charter import CHARTER
 from fedveil.flower.certificates import CERTIFICATE_DAYS
 from fedveil.flower.demonstration import write_demonstration
@@ -24,7 +24,7 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founder import admit, found, revoke, seal
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.silo import ServedSilo
-from fedveil.flower.submission import END, Submission, create_run, read_document, wait, watch
+from fedveil.flower.submission import END, Submission, create_run, read_document, silent_silos, wait, watch
 from fedveil.report.page import write_report
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
@@ -176,6 +176,19 @@ def _print_before(submission: Submission, as_json: bool) -> None:
         OUT.print(f"runs that are played before it: {submission.before}")
 
 
+def _again(home: CoordinatorFolder) -> str:
+    return f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
+
+
+def _refuse_silence(home: CoordinatorFolder, folder: RunFolder) -> None:
+    """Return if no silo's silence has ended a run."""
+    if silent := silent_silos(folder):
+        raise SilentSiloError(
+            f"{folder.path}: ended because {', '.join(silent)} did not answer; go on once it does: "
+            f"`{_again(home)} {folder.path}`"
+        )
+
+
 def _release(
     home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
 ) -> None:
@@ -184,6 +197,7 @@ def _release(
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
         stopped = wait(folder, submission.lasts, lambda: None)
+    _refuse_silence(home, folder)
     if stopped is not None:
         raise RefusedRunError(f"{folder.path}: not all of it was released: {stopped}")
     show(folder.path, as_json)
@@ -191,7 +205,7 @@ def _release(
 
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     _, experiment = RunFolder.open(folder.path)
-    again = f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
+    again = _again(home)
     (folder / END).unlink(missing_ok=True)
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
@@ -205,6 +219,7 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
             OUT.print(f"stopped: {stopped}")
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
+    _refuse_silence(home, folder)
     checkpoint = folder.read_checkpoint()
     if stopped is not None and (checkpoint is None or not checkpoint.round):
         raise RefusedRunError(f"{folder.path}: refused before the first round: {stopped}")

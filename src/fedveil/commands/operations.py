@@ -10,7 +10,7 @@ import typer
 from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, transposed_table
 from fedveil.errors import ConfigError
-from fedveil.flower.deployment import write_deployment
+from fedveil.flower.deployment import Hosting, write_deployment
 from fedveil.flower.status import as_metrics, is_served, party_status
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
@@ -59,12 +59,18 @@ def health_command(folder: Folder) -> None:
 @deploy.command("write")
 def write_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="made if it is missing")],
-    host: Annotated[str, typer.Option(help="the coordinator, behind the proxy")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="its one port")] = 9443,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the one port that silos reach")] = 9443,
+    behind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="the coordinator's link, behind the proxy")
+    ] = "127.0.0.1:9444",
     silo: Annotated[str, typer.Option(help="name of the silo's folder")] = "silo",
     memory: Annotated[str, typer.Option(help="the most that a party takes")] = "8G",
     program: Annotated[str, typer.Option(help="path of fedveil on the host")] = "/opt/fedveil/bin/fedveil",
 ) -> None:
     """Write Dockerfile, compose.yaml, systemd units and nginx.conf, every placeholder filled."""
-    for path in write_deployment(folder, host=host, port=port, silo=silo, memory=memory, program=program):
+    host, _, link = behind.rpartition(":")
+    if not host or not link.isdecimal():
+        raise ConfigError(f"--behind {behind}: HOST:PORT is needed, such as 127.0.0.1:9444")
+    hosting = Hosting(host=host, port=port, link=int(link), silo=silo, memory=memory, program=program)
+    for path in write_deployment(folder, hosting):
         OUT.print(str(path))

@@ -119,10 +119,11 @@ class Party:
         """Play a run from its last complete round, and leave in its folder how it ended."""
         error: str | None = None
         stopped: str | None = None
+        silent: tuple[str, ...] = ()
         try:
             for party in due_parts(self._home, path):
                 with contextlib.closing(party), self._tasks.playing() as grid:
-                    carry(grid, party, self._home)
+                    silent = carry(grid, party, self._home)
                 assert party.outcome is not None
                 if (stopped := party.outcome.stopped) is not None:
                     break
@@ -136,4 +137,4 @@ class Party:
                 error = f"the coordinator failed ({type(problem).__name__}); its own log says where"
                 _log.exception("a run failed")
         with contextlib.suppress(FedveilError):  # said already, or there is no folder to say it in
-            RunFolder(path).write_json(END, {"error": error, "stopped": stopped})
+            RunFolder(path).write_json(END, {"error": error, "stopped": stopped, "silent": silent})

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import socket
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
-from fedveil.errors import ConfigError
+from fedveil.errors import BusyError, ConfigError
 
 DOOR: Final = "link"
 """The link's socket for the coordinator, in its folder ``run``."""
@@ -19,6 +21,8 @@ SECRET: Final = "secret"  # noqa: S105 (the name of a file)
 """Beside it: what who asks for a task must know, in hexadecimal digits; new whenever the link starts."""
 
 _LONGEST_NAME: Final = 100
+_LOOKS: Final = 20
+_LOOK_SECONDS: Final = 0.02
 _open_folders: dict[Path, int] = {}
 
 
@@ -70,6 +74,16 @@ def check_closed(path: Path) -> None:
         raise ConfigError(f"{path}: mode {mode:04o} lets every user of this host in; chmod o= {path}")
 
 
+def _locked(descriptor: int) -> bool:
+    """Take a folder's lock; whoever looks whether it is taken has it for an instant, and must not be in the way."""
+    for _ in range(_LOOKS):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
+
+
 class RunningFolder:
     """The folder ``run`` of a party that is served: its sockets, gone when it is not.
 
@@ -80,7 +94,7 @@ class RunningFolder:
         group: number of the group; None: the owner alone.
 
     Raises:
-        ConfigError: the party is served already.
+        BusyError: the party is served already.
     """
 
     def __init__(self, party: Path, group: int | None = None) -> None:
@@ -90,11 +104,9 @@ class RunningFolder:
             os.chown(self.path, -1, group)
         self.path.chmod(0o700 if group is None else 0o750)
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(self._lock):
             os.close(self._lock)
-            raise ConfigError(f"{party}: is served already by another process of this host") from None
+            raise BusyError(f"{party}: is served already by another process of this host") from None
         self._empty()
 
     def __truediv__(self, name: str) -> Path:

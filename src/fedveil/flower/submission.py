@@ -26,7 +26,7 @@ from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.releases import prepare_release
 from fedveil.engine.run import Observer
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import ConfigError, CoordinatorGoneError, RunFolderError
+from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.opening import open_release, open_training
@@ -40,7 +40,7 @@ from fedveil.flower.sockets import address
 from fedveil.protection.errors import ProtocolError
 
 END: Final = "end.json"
-"""Written when a run's play ends: {"error": text or null, "stopped": text or null}."""
+"""Written when a run's play ends: {"error": text or null, "stopped": text or null, "silent": names of silos}."""
 
 SOCKET: Final = "party"
 """The coordinator's socket for submissions, in its folder ``run``."""
@@ -203,7 +203,7 @@ class Submission:
         run: the run folder.
 
     Raises:
-        ConfigError: no coordinator is served from this folder.
+        BusyError: no coordinator is served from this folder.
     """
 
     def __init__(self, home: CoordinatorFolder, run: Path) -> None:
@@ -214,7 +214,7 @@ class Submission:
             self.before = int(json.loads(receive_frame(self._connection))["before"])
         except (OSError, ProtocolError) as error:
             self._connection.close()
-            raise ConfigError(
+            raise BusyError(
                 f"{home.path}: no coordinator is served; start `fedveil coordinator serve {home.path}` "
                 f"({type(error).__name__})"
             ) from None
@@ -231,6 +231,19 @@ class Submission:
         """Wait for the end for so many seconds; return whether the run waits or is played still."""
         ended, _, _ = select.select([self._connection], [], [], seconds)
         return not ended
+
+
+def silent_silos(folder: RunFolder) -> tuple[str, ...]:
+    """Return the silos whose silence has ended a run.
+
+    Raises:
+        RunFolderError: what was written of its end is damaged.
+    """
+    if not (folder / END).exists():
+        return ()
+    with reading(folder / END, RunFolderError):
+        end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
+        return tuple(str(silo) for silo in end["silent"])
 
 
 def wait(folder: RunFolder, lasts: Callable[[float], bool], look: Callable[[], None]) -> str | None:

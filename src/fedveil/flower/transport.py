@@ -81,7 +81,7 @@ class Silence:
         return tuple(silo for silo in sorted(self._asked) if now - self._heard[silo] > seconds)
 
 
-def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> None:
+def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> tuple[str, ...]:
     """Carry letters until the run ends, or until a silo has given no sign of life for the coordinator's patience.
 
     Where the run's protocol recovers, it goes on without silent silos before that. A silo that is at work says so.
@@ -90,7 +90,11 @@ def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> 
         grid: Flower's.
         party: the coordinator, open.
         home: the coordinator's folder: which node key is which silo's, and how long to wait.
+
+    Returns:
+        The silos whose silence has ended the run; none where it ended otherwise.
     """
+    missing: tuple[str, ...] = ()
     settings, silos = home.settings, home.membership.silos
     keys = {node_key_pem(public): number for number, public in enumerate(home.membership.nodes)}
     enough = min(settings.go_on_after, settings.patience)
@@ -108,10 +112,11 @@ def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> 
         if left := party.go_on(silence.beyond(enough)):
             _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), enough)
         elif silent := silence.beyond(settings.patience):
-            missing = ", ".join(silos[silo] for silo in silent)
-            party.stop(f"silo {missing} has not answered for {settings.patience:g} s")
+            missing = tuple(silos[silo] for silo in silent)
+            party.stop(f"silo {', '.join(missing)} has not answered for {settings.patience:g} s")
         time.sleep(_LOOK_SECONDS)
     _bid_farewell(grid, party, nodes)
+    return missing
 
 
 def _bid_farewell(grid: Grid, party: CoordinatorParty[Any], nodes: dict[int, int]) -> None:
