@@ -17,12 +17,40 @@ from fedveil.reproduction.results import Results, Run
 _PAGE: Final = Path("docs/price.md")
 _PLOT: Final = Path("docs/images/price.svg")
 _HEAD: Final = Path(__file__).with_name("price_head.md")
+_GOALS: Final = Path(__file__).with_name("price_goals.md")
 
 
 def page(results: Results) -> str:
     """Return the page of some results."""
     sections = "".join(f"\n{line}" for case in DATA for line in _section(case, results))
-    return _HEAD.read_text(encoding="utf-8") + sections + "\n"
+    goals = "".join(f"\n{line}" for line in _goals(results))
+    return _HEAD.read_text(encoding="utf-8") + sections + goals + "\n"
+
+
+def _goals(results: Results) -> Iterator[str]:
+    """Yield a line a goal whose row has been run."""
+    yield from _GOALS.read_text(encoding="utf-8").splitlines()
+    for case in DATA:
+        plain = [_mean_of(case, column, None, results) for column in ("pooled", "fedavg")]
+        for epsilon, goal in case.goals:
+            ours = _mean_of(case, "recipe U", epsilon, results)
+            if ours is None:
+                continue
+            published = epsilon is None
+            best = _mean_of(case, "best declared", None, results) if published and case.best else None
+            central = _mean_of(case, "central", None, results) if published else None
+            short = goal - max(ours, best or 0.0)
+            told = [case.name, "published" if published else f"{epsilon:g}", f"{goal:.3f}", f"{ours:.3f}"]
+            told += ["" if best is None else f"{best:.3f}", "met" if short <= 0 else f"{short:.3f}"]
+            told += ["" if central is None else f"{central - ours:+.3f}"]
+            told += ["" if central is None else f"{max(one or 0.0 for one in plain) - central:+.3f}"]
+            yield f"| {' | '.join(told)} |"
+
+
+def _mean_of(case: DataCase, column: str, epsilon: float | None, results: Results) -> float | None:
+    """Return the mean metric of a cell; None if it has not been run."""
+    found = _values(_runs(PriceCell(case=case, column=column, epsilon=epsilon), results), case.metric)
+    return float(np.mean(list(found.values()))) if found else None
 
 
 def _section(case: DataCase, results: Results) -> Iterator[str]:

@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from benchmarks import ergonomics, flamby, flamby_page
+from benchmarks import correlated, ergonomics, flamby, flamby_page
 from benchmarks.curves import Place, Point, fit, write_page
 from benchmarks.harness import Row, report
 from benchmarks.price import read, settings_of
@@ -92,6 +92,12 @@ def test_the_page_of_statistics_is_that_of_its_results(monkeypatch: pytest.Monke
         assert rows
         missed += [row["case"] for row in rows if row["met"] is False]
     assert missed == []
+
+
+@pytest.mark.parametrize("kind", correlated.KINDS)
+def test_the_kinds_of_noise_that_are_compared_are_experiments(kind: str) -> None:
+    found = parse(correlated.document("digits", kind, 20), kind)
+    assert found.privacy.epsilon == correlated.EPSILON
 
 
 # --- lines of programs ----------------------------------------------------------------------------------------------

@@ -106,6 +106,27 @@ def test_messages_of_clients_come_from_several_processes_too(tmp_path: Path) -> 
     assert torch.equal(models[0], models[1])
 
 
+@pytest.mark.usefixtures("_forked")
+def test_a_clip_that_moves_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """Every job says where the clip stands: shares that were clipped elsewhere would not add up to the same bits."""
+    found = []
+    for processes in (1, 2):
+        document = {
+            "name": f"on-{processes}",
+            "rounds": 3,
+            "data": {"name": "digits", "n_users": 12, "n_silos": 2},
+            "model": {"name": "linear"},
+            "local": {"learning_rate": 0.1, "epochs": 1},
+            "trainer": {"name": "loop", "device": "cpu", "processes": processes},
+            "method": {"name": "uldp-avg-w", "clip": {"start": 1.0}, "noise_multiplier": 1.0},
+            "privacy": {"insecure_seed": 5},
+        }
+        done = run(prepare(parse(document, "test")), tmp_path, Silent())
+        found.append((model(done.folder), done.row["clip"]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1] != 1.0
+
+
 class Interrupted(Silent):
     def completed(self, row: Row) -> None:
         raise KeyboardInterrupt

@@ -148,6 +148,14 @@ PRIVATE_FIELDS = {
 }
 
 
+def public(row: dict[str, Any]) -> dict[str, Any]:
+    """What public numbers alone decide in a row: not the model, nor how far it has come."""
+    shown = {key: row[key] for key in row if key not in PRIVATE_FIELDS}
+    if shown.get("movement"):
+        shown["movement"] = {key: shown["movement"][key] for key in ("parameters", "noise", "most")}
+    return shown
+
+
 def agreed_numbers(prepared: Prepared) -> Any:
     """What the parties agree on before any round, but for what each of them alone knows."""
     protocol = prepared.agreed.protocol(PrivacyRandomness.insecure(11))
@@ -181,7 +189,7 @@ def seen(held: Population, asked: dict[str, Any], folder: Path, noise: Noise) ->
         "environment": json.loads((outcome.folder / "environment.json").read_text()),
         "agreed": agreed_numbers(prepared),
         "files": sorted(path.name for path in outcome.folder.iterdir()),
-        "rows": [{key: row[key] for key in row if key not in PRIVATE_FIELDS} for row in rows],
+        "rows": [public(row) for row in rows],
     }
 
 
@@ -266,7 +274,7 @@ def letters_of(held: Population, asked: dict[str, Any], folder: Path) -> dict[st
         "refused": outcome.stopped,
         "letters": passed,
         "statement": outcome.statement,
-        "rows": [{key: row[key] for key in row if key not in PRIVATE_FIELDS} for row in rows],
+        "rows": [public(row) for row in rows],
     }
 
 

@@ -192,7 +192,7 @@ def canary_scores(
         bound = setting.method.at_round(number, state).bound
         after, state, _ = play_round(turn, parties)
         local = as_trained(setting.method.local, number)
-        trainer = choose_trainer(prepared.task, local, cohort=watcher)
+        trainer = choose_trainer(prepared.task, local, cohort=watcher, bound=bound)
         path = ("audit", number)
         job = TrainJob(model, watcher, everyone, ones, bound, experiment, path)
         updates = trainer.sums(job).total

@@ -86,7 +86,8 @@ def settings_of_parent(end: Callable[[], None]) -> dict[str, Any]:
     Raises:
         ProcessError: it was started by hand.
     """
-    line = sys.stdin.buffer.readline()
+    told = sys.stdin.buffer
+    line = told.readline()
     try:
         settings: dict[str, Any] = json.loads(line)
     except ValueError:
@@ -95,7 +96,9 @@ def settings_of_parent(end: Callable[[], None]) -> dict[str, Any]:
         ) from None
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
+        while os.read(
+            told.fileno(), 1
+        ):  # not through the buffer, whose lock would be held while this process ends
             pass
         with contextlib.suppress(ConfigError, OSError):  # it is served again, or its folder is gone
             RunningFolder(Path(settings["party"])).close()
