@@ -56,7 +56,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_teardown() -> None:
-    """Take back what a command showed its log on, and how much: the stream that was standard error is closed by then."""
+    """Take back where and how much a command logs: the stream that was standard error is closed by then."""
     log = logging.getLogger("fedveil")
     log.handlers.clear()
     log.setLevel(logging.NOTSET)

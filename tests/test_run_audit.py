@@ -139,6 +139,14 @@ def test_flipped_bits_all_over_are_noticed(copied: Path) -> None:
     assert unnoticed == []
 
 
+def test_a_signature_has_one_way_to_be_written(copied: Path) -> None:
+    """Digits of another case are the same number, and another file."""
+    whole = (copied / AGREED).read_text()
+    for one in (json.loads(whole)["signature"], json.loads(whole)["silos"][2]["signature"]):
+        (copied / AGREED).write_text(whole.replace(one, one.upper()))
+        assert "not as it was written" in first_fault(copied)
+
+
 def test_what_is_made_later_is_named_as_unsigned(copied: Path) -> None:
     for name in MADE_LATER - {AGREED, CONTENTS}:
         (copied / name).write_text("{}")

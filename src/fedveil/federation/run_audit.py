@@ -379,7 +379,10 @@ def _but_trainer(text: str) -> dict[str, Any]:
 
 
 def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:
+    raw = bytes.fromhex(signature)
+    if raw.hex() != signature:
+        raise IntegrityError(f"{who}: the signature is not as it was written")
     try:
-        identity.verify(content, bytes.fromhex(signature))
+        identity.verify(content, raw)
     except CryptoError:
         raise IntegrityError(f"{who} did not sign this") from None
