@@ -63,7 +63,7 @@ class Allowance:
 
 
 class Deadline:
-    """Ends the training of a round that takes too long; looked at between chunks of contributions.
+    """Ends the training of a round, or scoring, that takes too long; looked at between chunks.
 
     Args:
         seconds: from now.
