@@ -10,11 +10,15 @@ Claim: a silo whose ledger went back (restored, or a copy of it used elsewhere) 
 which somebody who heard a later head speaks, though the coordinator forgets or hides what it knows: peers' words are
 signed for the session, which the nonces of all name, so none can be replayed, changed or, but for those that the
 protocol can do without, left out. A coordinator that was itself restored is no reason to refuse: what it says of peers
-is never taken for theirs. Conditions: as many silos as a round needs follow the protocol, and the coordinator, if it
-follows it, or one of those silos, has heard a later head; a round that needs one silo alone hears no peer. Silos hear heads only when a session begins: what was charged
-since then the coordinator alone remembers, and is not caught if it goes back with the silo, or lies. What silos have
-heard is kept without its signatures: it is no evidence for an auditor. Enforced by :func:`check_heads` before a round is charged, and by
-:class:`HeadsSeen` at every letter. ``tests/test_federation_ledger.py`` restores silos and coordinators, and lies.
+is never taken for theirs.
+
+Conditions: as many silos as a round needs follow the protocol, and the coordinator, if it follows it, or one of those
+silos, has heard a later head; a round that needs one silo alone hears no peer. Silos hear heads only when a session
+begins: of what was charged since then the coordinator alone can tell, and nobody notices if it goes back together with
+the silo, or lies. What silos have heard is kept without its signatures: it is no evidence for an auditor.
+
+Enforced by :func:`check_heads` before a round is charged, and by :class:`HeadsSeen` at every letter.
+``tests/test_federation_ledger.py`` restores silos and coordinators, and lies.
 """
 
 from __future__ import annotations

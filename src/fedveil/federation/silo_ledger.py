@@ -4,17 +4,17 @@ Claim: a ledger that was deleted, cut, or replaced by an earlier copy of itself 
 as ``head`` or one answer of a later time is there; and one that was replaced together with both, or copied and used
 twice, is refused in the next session in which the coordinator, or a peer that the round needs, has heard a later head.
 
-Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the others keep,
-is not noticed; nor are charges since a silo last joined a session, where the coordinator goes back with it, or lies: the
-other silos hear heads when a session begins. A membership with a smaller serial number than one under which the silo was
+Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the others keep, is not
+noticed; nor are charges since a silo last joined a session, where the coordinator goes back with it, or lies: the other
+silos hear heads when a session begins. A membership with a smaller serial number than one under which the silo was
 served is refused, as long as the ledger is the last one.
 
 Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its charge in every
 answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
 (:mod:`~fedveil.federation.heads`). A line ``opened`` with a random number is written at every start, so that two
-processes on copies make heads that do not contain one another; a line ``membership`` with the serial number, where it is
-larger than before. Tests: ``tests/test_federation_ledger.py`` deletes,
-cuts, restores from every earlier moment, copies and uses both.
+processes on copies make heads that do not contain one another; a line ``membership`` has the serial number, where it is
+larger than before. Tests: ``tests/test_federation_ledger.py`` deletes, cuts, restores from every earlier moment, copies
+and uses both.
 """
 
 from __future__ import annotations
