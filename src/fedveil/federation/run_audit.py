@@ -84,7 +84,7 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
         found.append(tried("experiment", run.same_experiment))
         found.append(tried("ledger", run.ledger))
         found.append(tried("statement", run.statement))
-        found.extend(_epsilons(run))
+        found.extend(epsilons(run))
         found.extend(run.signed(charter, whole=True))
         found.append(tried("model", run.model))
         found.extend(tried(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]
@@ -95,7 +95,8 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
     return Verification(path=path, checks=(*found, *beyond))
 
 
-def _epsilons(run: RecordedRun) -> Sequence[Check]:
+def epsilons(run: RecordedRun) -> Sequence[Check]:
+    """Compute the epsilons of a statement again; nothing where there is none."""
     try:
         return tuple(recomputed(run.stated))
     except FedveilError:  # said already
