@@ -284,7 +284,9 @@ def charged(folder: Path, membership: Membership) -> None:
     with open_silo(SiloFolder(folder, asked)) as party:
         key = IdentityKey.load(folder.parent / "coordinator" / "identity.key", asked)
         assert key.public == membership.coordinator
-        terms = Terms(membership=membership.digest, opened=bytes(16), nonces=(), experiment="{}", heads=())
+        terms = Terms(
+            membership=membership.digest, opened=bytes(16), nonces=(), experiment="{}", head=bytes(32)
+        )
         letter = SignedMessage(
             run=bytes(16),
             session=bytes(16),

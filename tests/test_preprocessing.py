@@ -26,6 +26,7 @@ from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
+from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from fedveil.statistics.preprocessing import Wanted, refined
 from tests.doc_examples import BLOCKS
@@ -94,7 +95,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared, Out
     folder = tmp_path_factory.mktemp("refined")
     tables(folder)
     prepared = prepared_in(folder, evaluation={}, data={"table": {"test_share": 0.5}})
-    return folder, prepared, run(prepared, folder / "runs", Silent())
+    with pytest.MonkeyPatch.context() as patch:  # what the tests below ask of the noise holds for this seed
+        patch.setattr(PrivacyRandomness, "system", lambda: PrivacyRandomness.insecure(1))
+        return folder, prepared, run(prepared, folder / "runs", Silent())
 
 
 # --- the schema -------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from fedveil.privacy.ledger_lines import (
     Origin,
     now,
     parse_lines,
+    today,
     write_line,
 )
 from fedveil.privacy.loss_distributions import PldAccountant
@@ -175,7 +176,7 @@ class Ledger:
             )
         entry = Entry(
             index=self.head.count,
-            time=now(),
+            time=today() if origin is None else now(),
             run=run,
             round=round,
             attempt=attempt,

@@ -62,7 +62,9 @@ class Entry:
 
     Attributes:
         index: of the line, from 0.
-        time: of the charge by this machine's clock, in UTC; None in lines of version 1.
+        time: of the charge by this machine's clock, in UTC: to the second where it has an origin, else its day. A
+            silo's ledger stays with the silo; a run's goes with its model, and how long a round took is private. None
+            in lines of version 1.
         run: name of the run.
         round: within the run.
         attempt: at the round.
@@ -120,6 +122,11 @@ _CHARGE: Final = "charge"
 def now() -> str:
     """Return the time by this machine's clock, as lines have it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def today() -> str:
+    """Return the midnight before now: all that a line says which goes with a model; see :class:`Entry`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT00:00:00Z")
 
 
 def write_line(line: Line, previous: str) -> tuple[bytes, str]:
