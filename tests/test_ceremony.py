@@ -367,7 +367,7 @@ def test_a_federation_that_is_founded_again_goes_on_above_its_serial_numbers(par
         (root / "north" / part).rename(again.root / "north" / part)
     low = again.seal()
     assert low.serial == 1
-    with pytest.raises(IntegrityError, match="charged under 2"):
+    with pytest.raises(IntegrityError, match="served under 2"):
         open_silo(SiloFolder(again.root / "north", asked))
     made = seal(again.founder, asked, above=2)
     assert made.serial == 3
