@@ -143,6 +143,12 @@ def test_every_page_is_in_the_navigation() -> None:
     assert navigation == {str(path.relative_to(DOCS)) for path in {*DOCS.rglob("*.md"), *notebooks}}
 
 
+def test_the_index_leads_to_every_page() -> None:
+    links = set(re.findall(r"\]\(([^)#]+\.md)", page("index.md")))
+    pages = {path.relative_to(DOCS).as_posix() for path in PAGES if path.is_relative_to(DOCS)}
+    assert pages - {"index.md"} <= links
+
+
 def test_a_citation_names_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from fedveil import cli
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.declared import Declared
 from fedveil.engine.folder import RunFolder
@@ -27,6 +29,7 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_release
 from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
+from fedveil.federation.release_audit import verify_release
 from fedveil.federation.share import silo_share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
@@ -334,3 +337,24 @@ def test_neighbours_are_answered_in_letters_of_the_same_shape(tmp_path: Path, pr
         world.close()
         found.append(shapes)
     assert found[0] == found[1]
+
+
+def test_the_folder_of_a_release_is_checked_as_what_it_is(tmp_path: Path) -> None:
+    """Ledger, statement and epsilon; and it says that nobody has signed it."""
+    world = Hospitals(tmp_path, statistics(tmp_path))
+    assert world.play() is None
+    world.close()
+    folder = world.run.path
+    shown = CliRunner().invoke(cli.app, ["verify", str(folder), "--json"])
+    assert shown.exit_code == 0, shown.output
+    found = {one["name"]: one for one in json.loads(shown.stdout)["checks"]}
+    assert {name: one["outcome"] for name, one in found.items() if not name.startswith("epsilon")} == {
+        "ledger": "holds",
+        "statement": "holds",
+        "signatures": "unchecked",
+    }
+    assert "nobody has signed it" in found["signatures"]["detail"]
+    refused = CliRunner().invoke(cli.app, ["verify", str(folder), "--charter", "charter.toml"])
+    assert "it takes none of these options" in str(refused.exception)
+    (folder / "ledger.jsonl").write_bytes(b"")
+    assert not verify_release(folder).holds

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,14 @@ def test_a_ledger_of_the_first_release_is_continued(path: Path) -> None:
     assert (charged.time or "") >= note.time > "2026"
     assert read_head(path).count == len(lines)
     assert read_entries(path) == (*before, charged)
+
+
+def test_the_ledger_of_a_run_tells_the_day_alone(path: Path) -> None:
+    """It goes with the model, and how long a round takes depends on who takes part; a silo's own ledger is its log."""
+    with Ledger(path, unit="user") as ledger:
+        charge(ledger, 1)
+    (entry,) = read_entries(path)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT00:00:00Z", entry.time or "")
 
 
 def test_what_version_2_brought_is_no_key_of_version_1(path: Path) -> None:

@@ -24,11 +24,13 @@ from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
+from fedveil.federation.attendance import Attendance
 from fedveil.federation.charter import Charter
 from fedveil.federation.ledger_audit import export_ledger, verify_ledger
-from fedveil.federation.run_audit import verify_run
+from fedveil.federation.run_audit import BEYOND, verify_run
 from fedveil.federation.run_record import AGREED, CONTENTS, MADE_LATER, ROUNDS, by_coordinator, canonical
 from fedveil.federation.share import FixedPopulation
+from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Closing, Part, Refused
 from fedveil.protection.refusals import Code
 from tests.federation_world import ADAPTIVE, World, asked, population
@@ -174,6 +176,14 @@ def other_head(line: dict[str, Any]) -> None:
     line["silos"][1]["head"] = "00" * 32
 
 
+def one_silo(line: dict[str, Any]) -> None:
+    line["silos"] = line["silos"][:1]
+
+
+def one_silo_twice(line: dict[str, Any]) -> None:
+    line["silos"] = [line["silos"][0] | {"silo": -3}, *line["silos"]]
+
+
 def another_silo(line: dict[str, Any]) -> None:
     line["silos"][1]["signature"] = line["silos"][0]["signature"]
 
@@ -187,6 +197,8 @@ def another_silo(line: dict[str, Any]) -> None:
         (changing("next", "11" * 32), "begins with another model"),
         (changing("ledger", "11" * 32), "does not charge round 1"),
         (changing("silos", []), "signed by no silo"),
+        (one_silo, "signed by 1 silos, and a round needs 3"),
+        (one_silo_twice, "or by none of the 3"),
         (other_head, "silo silo1 did not sign this"),
         (another_silo, "silo silo1 did not sign this"),
     ],
@@ -268,6 +280,35 @@ def test_a_silos_ledger_has_the_rounds_that_it_signed(world: World, tmp_path: Pa
     stranger = played(other, **MASKED)
     found = verify_run(stranger.run_folder.path, ledgers=exports[:1])
     assert "signed no round of this run" in next(one.detail for one in found.checks if one.outcome == "fails")
+
+
+@pytest.mark.parametrize(("rounds", "fits"), [((), True), ((2,), True), ((3,), False)])
+def test_a_silos_ledger_shows_a_round_that_the_run_hides(
+    world: World, tmp_path: Path, rounds: tuple[int, ...], fits: bool
+) -> None:
+    """The same round once more is the silo's own crash, where rounds are repeated; another round is hidden."""
+    state, target = tmp_path / "state", tmp_path / "0.json"
+    shutil.copytree(world.folder / "state-0", state)
+    with Ledger(state / "ledger.jsonl", unit="user") as ledger:
+        entry = ledger.entries[0]
+        for number in rounds:
+            ledger.charge(run=entry.run, round=number, attempt=1, event=entry.event, origin=entry.origin)
+    export_ledger(state, target, identity=world.keys[0], membership=world.membership, number=0, delta=1e-5)
+    found = verify_run(world.run_folder.path, ledgers=[target])
+    assert found.holds is fits
+    assert fits or "more often than ledger.jsonl" in found.checks[-1 - len(BEYOND)].detail
+
+
+def test_who_must_be_there_follows_from_the_terms() -> None:
+    def of(protection: dict[str, Any]) -> Attendance:
+        return Attendance.of(json.dumps({"protection": protection}), 5)
+
+    assert of({"name": "none"}) == of(MASKED["protection"]) == Attendance(least=5, repeats=True)
+    recover = of({"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 2})
+    assert recover == Attendance(least=3, repeats=False)
+    assert of({"name": "private-weighting", "private_sampling": True}) == Attendance(least=5, repeats=False)
+    assert recover.owed([1, 1, 2]) == {1: 2, 2: 1}
+    assert of({"name": "none"}).owed([1, 1, 2]) == {1: 1, 2: 1}
 
 
 def test_an_export_is_of_the_members_that_a_membership_names(world: World, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 They are callbacks, and are told what callbacks are: public numbers, unless private ones are asked for. When a round was
 complete is private (how long one takes depends on who takes part and with how many records), and what keeps numbers
 notes the time of each. So rounds are noted as a second apart, and Weights & Biases, which reads the clock
-by itself, is told all of them once the run is over.
+by itself, is told all of them once the run is over. What is kept has no true times of rounds; whoever watches it being
+written has: TensorBoard's file grows with every round, and a server of MLflow is told of each when it is complete.
+TensorBoard names its file by the run's start, the host and the process.
 """
 
 from __future__ import annotations

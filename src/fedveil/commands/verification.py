@@ -15,6 +15,7 @@ from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.ledger_audit import verify_ledger
+from fedveil.federation.release_audit import DOCUMENTS, verify_release
 from fedveil.federation.run_audit import EXPERIMENT, verify_run
 
 
@@ -22,7 +23,8 @@ def verify_command(
     made: Annotated[
         Path,
         typer.Argument(
-            metavar="PATH", help="a run folder, a bundle (folder or .zip), or an exported ledger (.json)"
+            metavar="PATH",
+            help="folder of a run or release, a bundle (folder or .zip), or an exported ledger (.json)",
         ),
     ],
     trust: Annotated[
@@ -61,6 +63,9 @@ def _verified(
     if (made / EXPERIMENT).is_file():
         _refuse(given, "a run folder", {"--charter", "--ledger"})
         return verify_run(made, charter, ledgers)
+    if any((made / name).is_file() for name in DOCUMENTS):
+        _refuse(given, "the folder of a release", set())
+        return verify_release(made)
     if made.suffix == ".json":
         _refuse(given, "an exported ledger", {"--trust", "--membership"})
         return verify_ledger(made, trust, membership)
@@ -71,4 +76,5 @@ def _verified(
 def _refuse(given: Mapping[str, object], what: str, taken: set[str]) -> None:
     for name, value in given.items():
         if value and name not in taken:
-            raise ConfigError(f"{name}: {what} is checked without it; it takes {' and '.join(sorted(taken))}")
+            takes = " and ".join(sorted(taken)) or "none of these options"
+            raise ConfigError(f"{name}: {what} is checked without it; it takes {takes}")

@@ -119,6 +119,10 @@ class LedgerExport:
         """The silo's key."""
         return PublicIdentity(bytes.fromhex(self.document["public"]))
 
+    def rounds_of(self, run: str) -> list[int]:
+        """Return the rounds of a run that were charged, once for each charge."""
+        return [line.round for line in _charges(self.lines) if line.run == run]
+
     def charged(self, run: str, round_number: int, terms: str, head: str) -> bool:
         """Return whether a round of a run was charged, under these terms, when the ledger ended with a head."""
         if head not in self.digests:

@@ -7,3 +7,6 @@ LARGEST_LETTER: Final = 1 << 28
 
 LARGEST_EXPERIMENT: Final = 1 << 16
 """Characters of an experiment beyond which a silo does not parse it."""
+
+LARGEST_STATEMENT: Final = 1 << 22
+"""Characters of a statement beyond which a silo does not read it, and signs nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -128,11 +129,15 @@ class OwnSession:
     def sign_statement(self, closing: Closing) -> Attested:
         """Return the silo's signature of what the run states, computed again.
 
+        Where a round that is asked for again is the same, the coordinator charges it once, and a silo again only for
+        its own crash; where it is another release, the coordinator charges before every time that a silo does.
+
         Raises:
-            RefusalError: it states something else than the terms give.
+            RefusalError: it states something else than the terms give, or fewer charges than the silo's ledger shows.
         """
-        books = self._books
-        self.work.check_statement(closing, books.charged())
+        books, agreement = self._books, self._agreement
+        charged = Counter(set(books.charged()) if agreement.repeats else books.charged())
+        self.work.check_statement(closing, charged, whole=agreement.least == agreement.clients)
         return Attested(signature=self._identity.sign(concluded(books.run, self._proposed, closing)))
 
     def _of_round(self) -> bytes:

@@ -1,23 +1,28 @@
 """What a silo computes of a run's statement before it signs it: it signs none that promises more than the terms give.
 
 Claim: a statement that a silo signs is, word for word, the one that the terms give for as many rounds and charges as
-the coordinator says, no fewer rounds than the silo gave something to; and no epsilon in it is below the silo's own
-figure by more than the rounding of another machine. Not shown by it: that the coordinator charged no more than it says.
+the coordinator says; it charges every round at least as often as the silo's own ledger shows that it must have been
+asked for; and no epsilon in it, nor a figure of a publication, is below the silo's own by more than the rounding of
+another machine. A silo that gave nothing to a round that needs it signs nothing. Not shown by it: how often other silos
+were asked for a round without this one; that the last round which the silo gave something to counts as complete (it is
+charged either way); which line of the record the coordinator names, for silos never see the record; and that the run
+does not go on afterwards. Tests: ``tests/test_federation_closing.py``.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import Spent
 from fedveil.engine.statement import state
 from fedveil.errors import FedveilError
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.limits import LARGEST_STATEMENT
 from fedveil.files import parse_json
 from fedveil.methods.claims import Guarantee
 from fedveil.privacy.events import Event, atoms
@@ -26,26 +31,33 @@ from fedveil.protection.parts import Closing
 from fedveil.protection.refusals import Code
 
 _SLACK: Final = 1e-6
+_LONG: Final = 1000
+"""Rounds that a run may always have attempts for: it may be resumed often, each time with ``MOST_ATTEMPTS``."""
 
 
-def check_statement(prepared: Prepared, closing: Closing, charged: Sequence[int]) -> None:
+def check_statement(prepared: Prepared, closing: Closing, charged: Counter[int], *, whole: bool) -> None:
     """Return if a run states what its terms give.
 
     Args:
         prepared: the experiment as the silo holds it.
         closing: what the coordinator says at the end.
-        charged: the rounds of the run that the silo has charged, once for each charge.
+        charged: rounds of the run, and how often the coordinator must have charged each, as the silo's ledger shows.
+        whole: whether every round needs every silo.
 
     Raises:
         RefusalError: another statement.
     """
     try:
+        _check_size(closing, prepared.experiment.rounds)
         stated = Statement.from_json(parse_json(closing.statement, "the statement", RefusedText))
         rounds, charges = closing.round, closing.charges
         guarantee, number = prepared.guarantee, prepared.experiment.rounds
-        if not max(charged, default=0) - 1 <= rounds <= min(charges, number):
+        least = charged | Counter(range(1, rounds + 1))
+        if max(charged, default=0) - 1 > rounds or least.total() > charges:
             raise RefusedText
-        if not _composed(guarantee, (rounds, min(rounds + 1, number), charges), stated.event):
+        if sum(one <= rounds for one in charged) < rounds if whole else rounds and not charged:
+            raise RefusedText
+        if not _composed(guarantee, least, (min(rounds + 1, number), charges), stated.event):
             raise RefusedText
         own = state(prepared, rounds, Spent(charges=charges, beside=prepared.beside, event=stated.event))
         if _without_figures(stated) != _without_figures(own):
@@ -64,20 +76,28 @@ class RefusedText(FedveilError):
     """What a coordinator calls a statement is none, or another."""
 
 
-def _composed(guarantee: Guarantee, counts: tuple[int, int, int], event: Event) -> bool:
-    """Return whether an event is every round's once, and those of rounds up to the next one as often as is left."""
-    rounds, begun, charges = counts
+def _check_size(closing: Closing, rounds: int) -> None:
+    """Refuse what a run of so many rounds does not state, before any of it is read or computed."""
+    if not closing.round <= min(closing.charges, rounds):
+        raise RefusedText
+    if closing.charges > MOST_ATTEMPTS * max(rounds, _LONG) or len(closing.statement) > LARGEST_STATEMENT:
+        raise RefusedText
+
+
+def _composed(guarantee: Guarantee, least: Counter[int], counts: tuple[int, int], event: Event) -> bool:
+    """Return whether an event is each round's as often as it must be, and what is left those of any round begun."""
+    begun, charges = counts
     left = Counter(atoms(event))
     of_rounds = [atoms(guarantee.of_round(guarantee.event, number)) for number in range(1, begun + 1)]
-    for one in of_rounds[:rounds]:
-        left.subtract(one)
+    for number, times in least.items():
+        left.subtract({atom: times * count for atom, count in of_rounds[number - 1].items()})
     possible = {atom for one in of_rounds for atom in one}
     size = sum(of_rounds[0].values()) if of_rounds else 0
     more = {atom for atom, times in left.items() if times}
     return (
         min(left.values(), default=0) >= 0
         and more <= possible
-        and sum(left.values()) == (charges - rounds) * size
+        and sum(left.values()) == (charges - least.total()) * size
     )
 
 
@@ -96,6 +116,7 @@ def _figures(statement: Statement) -> list[float | None]:
         statement.epsilon,
         *(value for _, value in statement.epsilons),
         *(one.epsilon for one in statement.trust),
+        *(one.value for one in statement.as_published),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import replace
 from typing import Any, Final
 
@@ -107,9 +107,9 @@ class OwnTraining(OwnWork):
         setting = replace(prepared.setting, weights=self.promise.weights.clone())
         self.prepared = replace(prepared, setting=setting)
 
-    def check_statement(self, closing: Closing, charged: Sequence[int]) -> None:
-        """Return if a run states what its terms give."""
-        check_statement(self.prepared, closing, charged)
+    def check_statement(self, closing: Closing, charged: Counter[int], *, whole: bool) -> None:
+        """Return if a run states what its terms give, and charges what the silo's ledger shows."""
+        check_statement(self.prepared, closing, charged, whole=whole)
 
     # --- where the silos alone have the models -----------------------------------------------------------------
 

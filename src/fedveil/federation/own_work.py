@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -64,12 +64,13 @@ class OwnWork(ABC):
         """Take the weights that follow from what the scores of every user sum to over all silos."""
         raise RefusalError(Code.SHAPE)
 
-    def check_statement(self, closing: Closing, charged: Sequence[int]) -> None:
+    def check_statement(self, closing: Closing, charged: Counter[int], *, whole: bool) -> None:
         """Return if a run states what its terms give.
 
         Args:
             closing: what the coordinator says at the end.
-            charged: the rounds that the silo has charged, once for each charge.
+            charged: rounds, and how often the coordinator must have charged each, as the silo's ledger shows.
+            whole: whether every round needs every silo.
 
         Raises:
             RefusalError: another statement.

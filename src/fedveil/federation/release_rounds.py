@@ -104,7 +104,7 @@ class ReleaseRounds(Generic[EndingT]):
         raise AssertionError("statistics are released to the coordinator")
 
     def closing(self) -> list[Part]:
-        """Nothing: silos sign the round, and what it states follows from its terms."""
+        """Nothing: nobody signs what a release states, and the silos' signatures of its round are not kept."""
         return []
 
     def conclude(self, reason: str | None, *, has_model: bool) -> EndingT:

@@ -1,14 +1,18 @@
 """Check what a run left: who signed what of every round, one chain, and the statement that the recorded events give.
 
-Claim: of the files that a run's end lists, no byte is changed unnoticed by who lacks the coordinator's key; no round is
-changed, taken out or put in by who lacks the keys of its silos, the coordinator included. Condition: the membership is
-the right one, which its founder's seal shows to whoever has the charter. It shows who agreed to what: not that a silo
-trained honestly (:data:`BEYOND`). ``tests/test_run_audit.py`` flips bytes of every file.
+Claim: of the files that a run's end lists, no byte is changed unnoticed by who lacks the coordinator's key. No round is
+changed, put in, or taken out before the last by who lacks the keys of as many silos as a round needs, the coordinator
+included; and where all silos have signed the end, the statement charges every round that an honest one gave anything
+to. Not so the last line: a coordinator can leave out the line of a round that it ended, and must state its charge; and
+it can go on with a run after the end was signed. An exported ledger shows both. Condition: the membership is the right
+one, which its founder's seal shows to whoever has the charter. It shows who agreed to what: not that a silo trained
+honestly (:data:`BEYOND`). ``tests/test_run_audit.py`` flips bytes of every file.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +23,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import PublicIdentity
 from fedveil.engine.experiment import parse
 from fedveil.errors import FedveilError, IntegrityError
+from fedveil.federation.attendance import Attendance, but_trainer
 from fedveil.federation.charter import Charter
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.ledger_audit import LedgerExport
@@ -55,7 +60,8 @@ BEYOND: Final = (
     "that a silo trained as the method says, drew its noise, and sent what it signed for",
     "that each model is the server's step from the sums: the sums are not kept",
     "that each event is what its round really released",
-    "the lines against server and silos: the ledger records what readers of the models see",
+    "the lines against server and silos, and figures of publications: silos alone compute them again",
+    "that the run did not go on after its end was signed, for silos without an exported ledger (--ledger)",
     "what else was, or will be, released from the same records: other runs add to epsilon",
 )
 
@@ -78,7 +84,7 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
         found.append(tried("experiment", run.same_experiment))
         found.append(tried("ledger", run.ledger))
         found.append(tried("statement", run.statement))
-        found.extend(_epsilons(run))
+        found.extend(epsilons(run))
         found.extend(run.signed(charter, whole=True))
         found.append(tried("model", run.model))
         found.extend(tried(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]
@@ -89,7 +95,8 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
     return Verification(path=path, checks=(*found, *beyond))
 
 
-def _epsilons(run: RecordedRun) -> Sequence[Check]:
+def epsilons(run: RecordedRun) -> Sequence[Check]:
+    """Compute the epsilons of a statement again; nothing where there is none."""
     try:
         return tuple(recomputed(run.stated))
     except FedveilError:  # said already
@@ -205,7 +212,7 @@ class RecordedRun:
         if not self.federated:
             raise Unchecked(f"{experiment.name}: nobody else holds a copy of it")
         for membership, text in read_terms(self._file(TERMS)).values():
-            if _but_trainer(as_silos_see(experiment, membership.silos)) != _but_trainer(text):
+            if but_trainer(as_silos_see(experiment, membership.silos)) != but_trainer(text):
                 raise IntegrityError(f"{EXPERIMENT}: another experiment than the silos were asked for")
         return f"{experiment.name}: the one that the silos were asked for"
 
@@ -237,14 +244,18 @@ class RecordedRun:
         return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
 
     def _check_line(self, place: str, data: Mapping[str, Any]) -> None:
-        membership, _ = self._terms_of(place, data)
+        membership, experiment = self._terms_of(place, data)
         run, terms, asked, model = (bytes.fromhex(data[key]) for key in ("run", "terms", "asked", "model"))
         if run.hex() != self._run():
             raise IntegrityError(f"{place}: of another run")
         _verify(f"{place}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"])
         numbers = [one["silo"] for one in data["silos"]]
-        if not numbers or numbers != sorted(set(numbers)):
-            raise IntegrityError(f"{place}: signed by no silo, or twice by one")
+        silos = len(membership.silos)
+        if not numbers or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < silos:
+            raise IntegrityError(f"{place}: signed by no silo, twice by one, or by none of the {silos}")
+        least = Attendance.of(experiment, silos).least
+        if len(numbers) < least:
+            raise IntegrityError(f"{place}: signed by {len(numbers)} silos, and a round needs {least}")
         for one in data["silos"]:
             name = membership.silos[one["silo"]]
             content = attested(run, terms, data["round"], asked, model, bytes.fromhex(one["head"]))
@@ -282,6 +293,8 @@ class RecordedRun:
                 told = concluded(bytes.fromhex(data["run"]), bytes.fromhex(data["terms"]), closing)
                 _verify(f"{AGREED}: silo {name}", membership.roster[one["silo"]], told, one["signature"])
             signed = {one["silo"] for one in data["silos"]}
+            if not signed <= set(range(len(membership.silos))):
+                raise IntegrityError(f"{AGREED}: signed by a silo that does not exist")
         if len(data["silos"]) != len(signed):
             raise IntegrityError(f"{AGREED}: signed twice by one silo")
         missing = [name for number, name in enumerate(membership.silos) if number not in signed]
@@ -295,7 +308,7 @@ class RecordedRun:
             )
         if others:
             words += f"; made later, and signed by nobody: {', '.join(others)}"
-        return f"{words}; the statement by {len(signed)} silos, who computed it again"
+        return f"{words}; the statement by {len(signed)} silos, who computed it again and held it against their charges"
 
     def _contents(self, digest: str) -> frozenset[str]:
         """Return the files that were there when the run was signed; they are there, and as they were."""
@@ -329,7 +342,7 @@ class RecordedRun:
         return f"the checkpoint has the model that round {len(self._lines)} ended with"
 
     def in_ledger(self, path: Path) -> str:
-        """Check that a silo's exported ledger has the charges of the rounds that the silo signed."""
+        """Check that a silo's exported ledger has the charges of the rounds that it signed, and no more of the run."""
         export = LedgerExport.read(path)
         rounds = 0
         for number, line in enumerate(self._lines, start=1):
@@ -342,9 +355,16 @@ class RecordedRun:
                         f"{path}: does not charge round {number} before the head that was signed"
                     )
                 rounds += 1
+        for membership, experiment in self._terms.values():
+            owed = Attendance.of(experiment, len(membership.silos)).owed(export.rounds_of(self._run()))
+            if more := owed - Counter(entry.round for entry in self.charges):
+                raise IntegrityError(
+                    f"{path}: charges round {min(more)} of this run more often than {LEDGER}: the run went on, or "
+                    "hides what this silo gave"
+                )
         if not rounds:
             raise IntegrityError(f"{path}: of a silo that signed no round of this run")
-        return f"charges the {rounds} rounds that this silo signed"
+        return f"charges the {rounds} rounds that this silo signed, and no other of this run"
 
     # --- what is there ------------------------------------------------------------------------------------------
 
@@ -368,14 +388,6 @@ class RecordedRun:
 
 def _digests(ledger: bytes) -> list[str]:
     return parse_lines(Path(LEDGER), ledger)[1]
-
-
-def _but_trainer(text: str) -> dict[str, Any]:
-    """Return an experiment without its trainer, of which "auto" was asked and one was chosen from public facts."""
-    with reading("the experiment of the terms", IntegrityError):
-        document = dict(parse_json(text, "the experiment of the terms", IntegrityError))
-    document.pop("trainer", None)
-    return document
 
 
 def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:

@@ -12,9 +12,9 @@ X binds everything that the silo was asked (:mod:`~fedveil.federation.binding`),
 zeros where the silos alone have it. Each line holds the digest of the one before it.
 
 Claim: who has none of the keys cannot change what a silo or the coordinator signed, take a round out, or put one in
-(:mod:`~fedveil.federation.run_audit` looks). Nothing of it depends on a record but through the released models: the
-name of the session, which is told to silos alone, keeps X from being tried out, and no digest of a silo's message is
-kept, with which guesses at it could be.
+(:mod:`~fedveil.federation.run_audit` looks, and says what the coordinator itself can). Nothing of it depends on a
+record but through the released models: the name of the session, which is told to silos alone, keeps X from being
+tried out, and no digest of a silo's message is kept, with which guesses at it could be.
 """
 
 from __future__ import annotations

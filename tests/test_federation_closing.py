@@ -1,0 +1,162 @@
+"""The end of a run: a silo signs no statement of fewer charges than its own ledger shows, whoever asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.engine.side_releases import Spent
+from fedveil.engine.statement import state
+from fedveil.federation import own_statement
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.limits import LARGEST_STATEMENT
+from fedveil.federation.own_session import OwnSession
+from fedveil.federation.own_training import OwnTraining
+from fedveil.privacy.events import atoms, compose
+from fedveil.privacy.statement import Statement
+from fedveil.protection.parts import Closing, Joined
+from fedveil.protection.refusals import Code
+from tests.federation_world import RUN, World, asked, population
+
+SECURE: dict[str, Any] = {"privacy": {"insecure_seed": None}}
+MASKED = SECURE | {"protection": {"name": "secure-aggregation"}}
+RECOVER = SECURE | {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}}
+
+
+def played(folder: Path, rounds: int, changes: dict[str, Any]) -> World:
+    world = World(folder, asked(rounds=rounds, **changes), population())
+    world.play()
+    return world
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return played(tmp_path_factory.mktemp("masked"), 2, MASKED)
+
+
+@pytest.fixture(scope="module")
+def recovering(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return played(tmp_path_factory.mktemp("recovering"), 1, RECOVER)
+
+
+def session_of(world: World) -> OwnSession:
+    party = world.silos[0]
+    assert party is not None
+    assert party._session is not None
+    return party._session
+
+
+def stated(session: OwnSession, rounds: int, charges: int) -> Statement:
+    """What the terms give for so many rounds and charges, made as an honest party makes it."""
+    work = session.work
+    assert isinstance(work, OwnTraining)
+    prepared = work.prepared
+    ((atom, _),) = atoms(prepared.guarantee.event).items()
+    event = compose(Counter({atom: charges} if charges else {}))
+    return state(prepared, rounds, Spent(charges=charges, beside=prepared.beside, event=event))
+
+
+def closing(statement: Statement, rounds: int, charges: int) -> Closing:
+    return Closing(round=rounds, charges=charges, line=bytes(32), statement=json.dumps(statement.to_json()))
+
+
+def signs(session: OwnSession, rounds: int, charges: int) -> bool:
+    try:
+        session.sign_statement(closing(stated(session, rounds, charges), rounds, charges))
+    except RefusalError as error:
+        return error.why.code is not Code.STATEMENT
+    return True
+
+
+@pytest.mark.parametrize(
+    ("rounds", "charges", "fits"),
+    [
+        (2, 2, True),
+        (1, 2, True),  # the second was charged, and given up
+        (0, 0, False),
+        (1, 1, False),
+        (0, 1, False),
+        (0, 2, False),
+        (2, 1, False),
+    ],
+)
+def test_a_round_that_a_silo_gave_something_to_is_charged_in_what_it_signs(
+    masked: World, rounds: int, charges: int, fits: bool
+) -> None:
+    """A coordinator that takes its folder back before the last sum, and has the run without it signed."""
+    assert signs(session_of(masked), rounds, charges) is fits
+
+
+def test_every_attempt_that_is_another_release_is_charged_in_what_a_silo_signs(recovering: World) -> None:
+    """A coordinator that opens one round again and again, under recovery, and charges it once."""
+    session = session_of(recovering)
+    assert signs(session, 1, 1)
+    books = session._books
+    for attempt in (1, 2):
+        books.ledger.charge(
+            run=books.name,
+            round=1,
+            attempt=attempt,
+            event=session.work.event(1),
+            budget=None,
+            origin=books.origin,
+        )
+    assert [signs(session, 1, charges) for charges in (1, 2, 3, 4)] == [False, False, True, True]
+
+
+def test_a_silo_that_crashed_between_charge_and_answer_signs_what_was_charged_once(masked: World) -> None:
+    """Where a round is repeated, the silo's own crash costs its own ledger alone."""
+    session = session_of(masked)
+    books = session._books
+    books.ledger.charge(
+        run=books.name, round=2, attempt=1, event=session.work.event(2), budget=None, origin=books.origin
+    )
+    assert signs(session, 2, 2)
+
+
+@pytest.mark.parametrize("changes", [MASKED, RECOVER], ids=["masked", "recover"])
+def test_a_silo_that_gave_nothing_signs_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    world = World(tmp_path, asked(rounds=2, **changes), population())
+    assert isinstance(world.tell(world.terms(world.experiment), run=RUN)[0], Joined)
+    session = session_of(world)
+    assert signs(session, 0, 0)  # the run ended before its first round
+    assert not signs(session, 2, 2)
+    assert not signs(session, 1, 1)
+    world.close()
+
+
+def test_a_figure_of_a_publication_is_not_made_smaller(tmp_path: Path) -> None:
+    world = played(tmp_path, 1, SECURE | {"method": {"name": "uldp-naive"}, "protection": {"name": "none"}})
+    session = session_of(world)
+    honest = stated(session, 1, 1)
+    (figure,) = honest.as_published
+    assert figure.value is not None
+    for factor, fits in ((1.0, True), (1.1, True), (0.99, False), (0.001, False)):
+        told = replace(honest, as_published=(replace(figure, value=figure.value * factor),))
+        if fits:
+            session.sign_statement(closing(told, 1, 1))
+        else:
+            with pytest.raises(RefusalError, match="not the one that this silo computes"):
+                session.sign_statement(closing(told, 1, 1))
+    world.close()
+
+
+def test_an_absurd_end_is_refused_before_anything_is_computed(
+    recovering: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(recovering)
+    honest = closing(stated(session, 1, 3), 1, 3)
+    monkeypatch.setattr(own_statement, "parse_json", None)
+    for absurd in (
+        replace(honest, charges=2**32 - 1),
+        replace(honest, charges=20_000),
+        replace(honest, round=2**32 - 1, charges=2**32 - 1),
+        replace(honest, statement=" " * (LARGEST_STATEMENT + 1)),
+    ):
+        with pytest.raises(RefusalError, match="not the one that this silo computes"):
+            session.sign_statement(absurd)
