@@ -367,7 +367,7 @@ def test_a_federation_that_is_founded_again_goes_on_above_its_serial_numbers(par
         (root / "north" / part).rename(again.root / "north" / part)
     low = again.seal()
     assert low.serial == 1
-    with pytest.raises(IntegrityError, match="charged under 2"):
+    with pytest.raises(IntegrityError, match="served under 2"):
         open_silo(SiloFolder(again.root / "north", asked))
     made = seal(again.founder, asked, above=2)
     assert made.serial == 3
@@ -443,7 +443,52 @@ def test_a_membership_older_than_a_charge_is_refused_at_the_start(parties: Parti
             origin=Origin(terms="a" * 64, coordinator="b" * 64, membership=2, policy="c" * 64),
         )
     (north / "membership.toml").write_text(first)
-    with pytest.raises(IntegrityError, match="serial 1, but the ledger was charged under 2"):
+    with pytest.raises(IntegrityError, match="serial 1, but this silo was served under 2"):
+        open_silo(SiloFolder(north, asked))
+
+
+def another_coordinator(parties: Parties) -> None:
+    """The coordinator's key is stolen: it is revoked, and another one is admitted."""
+    revoke(parties.founder, "coordinator", "stolen")
+    (parties.root / "coordinator").rename(parties.root / "robbed")
+    joined = join_as_coordinator(
+        parties.root / "coordinator", parties.founder / "charter.toml", passphrase=SECRET
+    )
+    admit(parties.founder, parties.root / "coordinator" / "coordinator.request", joined.fingerprint)
+
+
+def test_a_founders_folder_from_a_backup_brings_no_revoked_key_back(parties: Parties) -> None:
+    backup, north = parties.root / "backup", parties.root / "north"
+    shutil.copytree(parties.founder, backup)
+    another_coordinator(parties)
+    made = parties.seal()
+    shutil.rmtree(parties.founder)
+    backup.rename(parties.founder)
+    for above, cause in ((0, "serial 2, but another 2 was accepted"), (2, "must revoke it again")):
+        again = seal(parties.founder, asked, above=above)
+        with pytest.raises(IntegrityError, match=cause):
+            accept(north, parties.sealed, again.fingerprint, asked)
+        assert SiloFolder(north).membership.digest == made.digest
+    revoke(parties.founder, "coordinator", "stolen, as was known before the backup was restored")
+    new = parties.root / "coordinator" / "coordinator.request"
+    admit(parties.founder, new, Request.read(new).fingerprint)
+    assert parties.seal().revoked[0].identity == made.revoked[0].identity
+    assert SiloFolder(north).membership.serial == 4
+
+
+def test_a_membership_older_than_one_that_was_served_is_refused_at_the_start(parties: Parties) -> None:
+    """Nothing was charged under the later one: that the silo was served under it is in the ledger."""
+    north = parties.root / "north"
+    first = (north / "membership.toml").read_text()
+    (north / "table.csv").write_text("who,age,ill\n0,40,1\n1,50,0\n")
+    another_coordinator(parties)
+    parties.seal()
+    for _ in range(2):
+        with open_silo(SiloFolder(north, asked)) as party:
+            notes = [note.text for note in party._ledger.ledger.notes if note.kind == "membership"]
+        assert notes == ["2"]
+    (north / "membership.toml").write_text(first)
+    with pytest.raises(IntegrityError, match="serial 1, but this silo was served under 2"):
         open_silo(SiloFolder(north, asked))
 
 

@@ -267,6 +267,54 @@ def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
         HeadsSeen(tmp_path / HEADS)
 
 
+def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:
+    """The coordinator dies with one silo's sum in its hands, and that silo goes back to before the charge."""
+    made = World(tmp_path, asked(rounds=1, protection={"name": "none"}), population())
+    first = made.coordinate()
+    for _ in range(2):  # nonces, terms
+        made.exchange(first)
+    shutil.copytree(tmp_path / STATE, tmp_path / "before")
+    (number, data), *_ = first.letters()
+    assert number == 0
+    party = made.silos[0]
+    assert party is not None
+    first.receive(0, party.receive(data))
+    first.close()
+    assert len(read_entries(tmp_path / STATE / LEDGER)) == 1
+    put_back(made, tmp_path / "before")
+    restart(made)
+    made.play()
+    assert made.coordinator is not None
+    assert made.coordinator.outcome is not None
+    assert "silo0 refuses (integrity)" in str(made.coordinator.outcome.stopped)
+    assert not read_entries(tmp_path / STATE / LEDGER)
+    made.close()
+
+
+def test_a_note_that_no_reader_accepts_is_not_written(tmp_path: Path) -> None:
+    with Ledger(tmp_path / LEDGER, unit="user") as ledger:
+        ledger.note("opened", "aa")
+    for reason in ("x" * ((1 << 16) + 1), "\udcff"):
+        with pytest.raises(RunFolderError, match="cannot have this note: text"):
+            adopt(tmp_path, reason)
+    with Ledger(tmp_path / LEDGER, unit="user") as ledger:
+        assert [note.kind for note in ledger.notes] == ["opened"]
+    assert adopt(tmp_path, "x" * (1 << 16)) == 0
+    Ledger(tmp_path / LEDGER, unit="user").close()
+
+
+def test_terms_that_nothing_was_charged_under_do_not_stay(world: World) -> None:
+    """Of sessions that charge nothing the last letter is kept; those that a charge names stay."""
+    folder = world.folder / STATE / TERMS
+    assert stopped(world) is None
+    (charged,) = folder.iterdir()
+    for number in range(1, 5):
+        world.tell(world.terms(asked(rounds=2, name=f"try-{number}")), session=number)
+        assert len(list(folder.iterdir())) == 2
+    assert stopped(world) is None
+    assert list(folder.iterdir()) == [charged]
+
+
 def test_an_adopted_ledger_says_so_and_goes_on(world: World, tmp_path: Path) -> None:
     shutil.copytree(world.folder / STATE, tmp_path / "early")
     assert stopped(world) is None

@@ -165,3 +165,15 @@ def test_the_whole_run_is_held_against_the_budget_before_its_first_release(tmp_p
     assert "5 rounds would bring" in (stopped or "")
     assert RunFolder(study.run.path).read_checkpoint() is None
     assert not any(study.charges(silo) for silo in range(3))
+
+
+def test_scoring_beyond_the_deadline_of_a_round_ends_the_release_and_stays_charged(tmp_path: Path) -> None:
+    tables(tmp_path, people=PEOPLE)
+    study = Study(tmp_path, preprocessing=None, budget=None)
+    assert study.play(parts=1) == [None]
+    for path in study.paths:
+        policy = path / "policy.toml"
+        policy.write_text("round_seconds = 1e-6\n" + policy.read_text())
+    (stopped,) = study.play()
+    assert "the round took longer than" in (stopped or "")
+    assert study.charges(0)[-1] == ("/eval/1", 1)

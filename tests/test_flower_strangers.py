@@ -570,7 +570,13 @@ def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Pat
         "child = Child(sys.argv[1], json.loads(sys.argv[2]), {})\nprint(child.number, flush=True)\ntime.sleep(600)\n"
     )
     silo = served.made.provisioned.silos[1]
-    settings = json.dumps({"folder": str(silo), "coordinator": "127.0.0.1:9", "guard": str(tmp_path / "no")})
+    told = {
+        "folder": str(silo),
+        "party": str(tmp_path),
+        "coordinator": "127.0.0.1:9",
+        "guard": str(tmp_path / "no"),
+    }
+    settings = json.dumps(told)
     started_by = [sys.executable, "-c", parent, "fedveil.flower.node", settings]
     with subprocess.Popen(started_by, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
 from fedveil.federation.document import canonical
 from fedveil.foreign import LONGEST, foreign, inert
-from fedveil.protection.parts import PARTS, Closing, Over, Refused
+from fedveil.protection.parts import PARTS, Closing, Here, Over, Phase, Refused
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.report.document import escape
 from fedveil.report.drawing import label_text
@@ -118,7 +118,7 @@ def test_every_text_of_every_part_is_tried() -> None:
         for field in fields(kind)  # type: ignore[arg-type]
         if "str" in str(field.type)
     }
-    assert texts == {("Terms", "experiment"), ("Closing", "statement")}
+    assert texts == {("Terms", "experiment"), ("Closing", "statement"), ("Phase", "name")}
     assert get_type_hints(Refusal) == {"code": Code, "numbers": tuple[float, ...]}
 
 
@@ -134,6 +134,21 @@ def test_a_statement_of_the_coordinator_is_data_at_a_silo(
         (part,) = world.tell(closing, Over(), number=1)
     assert isinstance(part, Refused)
     assert part.why == Refusal(Code.STATEMENT)
+    assert all(quiet(record.getMessage()) for record in caplog.records)
+    world.close()
+
+
+@ALL
+def test_the_name_of_a_phase_is_data_at_a_silo(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A training run has no releases beside it: whatever is named as one joins no session, and comes back nowhere."""
+    world = World(tmp_path, asked(), population())
+    with caplog.at_level(logging.WARNING, "fedveil"):
+        (part,) = world.tell(world.terms(asked()), Phase(name=text[:3000], released=()))
+    assert isinstance(part, Here) or (
+        isinstance(part, Refused) and part.why.sentence == part.why.code.template
+    )
     assert all(quiet(record.getMessage()) for record in caplog.records)
     world.close()
 

@@ -9,6 +9,7 @@ import ast
 import importlib
 import inspect
 import json
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +62,8 @@ def _described(given: Any) -> str:
         return f"message of {', '.join(sorted(fields))}"
     if inspect.isclass(given) and issubclass(given, Exception):
         return "exception"
+    if inspect.isclass(given) and issubclass(given, Enum):  # its signature is another in every Python
+        return f"one of {', '.join(one.name for one in given)}"
     if not callable(given):
         return repr(given)
     try:

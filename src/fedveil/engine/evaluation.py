@@ -22,6 +22,7 @@ from fedveil.engine.release_sum import NoisySums, Release, noisy_sum
 from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
 from fedveil.errors import ConfigError
 from fedveil.local.task import Task
+from fedveil.local.trainer import Progress
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.population.records import Population
 from fedveil.population.schema import Label, Schema
@@ -38,6 +39,8 @@ MOST_ERROR: Final = 0.1
 """Largest predicted standard deviation of the first test metric, by noise, that is paid for."""
 FIRST_SHARE: Final = 0.15
 """The share of the evaluation's budget that places the bins of scores; counts in them have the rest."""
+_CHUNK: Final = 256
+"""How many records are scored between two looks at the clock."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,13 +173,25 @@ def with_outputs(
 
 
 def outputs_of(
-    task: Task, population: Population, model: Float32[Tensor, " d"]
+    task: Task, population: Population, model: Float32[Tensor, " d"], progress: Progress | None = None
 ) -> Float64[np.ndarray, "t k"]:
-    """Return the outputs for every held-out record, each computed by itself: nobody else's records round it."""
+    """Return the outputs for every held-out record, each computed by itself: nobody else's records round it.
+
+    Args:
+        task: whose model it is.
+        population: whose records are held out.
+        model: its parameters.
+        progress: called before every chunk of records.
+    """
     raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
     if not len(raw):
         return np.zeros((0, 1))
-    return task.predict(model.cpu(), raw, batch_size=1).double().numpy()
+    found = []
+    for start in range(0, len(raw), _CHUNK):
+        if progress is not None:
+            progress(start, len(raw))
+        found.append(task.predict(model.cpu(), raw[start : start + _CHUNK], batch_size=1))
+    return torch.cat(found).double().numpy()
 
 
 class _Planner:

@@ -3,7 +3,8 @@
 Claim: whatever letters a coordinator signs, and however many, a silo spends no more than its policy's
 ``fruitless_seconds`` of a processor in 24 hours, and one letter more, on those that lead to no charged round: on
 refusals, on answers outside a session, and on sessions that charge none. Rounds are bounded by the budget.
-Condition: the work is done in the thread that reads the letters. Enforced by :class:`Allowance` in
+Condition: the work is done in the thread that reads the letters; what linear algebra does in threads of its own is not
+counted. Enforced by :class:`Allowance` in
 :meth:`fedveil.federation.silo.SiloParty.receive`; ``tests/test_federation_limits.py`` spends it.
 """
 
@@ -63,7 +64,7 @@ class Allowance:
 
 
 class Deadline:
-    """Ends the training of a round that takes too long; looked at between chunks of contributions.
+    """Ends the training of a round, or scoring, that takes too long; looked at between chunks.
 
     Args:
         seconds: from now.

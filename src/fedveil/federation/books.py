@@ -58,7 +58,7 @@ class Books:
         return any(entry.run.partition("/")[0] == named for entry in self.ledger.ledger.entries)
 
     def charged(self) -> list[int]:
-        """Return the rounds of the run that were charged, once for each charge."""
+        """Return the rounds of the run that were charged; one that was charged twice is there twice."""
         return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
 
     def speak(self, session: bytes, place: Place) -> tuple[SignedHead, ...]:

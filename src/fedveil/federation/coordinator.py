@@ -192,8 +192,12 @@ class CoordinatorParty(Generic[EndingT]):
             if exchange.knocks:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
+            self._heads.hear({name: letter.head})  # now: a crash before the others answer must not forget it
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
+            return Heard.ANSWER
+        except IntegrityError as error:
+            self.stop(str(error))
             return Heard.ANSWER
         exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
         self._proceed()
@@ -236,7 +240,6 @@ class CoordinatorParty(Generic[EndingT]):
         if exchange is None or exchange.missing:
             return
         try:
-            self._heads.hear(exchange.heads)
             exchange.then(dict(sorted(exchange.answers.items())))
         except (IntegrityError, ModelError, ProtocolError) as error:
             self.stop(str(error))

@@ -2,16 +2,22 @@
 
 A head is the digest of a ledger's last line: 32 random-looking bytes, for every line holds the digest of a line with a
 random number. It tells that a ledger has grown, and nothing of how much, for what, or for whom. Every silo signs its
-own with each letter; the coordinator keeps the last, and tells it to the silo with the next terms. When silos join,
-each signs for this session the head of its own ledger, and for every peer the last head that it has heard of it; the
-coordinator hands on to each what concerns it, ahead of the first round.
+own with each letter; the coordinator notes it when the letter arrives, and tells the last to the silo with the next
+terms. When silos join, each signs for this session the head of its own ledger, and for every peer the last head that it
+has heard of it; the coordinator hands on to each what concerns it, ahead of the first round.
 
 Claim: a silo whose ledger went back (restored, or a copy of it used elsewhere) takes part in no round of a session in
 which somebody who heard a later head speaks, though the coordinator forgets or hides what it knows: peers' words are
 signed for the session, which the nonces of all name, so none can be replayed, changed or, but for those that the
 protocol can do without, left out. A coordinator that was itself restored is no reason to refuse: what it says of peers
-is never taken for theirs. Conditions: as many silos as a round needs follow the protocol, and one of them has heard a
-later head: heads are heard when a session begins. Enforced by :func:`check_heads` before a round is charged.
+is never taken for theirs.
+
+Conditions: as many silos as a round needs follow the protocol, and the coordinator, if it follows it, or one of those
+silos, has heard a later head; a round that needs one silo alone hears no peer. Silos hear heads only when a session
+begins: of what was charged since then the coordinator alone can tell, and nobody notices if it goes back together with
+the silo, or lies. What silos have heard is kept without its signatures: it is no evidence for an auditor.
+
+Enforced by :func:`check_heads` before a round is charged, and by :class:`HeadsSeen` at every letter.
 ``tests/test_federation_ledger.py`` restores silos and coordinators, and lies.
 """
 

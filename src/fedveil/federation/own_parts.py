@@ -18,6 +18,7 @@ from fedveil.engine.preprocessing import Preprocessing
 from fedveil.engine.release_sum import NoisySums, Release
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.side_releases import SideRelease
+from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_release import OwnRelease, release_plan, sums_of
 from fedveil.federation.own_round import as_tensor
@@ -98,7 +99,8 @@ class OwnParts:
         assert tested is not None, "records are held out where metrics are released"
 
         def scored(model: Float32[np.ndarray, " d"]) -> ColumnTable:
-            outputs = outputs_of(prepared.task, prepared.population, as_tensor(model))
+            deadline = Deadline(self._policy.round_seconds)
+            outputs = outputs_of(prepared.task, prepared.population, as_tensor(model), deadline)
             return with_outputs(asked, own, prepared.population, outputs)
 
         release = evaluation.release_of(prepared.experiment, made)

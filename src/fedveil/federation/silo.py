@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import FedveilError, IntegrityError, RunFolderError
+from fedveil.errors import FedveilError, RunFolderError
 from fedveil.federation.allowance import Allowance, Outcome
 from fedveil.federation.binding import proposed
 from fedveil.federation.books import Books
@@ -101,8 +101,8 @@ class SiloParty:
         self._store = RecordStore(state / "answers")
         self._state = state
         self._heads = HeadsSeen(state / HEADS)
-        self._ledger = SiloLedger(state, now.policy, self._store)
-        self._check_serial()
+        self._ledger = SiloLedger(state, now.policy, self._store, serial=now.membership.serial)
+        self._unpaid: Path | None = None
         self._session: OwnSession | None = None
         self._last: _Exchange | None = None
         self._over = False
@@ -284,17 +284,6 @@ class SiloParty:
 
     # --- its own files -----------------------------------------------------------------------------------------
 
-    def _check_serial(self) -> None:
-        """Refuse a membership that is older than one under which something was charged."""
-        origins = [entry.origin for entry in self._ledger.ledger.entries if entry.origin is not None]
-        seen = max((one.membership for one in origins), default=0)
-        if self._membership.serial < seen:
-            self._ledger.close()
-            raise IntegrityError(
-                f"the membership has serial {self._membership.serial}, but the ledger was charged under {seen}: put "
-                "the later one back"
-            )
-
     def _origin(self, terms: Terms) -> Origin:
         return Origin(
             terms=terms.digest.hex(),
@@ -304,12 +293,15 @@ class SiloParty:
         )
 
     def _keep_terms(self, terms: Terms, data: bytes) -> None:
-        """Keep what the coordinator asked for, signed, beside the charges that name it."""
-        path = self._state / TERMS / f"{terms.digest.hex()}.letter"
+        """Keep what the coordinator asked for, signed, before a charge can name it; one that none has named goes."""
+        path, unpaid = self._state / TERMS / f"{terms.digest.hex()}.letter", self._unpaid
         try:
+            if unpaid is not None and unpaid != path and not self._ledger.names(unpaid.stem):
+                unpaid.unlink(missing_ok=True)
             if not path.exists():
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 replace_file(path, data, mode=0o600)
+                self._unpaid = path
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be kept: {error.strerror}") from None
 

@@ -4,12 +4,17 @@ Claim: a ledger that was deleted, cut, or replaced by an earlier copy of itself 
 as ``head`` or one answer of a later time is there; and one that was replaced together with both, or copied and used
 twice, is refused in the next session in which the coordinator, or a peer that the round needs, has heard a later head.
 
-Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the others keep,
-is not noticed. Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its
-charge in every answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
+Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the others keep, is not
+noticed; nor are charges since a silo last joined a session, where the coordinator goes back with it, or lies: the other
+silos hear heads when a session begins. A membership with a smaller serial number than one under which the silo was
+served is refused, as long as the ledger is the last one.
+
+Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its charge in every
+answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
 (:mod:`~fedveil.federation.heads`). A line ``opened`` with a random number is written at every start, so that two
-processes on copies make heads that do not contain one another. Tests: ``tests/test_federation_ledger.py`` deletes,
-cuts, restores from every earlier moment, copies and uses both.
+processes on copies make heads that do not contain one another; a line ``membership`` has the serial number, where it is
+larger than before. Tests: ``tests/test_federation_ledger.py`` deletes, cuts, restores from every earlier moment, copies
+and uses both.
 """
 
 from __future__ import annotations
@@ -43,23 +48,28 @@ class SiloLedger:
         state: the silo's state folder.
         policy: what the silo takes part in; the ledger gets it, where it is another than before.
         answers: what the silo gave to its runs.
+        serial: of the membership under which the silo is served; the ledger gets it, where it is larger than before.
 
     Raises:
-        IntegrityError: the ledger is missing, was cut, or was replaced by an older one.
+        IntegrityError: the ledger is missing, was cut, or was replaced by an older one; or the membership is older than
+            one under which the silo was served.
         RunFolderError: it is damaged, or another process serves this silo.
     """
 
-    def __init__(self, state: Path, policy: Policy, answers: RecordStore) -> None:
+    def __init__(self, state: Path, policy: Policy, answers: RecordStore, *, serial: int = 0) -> None:
         self._state = state
         self._ledger = Ledger(state / LEDGER, unit=UNIT)
         try:
             missing = _missing(state, self._ledger, answers)
             if missing:
                 raise _refused(self._ledger, missing[0])
+            self._check_serial(serial)
             if not (state / HEAD).exists():
                 self._write_head()
             self._note("opened", os.urandom(16).hex())
             self._note_policy(policy)
+            if serial > self._serial:
+                self._note("membership", str(serial))
         except BaseException:
             self._ledger.close()
             raise
@@ -78,6 +88,24 @@ class SiloLedger:
     def head(self) -> bytes:
         """Digest of the last line: 32 bytes."""
         return bytes.fromhex(self._ledger.head.digest)
+
+    @property
+    def _serial(self) -> int:
+        """The largest serial number of a membership under which the silo was served, or something was charged."""
+        charged = [entry.origin.membership for entry in self._ledger.entries if entry.origin is not None]
+        served = [int(note.text) for note in self._ledger.notes if note.kind == "membership"]
+        return max((*charged, *served), default=0)
+
+    def _check_serial(self, serial: int) -> None:
+        if serial < self._serial:
+            raise IntegrityError(
+                f"the membership has serial {serial}, but this silo was served under {self._serial}: put the later one "
+                "back"
+            )
+
+    def names(self, terms: str) -> bool:
+        """Return whether a charge was made under some terms, SHA-256 in hexadecimal."""
+        return any(one.origin is not None and one.origin.terms == terms for one in self._ledger.entries)
 
     def charge(
         self, *, run: str, round: int, attempt: int, event: Event, budget: Budget | None, origin: Origin

@@ -100,9 +100,11 @@ def settings_of_parent(end: Callable[[], None]) -> dict[str, Any]:
             told.fileno(), 1
         ):  # not through the buffer, whose lock would be held while this process ends
             pass
-        with contextlib.suppress(ConfigError, OSError):  # it is served again, or its folder is gone
-            RunningFolder(Path(settings["party"])).close()
-        end()
+        try:
+            with contextlib.suppress(ConfigError, OSError):  # it is served again, or its folder is gone
+                RunningFolder(Path(settings["party"])).close()
+        finally:
+            end()
 
     threading.Thread(target=watch, daemon=True).start()
     return settings

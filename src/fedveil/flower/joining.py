@@ -1,8 +1,9 @@
 """A party joins a federation: makes its keys where they are used, asks to be admitted, and accepts who belongs to it.
 
 Claim: the private halves of a party's keys are made in its own folder and leave it in no file; a membership is accepted
-only if the founder whom the charter names sealed it, its fingerprint is the one that the operator typed in, and its
-serial number is not below that of the one before. ``tests/test_ceremony.py`` searches all files of all parties.
+only if the founder whom the charter names sealed it, its fingerprint is the one that the operator typed in, and it is
+the present one or has a larger serial number and all revocations of the present one. Condition: the party's folder has
+the present one. ``tests/test_ceremony.py`` searches all files of all parties, and restores a founder's older folder.
 """
 
 from __future__ import annotations
@@ -141,17 +142,16 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
         passphrase: of the party's identity key.
 
     Raises:
-        IntegrityError: not sealed by the charter's founder, another fingerprint, a serial number below the present
-            one, or one that does not have this party's key.
+        IntegrityError: not sealed by the charter's founder, another fingerprint, an older one than the present or
+            one that has lost a revocation, or one that does not have this party's key.
     """
     charter, offered = Charter.read(folder / CHARTER), Membership.read(sealed)
     offered.check(charter)
     if "".join(fingerprint.lower().split()) != "".join(offered.fingerprint.split()):
         raise IntegrityError(f"{sealed}: its fingerprint is another than the one that was typed in")
     target = folder / MEMBERSHIP
-    present = Membership.read(target).serial if target.exists() else 0
-    if offered.serial < present:
-        raise IntegrityError(f"{sealed}: serial {offered.serial}, but {present} was accepted here before")
+    if target.exists():
+        _check_follows(sealed, offered, Membership.read(target))
     if (folder / "coordinator.toml").exists():
         _check_own(sealed, offered.coordinator == IdentityKey.load(folder / IDENTITY, passphrase).public)
         link = folder / CoordinatorSettings.read(folder / "coordinator.toml").link
@@ -170,6 +170,21 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
         sync_folder(folder)
     replace_file(target, offered.to_toml().encode())
     return offered
+
+
+def _check_follows(sealed: Path, offered: Membership, present: Membership) -> None:
+    """Return if a membership is the present one, or a later one without whom the present one has revoked."""
+    if offered.digest == present.digest:
+        return
+    if offered.serial <= present.serial:
+        another = "another " if offered.serial == present.serial else ""
+        raise IntegrityError(
+            f"{sealed}: serial {offered.serial}, but {another}{present.serial} was accepted here before"
+        )
+    if {one.identity for one in present.revoked} - {one.identity for one in offered.revoked}:
+        raise IntegrityError(
+            f"{sealed}: a key that was revoked before is not revoked in it: the founder must revoke it again"
+        )
 
 
 def _named(key: Path, fits: Callable[[Path], bool]) -> Path | None:

@@ -195,7 +195,8 @@ class Ledger:
         """Write a line that charges nothing, and return once it is on disk.
 
         Raises:
-            RunFolderError: the disk is full or the write failed; the ledger is closed.
+            RunFolderError: a text that no reader would accept, and nothing is written; or the disk is full or the write
+                failed, and the ledger is closed.
         """
         self._check_open()
         note = Note(index=self.head.count, time=now(), kind=kind, text=text, missing=missing)

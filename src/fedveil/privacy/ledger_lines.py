@@ -32,9 +32,10 @@ _Count = Annotated[int, Strict(), Field(ge=0)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
-NoteKind = Literal["opened", "policy", "adopted"]
+NoteKind = Literal["opened", "policy", "membership", "adopted"]
 """What a note tells: a process began to use the ledger (``text``: its random number); charges from here on are made
-under another policy (``text``: the policy); somebody answers for charges that are missing (``text``: the reason)."""
+under another policy (``text``: the policy), or under a later membership (``text``: its serial number); somebody answers
+for charges that are missing (``text``: the reason)."""
 
 
 @with_config(extra="forbid")
@@ -130,7 +131,11 @@ def today() -> str:
 
 
 def write_line(line: Line, previous: str) -> tuple[bytes, str]:
-    """Return a line's bytes, sealed with the digest of everything before the seal, and that digest."""
+    """Return a line's bytes, sealed with the digest of everything before the seal, and that digest.
+
+    Raises:
+        RunFolderError: a note that no reader would accept: its text is too long, or not Unicode.
+    """
     place: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "index": line.index, "previous": previous}
     if isinstance(line, Entry):
         place["kind"] = _CHARGE
@@ -138,6 +143,10 @@ def write_line(line: Line, previous: str) -> tuple[bytes, str]:
         content = {key: value for key, value in dumped.items() if value is not None}
     else:
         content = _NOTE.dump_python(line, mode="json")
+        try:
+            _NOTE.validate_python(content)
+        except ValidationError as error:
+            raise RunFolderError(f"a ledger cannot have this note: {problems(error, [*content])}") from None
     body = json.dumps(place | content, allow_nan=False).encode()
     digest = hashlib.sha256(body).hexdigest()
     return body[:-1] + f', "digest": "{digest}"}}\n'.encode(), digest

@@ -6,18 +6,23 @@ m1, m2 of a, a^2, and mu, s2 mean and variance of y, h half the width of the bou
 
     MAE = R m1,    RMSE = R sqrt(m2),    R^2 = 1 - rho,    rho = kappa m2 / s2,    kappa = R^2 / h^2.
 
-Variances are those of the delta method: by the noise exactly, to first order. By the choice of n people, with moments
-that were not released bounded by those that were (a in [0, 1], |y - mu| <= K = 1 + |mu|):
+The MAE has a normal interval, of variance (m2 - m1^2) / n by the choice of n people, with z^2 / 2 people added at
+either end of [0, 1]. The others are shown whatever m2 and s2 are: figures shown only where those are many times
+their noise are shown by luck, and their intervals would not cover. Moments that were not released are bounded by those
+that were (a in [0, 1], |y - mu| <= K = 1 + |mu|):
 
 =========  =============================================================================================
-figure     variance by the choice of people
+figure     interval
 =========  =============================================================================================
-m1         (m2 - m1^2) / n
-m2         at most (m2 - m2^2) / n, for a^2 lies in [0, 1]
-s2         at most (K^2 s2 - s2^2) / n, for (y - mu)^2 lies in [0, K^2]
-rho        at most (kappa + rho K^2) rho / (s2 n): its influence is (kappa a^2 - rho (y - mu)^2) / s2, of
-           two terms that are not negative, have the mean rho each, and are at most kappa / s2 and rho K^2 / s2
+m2         all t in [0, 1] with (m2 - t)^2 <= z^2 (noise + (t - t^2) / n), for a^2 lies in [0, 1]
+s2         all t in [0, K^2] with (s2 - t)^2 <= z^2 (noise + (K^2 t - t^2) / n)
+rho        Fieller's: all t >= 0 with (kappa m2 - t s2)^2 <= z^2 Var(kappa m2 - t s2). By the choice of
+           people that is at most (kappa^2 m2 + t^2 K^2 s2) / n: kappa a^2 and t (y - mu)^2 are not negative
+           and at most kappa and t K^2. Upper ends stand for m2 and s2 there. Where s2 is within z sd of 0,
+           nothing bounds rho from above, nor R^2 from below.
 =========  =============================================================================================
+
+The noise of s2 is that of the sum of squares, of mu and of n: (1 + 4 mu^2) v + (s2 - mu^2)^2 v_n, over n^2.
 """
 
 from __future__ import annotations
@@ -36,8 +41,17 @@ from fedveil.statistics.blocks import Block, Encoder, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.counts import LEAST_CLASS
 from fedveil.statistics.evaluator import SCORE, TARGET, Evaluator, Figure, Group, Placed, numbers
-from fedveil.statistics.intervals import Estimate, normal, ratio
-from fedveil.statistics.moments import LEAST_SPREAD
+from fedveil.statistics.intervals import (
+    Bounded,
+    Estimate,
+    Interval,
+    at_the_ends,
+    mean_within,
+    normal,
+    positive_ratio,
+    ratio,
+    share,
+)
 from fedveil.statistics.strategy import Strategy
 
 _STATES: Final = "states"
@@ -176,7 +190,7 @@ class Amounts(Evaluator):
             part = float(states.values[place])
             p = float(np.clip(part / total, 0, 1)) if total > 0 else 0.0
             noise = (states.variance, 4 * states.variance, states.variance)
-            people = everybody.people_per_unit * max(total, 0.0) * p * (1 - p)
+            people = everybody.people_per_unit * (max(total, 0.0) * p * (1 - p) + at_the_ends(-p, 1 - p))
             yield name, "", ratio(part, total, noise, people)
 
     def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
@@ -196,79 +210,80 @@ class _Moments:
         self._m1, self._m2, self._mu, square = (float(value) / n for value in powers.values)
         self._s2 = square - self._mu**2
         self._farthest = (1 + min(1.0, abs(self._mu))) ** 2
+        v, of_n = powers.variance, self._of_n
+        self._of_m2 = (v + of_n * self._m2**2) / n**2
+        self._of_s2 = (v * (1 + 4 * self._mu**2) + of_n * (self._s2 - self._mu**2) ** 2) / n**2
+        self._joint = of_n * self._m2 * (self._s2 - self._mu**2) / n**2
+        self._per_person = self._per_unit / n
 
     @property
     def mae(self) -> Estimate | None:
         """R m1."""
-        spread = float(np.clip(self._m2 - self._m1**2, 0, 1))
-        return self._scaled(self._of.largest, self._m1, (1, 0, 0, 0), self._m1, spread)
-
-    @property
-    def rmse(self) -> Estimate | None:
-        """R sqrt(m2); None where m2 is not clearly above its noise."""
-        m2 = self._m2
-        if m2 * self._n < LEAST_SPREAD * math.sqrt(self._powers.variance):
+        if not self._enough:
             return None
-        slope = 1 / (2 * math.sqrt(m2))
-        inside = min(m2, 1.0)
-        return self._scaled(
-            self._of.largest, math.sqrt(m2), (0, slope, 0, 0), slope * m2, slope**2 * (inside - inside**2)
+        factor, inside = self._of.largest**2, float(np.clip(self._m1, 0, 1))
+        spread = float(np.clip(self._m2 - self._m1**2, 0, 1)) + at_the_ends(-inside, 1 - inside) / self._n
+        noise = (self._powers.variance + self._of_n * self._m1**2) / self._n**2
+        return Estimate(
+            value=self._of.largest * self._m1, noise=factor * noise, people=factor * self._per_person * spread
         )
 
     @property
+    def rmse(self) -> Estimate | None:
+        """R sqrt(m2)."""
+        return self._root(self._of.largest, self._m2, self._of_m2, 1.0)
+
+    @property
     def spread(self) -> Estimate | None:
-        """The error of naming the targets' mean, h sqrt(s2); None where s2 is not clearly above its noise."""
-        if not self._varied:
-            return None
-        mu, s2 = self._mu, self._s2
-        slope = 1 / (2 * math.sqrt(s2))
-        people = slope**2 * max(0.0, self._farthest * s2 - s2**2)
-        by = (0.0, 0.0, -2 * mu * slope, slope)
-        return self._scaled(self._half, math.sqrt(s2), by, slope * (s2 - mu**2), people)
+        """The error of naming the targets' mean, h sqrt(s2)."""
+        return self._root(self._half, self._s2, self._of_s2, self._farthest)
 
     @property
     def r2(self) -> Estimate | None:
-        """1 - rho; None where the targets' variance is not clearly above its noise."""
-        if not self._varied:
+        """1 - rho, from s2 of one sd at least; its lower end is None where s2 is not clear of its noise."""
+        if not self._enough:
             return None
-        mu, s2, kappa = self._mu, self._s2, (self._of.largest / self._half) ** 2
-        rho = kappa * self._m2 / s2
-        error = max(0.0, rho)
-        people = (kappa + error * self._farthest) * error / s2
-        by = (0.0, -kappa / s2, -2 * rho * mu / s2, rho / s2)
-        return self._scaled(1.0, 1 - rho, by, -rho * mu**2 / s2, people)
+        kappa, farthest = (self._of.largest / self._half) ** 2, self._farthest
+        above, below = kappa * self._m2, self._s2
+        here = (kappa**2 * self._of_m2, self._of_s2, kappa * self._joint)
+        _, m2 = mean_within(self._m2, self._of_m2, 1.0, self._per_person)
+        _, s2 = mean_within(self._s2, self._of_s2, farthest, self._per_person)
+        people = kappa**2 * m2 * self._per_person, farthest * s2 * self._per_person
+        low, high = positive_ratio(above, below, (here[0] + people[0], here[1] + people[1], here[2]))
+        low_here, high_here = positive_ratio(above, below, here)
+        rho = max(above, 0.0) / max(below, math.sqrt(self._of_s2))
+        rho = min(max(rho, low_here), math.inf if high_here is None else high_here)
+        noise = max(0.0, here[0] + rho**2 * here[1] - 2 * rho * here[2]) / s2**2
+        chosen = (people[0] + rho**2 * people[1]) / s2**2
+        ends = Interval(
+            estimate=1 - rho,
+            low=None if high is None else 1 - high,
+            high=1 - low,
+            low_here=None if high_here is None else 1 - high_here,
+            high_here=1 - low_here,
+            privacy=share(noise, chosen),
+        )
+        return Bounded(value=1 - rho, noise=noise, people=chosen, ends=ends)
 
     @property
     def _half(self) -> float:
         return (self._of.upper - self._of.lower) / 2
 
-    @property
-    def _varied(self) -> bool:
-        return self._s2 * self._n >= LEAST_SPREAD * math.sqrt(self._powers.variance)
-
-    def _scaled(
-        self,
-        factor: float,
-        value: float,
-        by_powers: tuple[float, float, float, float],
-        by_n: float,
-        people: float,
-    ) -> Estimate | None:
-        """Return factor x value; None where there are too few people.
-
-        Args:
-            factor: of everything.
-            value: the figure.
-            by_powers: n times its derivatives by the sums of powers.
-            by_n: -n times that by n.
-            people: n times its variance by the choice of people.
-        """
+    def _root(self, factor: float, square: float, noise: float, top: float) -> Estimate | None:
+        """Return factor x sqrt(square), the mean of numbers in [0, top]; None where there are too few people."""
         if not self._enough:
             return None
-        squares = math.fsum(one**2 for one in by_powers)
-        noise = (self._powers.variance * squares + self._of_n * by_n**2) / self._n**2
-        return Estimate(
-            value=factor * value,
-            noise=factor**2 * noise,
-            people=factor**2 * self._per_unit * people / self._n,
+        low, high = mean_within(square, noise, top, self._per_person)
+        low_here, high_here = mean_within(square, noise, top, 0.0)
+        inside = min(max(square, 0.0), top)
+        value, slope = factor * math.sqrt(inside), factor / (2 * math.sqrt(max(inside, high_here / 4)))
+        people = self._per_person * (top * inside - inside**2)
+        ends = Interval(
+            estimate=value,
+            low=factor * math.sqrt(low),
+            high=factor * math.sqrt(high),
+            low_here=factor * math.sqrt(low_here),
+            high_here=factor * math.sqrt(high_here),
+            privacy=share(noise, people),
         )
+        return Bounded(value=value, noise=slope**2 * noise, people=slope**2 * people, ends=ends)

@@ -1,21 +1,22 @@
 """Figures of classifiers from noisy counts of people by class and by what is predicted of them.
 
 Variances: by the noise sigma^2 |gradient|^2, exact for sums; by the choice of people the multinomial's, sum_c h_c
-gradient_c^2, which is an upper bound where a person is spread over cells. Quotients have Fieller's intervals.
+gradient_c^2, which is an upper bound where a person is spread over cells, and for shares z^2 / 2 people more at either
+end. Quotients have Fieller's intervals.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
 
 from fedveil.statistics.evaluator import Figure
-from fedveil.statistics.intervals import Estimate, Interval, normal, ratio
+from fedveil.statistics.intervals import LEAST_RATIO, Estimate, Interval, at_the_ends, normal, ratio
 
 LEAST_CLASS: Final = 8.0
 """How many standard deviations of its noise a number of people is from 0, where figures divide by it."""
@@ -65,6 +66,14 @@ class Counts:
         noise = self.variance * float((gradient**2).sum())
         return Estimate(value=value, noise=noise, people=self.people(gradient))
 
+    def share(self, value: float, gradient: Float64[np.ndarray, "K B"]) -> Estimate:
+        """Return a figure that is made of shares, whose estimated spread is 0 where all or none are predicted."""
+        return replace(self.estimate(value, gradient), people=self._people_and_ends(gradient))
+
+    def _people_and_ends(self, gradient: Float64[np.ndarray, "K B"]) -> float:
+        ends = at_the_ends(float(gradient.min()), float(gradient.max()))
+        return self.people(gradient) + self.people_per_unit * ends
+
     def quotient(
         self, above: Float64[np.ndarray, "K B"], below: Float64[np.ndarray, "K B"]
     ) -> Interval | None:
@@ -74,7 +83,7 @@ class Counts:
             self.variance * float((x * y).sum()) for x, y in ((above, above), (below, below), (above, below))
         )
         t = a / b if b > 0 else 0.0
-        return ratio(a, b, (noise[0], noise[1], noise[2]), self.people(above - t * below))
+        return ratio(a, b, (noise[0], noise[1], noise[2]), self._people_and_ends(above - t * below))
 
 
 def accuracy(counts: Counts) -> Estimate | None:
@@ -83,7 +92,7 @@ def accuracy(counts: Counts) -> Estimate | None:
         return None
     total = float(counts.cells.sum())
     value = float((counts.correct * counts.cells).sum()) / total
-    return counts.estimate(value, (counts.correct - value) / total)
+    return counts.share(value, (counts.correct - value) / total)
 
 
 def balanced_accuracy(counts: Counts) -> Estimate | None:
@@ -92,16 +101,55 @@ def balanced_accuracy(counts: Counts) -> Estimate | None:
         return None
     totals = counts.cells.sum(axis=1, keepdims=True)
     shares = (counts.correct * counts.cells).sum(axis=1, keepdims=True) / totals
-    return counts.estimate(float(shares.mean()), (counts.correct - shares) / totals / len(counts.cells))
+    return counts.share(float(shares.mean()), (counts.correct - shares) / totals / len(counts.cells))
 
 
 def against_majority(counts: Counts) -> Iterator[Figure]:
-    """Yield the accuracy of always naming the largest class, and what the model gains over it."""
-    majority = np.zeros_like(counts.cells)
-    majority[int(counts.cells.sum(axis=1).argmax())] = 1.0
+    """Yield the accuracy of always naming the largest class, and what the model gains over it.
+
+    Which class is the largest is not known: intervals hold those of every class that may be
+    (:func:`_largest`), and cover whichever it is.
+    """
+    largest = _largest(counts) if counts.some else []
     ones = np.ones_like(counts.cells)
-    for name, above in (
-        ("majority baseline", majority),
-        ("accuracy minus majority baseline", counts.correct - majority),
+    for name, correct, sign in (
+        ("majority baseline", np.zeros_like(ones), 1.0),
+        ("accuracy minus majority baseline", counts.correct, -1.0),
     ):
-        yield name, "", counts.quotient(above, ones) if counts.some else None
+        found = []
+        for place in largest:
+            own = np.zeros_like(ones)
+            own[place] = sign
+            found.append(counts.quotient(correct + own, ones))
+        yield name, "", _hull([one for one in found if one is not None])
+
+
+def _largest(counts: Counts) -> list[int]:
+    """Return the classes that may be the largest, first the one that is by these counts.
+
+    Another one may be unless its people are fewer by 4 standard deviations of the difference, by noise and people.
+    """
+    totals, width = np.clip(counts.cells, 0, None).sum(axis=1), counts.cells.shape[1]
+    shown = counts.cells.sum(axis=1)
+    first = int(shown.argmax())
+    people = totals + totals[first] + at_the_ends(-1.0, 1.0)
+    sd = np.sqrt(2 * width * counts.variance + counts.people_per_unit * people)
+    near = np.flatnonzero(shown[first] - shown < LEAST_RATIO * sd)
+    return [first, *(int(place) for place in near if place != first)]
+
+
+def _hull(intervals: list[Interval]) -> Interval | None:
+    """Return the first estimate with the ends of all, which are bounded; None where there is none."""
+    if not intervals:
+        return None
+
+    def ends(of: str) -> list[float]:
+        return [float(getattr(one, of)) for one in intervals]
+
+    return replace(
+        intervals[0],
+        low=min(ends("low")),
+        high=max(ends("high")),
+        low_here=min(ends("low_here")),
+        high_here=max(ends("high_here")),
+    )

@@ -19,7 +19,7 @@ from fedveil.statistics.blocks import Block, OneHot, Powers
 from fedveil.statistics.cells import Bins, Exits
 from fedveil.statistics.compose import CELLS, COMPLETE, EVENTS, EXITS, FIRSTS, MOMENTS, SECONDS
 from fedveil.statistics.decoding import Cells
-from fedveil.statistics.intervals import Interval, normal, ratio
+from fedveil.statistics.intervals import Interval, at_the_ends, normal, ratio
 from fedveil.statistics.limits import TOO_FEW
 from fedveil.statistics.quantiles import quantile
 from fedveil.statistics.released import Released
@@ -116,7 +116,8 @@ def part_of(group: Group, weights: Float64[np.ndarray, " width"], people_per_uni
     below, of_below = group.total(everyone)
     joint = float(weights @ group.covariance @ everyone)
     p = float(np.clip(above / below, 0, 1)) if below > 0 else 0.0
-    return ratio(above, below, (of_above, of_below, joint), people_per_unit * max(below, 0.0) * p * (1 - p))
+    people = people_per_unit * (max(below, 0.0) * p * (1 - p) + at_the_ends(-p, 1 - p))
+    return ratio(above, below, (of_above, of_below, joint), people)
 
 
 def rows(released: Released) -> tuple[Row, ...]:
