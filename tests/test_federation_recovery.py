@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -356,6 +357,9 @@ def test_no_noisy_vector_is_in_two_sums_whatever_goes_wrong(
     for silo in range(SILOS):
         given = inputs.given[silo]
         assert len(given) == len(set(given)) <= len(charged(world, silo))
+        assert not Counter(charged(world, silo)) - Counter(
+            paid(world)
+        )  # else it would not sign an honest end
     world.close()
 
 
