@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import Spent
 from fedveil.engine.statement import state
 from fedveil.federation import own_statement
@@ -160,3 +161,16 @@ def test_an_absurd_end_is_refused_before_anything_is_computed(
     ):
         with pytest.raises(RefusalError, match="not the one that this silo computes"):
             session.sign_statement(absurd)
+
+
+def test_the_end_of_a_run_with_releases_beside_its_rounds_is_signed_by_no_silo(
+    masked: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its statement is complete after them alone; a coordinator that asks before is refused."""
+    session = session_of(masked)
+    honest = closing(stated(session, 2, 2), 2, 2)
+    session.sign_statement(honest)
+    monkeypatch.setattr(Prepared, "beside", ("eval/1",))
+    with pytest.raises(RefusalError) as refused:
+        session.sign_statement(honest)
+    assert refused.value.why.code is Code.STATEMENT

@@ -3,7 +3,8 @@
 Claim: a statement that a silo signs is, word for word, the one that the terms give for as many rounds and charges as
 the coordinator says; it charges every round at least as often as the silo's own ledger shows that it must have been
 asked for; and no epsilon in it, nor a figure of a publication, is below the silo's own by more than the rounding of
-another machine. A silo that gave nothing to a round that needs it signs nothing. Not shown by it: how often other silos
+another machine. A silo that gave nothing to a round that needs it signs nothing, and none signs the end of a run with
+releases beside its rounds, whose statement is complete only after them. Not shown by it: how often other silos
 were asked for a round without this one; that the last round which the silo gave something to counts as complete (it is
 charged either way); which line of the record the coordinator names, for silos never see the record; and that the run
 does not go on afterwards. Tests: ``tests/test_federation_closing.py``.
@@ -47,6 +48,8 @@ def check_statement(prepared: Prepared, closing: Closing, charged: Counter[int],
     Raises:
         RefusalError: another statement.
     """
+    if prepared.beside:
+        raise RefusalError(Code.STATEMENT)
     try:
         _check_size(closing, prepared.experiment.rounds)
         stated = Statement.from_json(parse_json(closing.statement, "the statement", RefusedText))
@@ -59,7 +62,7 @@ def check_statement(prepared: Prepared, closing: Closing, charged: Counter[int],
             raise RefusedText
         if not _composed(guarantee, least, (min(rounds + 1, number), charges), stated.event):
             raise RefusedText
-        own = state(prepared, rounds, Spent(charges=charges, beside=prepared.beside, event=stated.event))
+        own = state(prepared, rounds, Spent(charges=charges, beside=(), event=stated.event))
         if _without_figures(stated) != _without_figures(own):
             raise RefusedText
         if not all(
