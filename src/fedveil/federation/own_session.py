@@ -226,7 +226,9 @@ class OwnSession:
             round=task.round, request=request, binding=binding, head=books.ledger.head, before=before
         )
         start = before[MODEL] if model is None else model
-        return self.work.give(task.round, 0 if repeats else again, start, drawn)
+        workload = self.work.workload(task.round, start, drawn)
+        workload.begin(0 if repeats else again)
+        return workload.give(self.number)
 
     def _keep(self, given: Any) -> None:
         """Put what the silo gives to the round on its disk, before anything of it leaves."""

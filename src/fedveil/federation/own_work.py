@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
+from fedveil.engine.release_sum import ReleaseWork
+from fedveil.engine.workload import Workload
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.store import RoundRecord, Tensors
@@ -40,18 +42,16 @@ class OwnWork(ABC):
         """
 
     @abstractmethod
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
         model: Float32[np.ndarray, " d"],
         drawn: Bool[np.ndarray, " users"] | None,
-    ) -> Any:
+    ) -> Workload | ReleaseWork:
         """Return what the silo gives to a round, as the protocol takes it; it has been charged.
 
         Args:
             number: of the round, from 1.
-            attempt: how often the round was charged before, where another attempt is another release.
             model: (d,) of the round.
             drawn: (|U|,) who of its users takes part; None: all of them, or nobody is told.
         """
