@@ -22,7 +22,7 @@ from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.share import OwnTable
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
@@ -104,11 +104,11 @@ class OwnRelease(OwnWork):
         self,
         number: int,
         attempt: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
     ) -> Any:
         """Return the silo's sum, or its people's vectors under private weighting."""
-        work = ReleaseWork(self.release, self.records(model), self.plan.privacy, attempt)
+        work = ReleaseWork(self.release, self.records(start.model), self.plan.privacy, attempt)
         return work.give(self.silo)
 
 
