@@ -52,11 +52,11 @@ from tests.test_federation_grammar import ALL
 
 MASKED = {"name": "secure-aggregation"}
 SAMPLED = {"name": "uldp-avg", "user_sampling_rate": 0.5}
-BY_RECORDS = {"name": "uldp-avg-w", "user_sampling_rate": 0.5, "clip": MOVING}
+BY_RECORDS = {"name": "uldp-avg-w", "user_sampling_rate": 0.5}
 NEEDS_TENSEAL = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "masked": {"method": SAMPLED, "protection": MASKED},
-    "masked, by records": {"method": BY_RECORDS, "protection": MASKED},
+    "masked, by records": {"method": BY_RECORDS | {"clip": MOVING}, "protection": MASKED},
     "recovering": {"method": SAMPLED, "protection": MASKED | {"on_missing": "recover", "missing_silos": 1}},
     "blind": {"method": BY_RECORDS, "protection": {"name": "private-weighting", "n_max": 30}},
     "encrypted": {"method": SAMPLED, "protection": {"name": "partial-encryption", "ratio": 0.5}},
