@@ -51,9 +51,8 @@ def read_archive(path: Path) -> Pictures:
                 _, part, label, name = member.name.split("/")
                 parts[part].append((label, name, stream.read()))
     names = sorted({label for label, _, _ in parts["train"]})
-    found = []
-    for files in parts.values():
-        files.sort()
+
+    def decoded(files: list[tuple[str, str, bytes]]) -> tuple[np.ndarray, np.ndarray]:
         images = np.empty((len(files), _SIDE, _SIDE, 3), dtype=np.uint8)
         for row, (label, name, content) in enumerate(files):
             with pictures.open(BytesIO(content)) as picture:
@@ -61,8 +60,9 @@ def read_archive(path: Path) -> Pictures:
                     raise DataError(f"{path}: {label}/{name} is not of {_SIDE} x {_SIDE} pixels")
                 images[row] = picture.convert("RGB")
         labels = np.asarray([names.index(label) for label, _, _ in files], dtype=np.int64)
-        found += [np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels]
-    return found[0], found[1], found[2], found[3]
+        return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels
+
+    return (*decoded(sorted(parts["train"])), *decoded(sorted(parts["val"])))
 
 
 def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
