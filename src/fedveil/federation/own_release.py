@@ -21,7 +21,7 @@ from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.share import OwnTable
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
@@ -100,11 +100,11 @@ class OwnRelease(OwnWork):
     def workload(
         self,
         number: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
     ) -> ReleaseWork:
         """Return what makes the silo's sum, or its people's vectors under private weighting."""
-        return ReleaseWork(self.release, self.records(model), self.plan.privacy)
+        return ReleaseWork(self.release, self.records(start.model), self.plan.privacy)
 
 
 def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table: OwnTable) -> OwnRelease:

@@ -21,7 +21,7 @@ from fedveil.federation.own_round import OwnTurn, as_tensor
 from fedveil.federation.own_statement import check_statement
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.promise import Promise
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.parts import Closing, Phase
@@ -78,11 +78,11 @@ class OwnTraining(OwnWork):
     def workload(
         self,
         number: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
     ) -> Workload:
         """Return what trains, and makes the silo's message or its contributions."""
-        turn = OwnTurn.of(self.prepared, number, as_tensor(model), drawn, self.plan.privacy)
+        turn = OwnTurn.of(self.prepared, number, start, drawn, self.plan.privacy)
         turn = replace(turn, progress=Deadline(self._seconds))
         return self.prepared.agreed.workload(turn, self.prepared.task.initial())
 
