@@ -202,7 +202,7 @@ class _Pair:
     @property
     def _farthest(self) -> Float64[np.ndarray, " 2"]:
         """K, the largest distances from the means."""
-        return 1 + np.minimum(1, np.abs(self.centre))
+        return np.asarray(1 + np.minimum(1, np.abs(self.centre)))
 
     def _largest(self, per_person: float) -> Float64[np.ndarray, " 2"]:
         """Return the upper ends of both variances."""
