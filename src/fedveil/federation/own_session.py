@@ -230,7 +230,9 @@ class OwnSession:
         self._record = RoundRecord(
             round=task.round, request=request, binding=binding, head=books.ledger.head, before=kept
         )
-        return self.work.give(task.round, 0 if repeats else again, start, drawn, before)
+        workload = self.work.workload(task.round, start, drawn, before)
+        workload.begin(0 if repeats else again)
+        return workload.give(self.number)
 
     def _keep(self, given: Any) -> None:
         """Put what the silo gives to the round on its disk, before anything of it leaves."""

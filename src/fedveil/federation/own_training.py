@@ -15,6 +15,7 @@ from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.past_sums import PastSums
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn
+from fedveil.engine.workload import Workload
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import OwnTurn, as_tensor
@@ -53,7 +54,6 @@ class OwnTraining(OwnWork):
 
     Args:
         prepared: the experiment as the silo holds it.
-        number: the silo's own.
         event: what its ledger counts of a round.
         seconds: that the training of a round may take.
         phase: which part of a run it is; None: all of one that does nothing else.
@@ -62,12 +62,11 @@ class OwnTraining(OwnWork):
     def __init__(
         self,
         prepared: Prepared,
-        number: int,
         event: Event,
         seconds: float,
         phase: Phase | None = None,
     ) -> None:
-        self.prepared, self._number, self._seconds = prepared, number, seconds
+        self.prepared, self._seconds = prepared, seconds
         self.plan = training_plan(prepared, phase)
         self.promise = Promise.of(prepared, event)
         self.rounds = prepared.experiment.rounds
@@ -78,15 +77,14 @@ class OwnTraining(OwnWork):
         """Return what a round is charged as, if it is trained with the weights of its guarantee."""
         return self.promise.of_round(self.prepared.setting, number, again=again)
 
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
         start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
         before: Tensors,
-    ) -> Any:
-        """Train; return the silo's message, or its contributions.
+    ) -> Workload:
+        """Return what trains, and makes the silo's message or its contributions.
 
         A session that begins in the middle of a stream trains the rounds again that it sends parts of: they take as
         long, each, as a round may.
@@ -94,9 +92,7 @@ class OwnTraining(OwnWork):
         rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
         turn = OwnTurn.of(self.prepared, number, start, drawn, self.plan.privacy)
         turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
-        work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
-        work.begin(attempt)
-        return work.give(self._number)
+        return self.prepared.agreed.workload(turn, self.prepared.task.initial())
 
     def scores(self) -> Int64[np.ndarray, " users"]:
         """Return (|U|,) what weighs every user's records here: their number, or a power of it."""

@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from fedveil.engine.release_sum import ReleaseWork
+from fedveil.engine.workload import Workload
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
@@ -40,19 +42,17 @@ class OwnWork(ABC):
         """
 
     @abstractmethod
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
         start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
         before: Tensors,
-    ) -> Any:
+    ) -> Workload | ReleaseWork:
         """Return what the silo gives to a round, as the protocol takes it; it has been charged.
 
         Args:
             number: of the round, from 1.
-            attempt: how often the round was charged before, where another attempt is another release.
             start: of the round.
             drawn: (|U|,) who of its users takes part; None: all of them, or nobody is told.
             before: what :meth:`after` returned.
