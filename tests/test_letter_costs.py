@@ -1,0 +1,18 @@
+"""No letter that a liar can send costs its reader more than a second of a processor and 64 MiB."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.letter_costs import MIB, NAMES, SECONDS, costs, dearest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_no_letter_costs_its_reader_much(name: str, tmp_path: Path) -> None:
+    if name in ("encrypted", "blind, ring"):
+        pytest.importorskip("tenseal")
+    best = dearest(costs((name,), tmp_path))
+    assert len(best) > 20
+    dear = [cost for cost in best.values() if cost.lie and (cost.seconds > SECONDS or cost.mib > MIB)]
+    assert not dear
