@@ -34,6 +34,8 @@ from tests.test_federation_silo import EXAMPLES
 
 SECONDS: Final = 1.0
 MIB: Final = 64.0
+COPIES: Final = 5
+"""Of the longest letter of a session, where they are more than that."""
 USERS: Final = 20
 FEATURES: Final = 16
 NAMES: Final = (
@@ -64,6 +66,7 @@ class Cost:
         lie: how it was made; empty of an honest one.
         seconds: of a processor, all threads.
         mib: above what the party had, the letter itself among it.
+        letter: MiB of the letter.
     """
 
     kind: str
@@ -71,6 +74,7 @@ class Cost:
     lie: str
     seconds: float
     mib: float
+    letter: float
 
 
 def measured(read: Callable[[bytes], Any], data: bytes) -> tuple[float, float]:
@@ -192,7 +196,7 @@ def _costs(
 
 def _cost(kind: str, reader: str, lie: str, read: Callable[[bytes], Any], data: bytes) -> Cost:
     seconds, mib = measured(read, data)
-    return Cost(kind=kind, reader=reader, lie=lie, seconds=seconds, mib=mib)
+    return Cost(kind=kind, reader=reader, lie=lie, seconds=seconds, mib=mib, letter=len(data) / 2**20)
 
 
 def of_no_session(world: World) -> Iterator[Cost]:
@@ -242,7 +246,7 @@ def dearest(found: Iterator[Cost]) -> dict[tuple[str, str, bool], Cost]:
         place = cost.reader, cost.kind, not cost.lie
         known = best.get(place, cost)
         slower = max(known, cost, key=lambda one: one.seconds)
-        best[place] = replace(slower, mib=max(known.mib, cost.mib))
+        best[place] = replace(slower, mib=max(known.mib, cost.mib), letter=max(known.letter, cost.letter))
     return best
 
 
