@@ -1,4 +1,4 @@
-"""No letter that a liar can send costs its reader more than a second of a processor and 64 MiB, or a few copies of it."""
+"""No lie costs its reader more than a second of a processor and 64 MiB, or a few copies of the letter."""
 
 from pathlib import Path
 
