@@ -22,7 +22,6 @@ from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.silo_side import trained_sums
 from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
-from fedveil.federation.deployable import check_deployable
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.steps import LocalGradient, LocalSgd
@@ -449,12 +448,6 @@ def test_what_would_break_the_stream_is_refused_with_the_reason(changes: dict[st
 def test_a_mistake_in_an_experiment_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises((CompositionError, ConfigError), match=reason):
         ready(asked(**changes))
-
-
-def test_institutions_are_told_what_no_silo_keeps() -> None:
-    for bands in (1, 3):
-        with pytest.raises(CompositionError, match="which none keeps over a restart"):
-            check_deployable(ready(asked(method={"correlated": {"period": 3, "bands": bands}})))
 
 
 def test_gradients_take_a_stream_too() -> None:

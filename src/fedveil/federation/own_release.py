@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
@@ -22,8 +21,9 @@ from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.share import OwnTable
+from fedveil.federation.store import Tensors
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
 from fedveil.privacy.events import ComposedEvent, Event
@@ -84,7 +84,6 @@ class OwnRelease(OwnWork):
     Attributes:
         release: what is released.
         charged: what the silo's ledger is charged with.
-        silo: the silo's number.
         records: its own records, as the step reads them; of a model, where one is sent.
     """
 
@@ -93,23 +92,21 @@ class OwnRelease(OwnWork):
     rounds: int
     release: Release
     charged: Event
-    silo: int
     records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
 
-    def event(self, number: int) -> Event:
+    def event(self, number: int, *, again: bool) -> Event:
         """Return what the release is charged as."""
         return self.charged
 
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
-    ) -> Any:
-        """Return the silo's sum, or its people's vectors under private weighting."""
-        work = ReleaseWork(self.release, self.records(model), self.plan.privacy, attempt)
-        return work.give(self.silo)
+        before: Tensors,
+    ) -> ReleaseWork:
+        """Return what makes the silo's sum, or its people's vectors under private weighting."""
+        return ReleaseWork(self.release, self.records(start.model), self.plan.privacy)
 
 
 def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table: OwnTable) -> OwnRelease:
@@ -137,13 +134,11 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
     policy.check_release(release.step.length, release.std())
     events = [policy.event(one) for one in series.guarantees]
     own = table.columns(release.step.columns)
-    assert table.silo is not None, "a silo asks"
     return OwnRelease(
         plan=release_plan(release, own.pairs(), series.randomness(), phase),
         whole=ComposedEvent(events=tuple(events)),
         rounds=prepared.count,
         release=release,
         charged=events[len(made)],
-        silo=table.silo,
         records=lambda _: own,
     )

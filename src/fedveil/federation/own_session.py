@@ -22,9 +22,9 @@ from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.own_round import Told
-from fedveil.federation.own_training import MODEL
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.run_record import attested, concluded, digest_of_model
+from fedveil.federation.session_plan import MODEL
 from fedveil.federation.store import RoundRecord
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
@@ -43,6 +43,7 @@ from fedveil.protection.parts import (
     OwnDraw,
     Part,
     Relay,
+    RoundClip,
     Task,
     Terms,
     Totals,
@@ -51,7 +52,7 @@ from fedveil.protection.parts import (
 from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.refusals import Code
 
-_TOLD: Final = (Model, DrawnUsers, OwnDraw, Drawn)
+_TOLD: Final = (Model, RoundClip, DrawnUsers, OwnDraw, Drawn)
 """What stands before a task and belongs to it."""
 
 
@@ -198,7 +199,6 @@ class OwnSession:
         books, repeats, plan = self._books, self._agreement.repeats, self.work.plan
         if not 1 <= task.round <= plan.rounds:
             raise RefusalError(Code.NO_SUCH_ROUND, plan.rounds)
-        model, drawn = self.told.model(plan.dimension), self.told.drawn(plan, self.number)
         asked = self._terms + task.encode() + self.told.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
         last = books.records.read(books.place)
@@ -212,21 +212,27 @@ class OwnSession:
             self._record = last
             return self._agreement.unpack(last.given)
         self._check_follows(last, task.round)
-        before = {} if self._agreement.result_at_server else self.work.after(last)
+        before = self.work.after(last)
+        start, drawn = (
+            self.told.start(plan, task.round, before.get(MODEL)),
+            self.told.drawn(plan, self.number),
+        )
         again = charged.count(task.round)
         books.ledger.charge(
             run=books.name,
             round=task.round,
             attempt=again,
-            event=self.work.event(task.round),
+            event=self.work.event(task.round, again=again > 0),
             budget=books.budget,
             origin=books.origin,
         )
+        kept = {**before, **start.tensors()} if before else {}
         self._record = RoundRecord(
-            round=task.round, request=request, binding=binding, head=books.ledger.head, before=before
+            round=task.round, request=request, binding=binding, head=books.ledger.head, before=kept
         )
-        start = before[MODEL] if model is None else model
-        return self.work.give(task.round, 0 if repeats else again, start, drawn)
+        workload = self.work.workload(task.round, start, drawn, before)
+        workload.begin(0 if repeats else again)
+        return workload.give(self.number)
 
     def _keep(self, given: Any) -> None:
         """Put what the silo gives to the round on its disk, before anything of it leaves."""

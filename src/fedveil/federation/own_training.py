@@ -12,15 +12,17 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from fedveil.engine.coordinator_side import coordinate
+from fedveil.engine.past_sums import PastSums
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn
+from fedveil.engine.workload import Workload
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import OwnTurn, as_tensor
 from fedveil.federation.own_statement import check_statement
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.promise import Promise
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import MODEL, UNIT, SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.parts import Closing, Phase
@@ -28,8 +30,8 @@ from fedveil.protection.refusals import Code
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State, matching
 
-MODEL: Final = "model"
-"""The name of the model in what is kept of a round."""
+_WEIGHTS: Final = "weights"
+"""The name of the silo's weights in what is kept of a round whose user is in others too."""
 _STATE: Final = "state."
 """Before the names of the optimiser's tensors in what is kept of a round."""
 
@@ -52,7 +54,6 @@ class OwnTraining(OwnWork):
 
     Args:
         prepared: the experiment as the silo holds it.
-        number: the silo's own.
         event: what its ledger counts of a round.
         seconds: that the training of a round may take.
         phase: which part of a run it is; None: all of one that does nothing else.
@@ -61,34 +62,37 @@ class OwnTraining(OwnWork):
     def __init__(
         self,
         prepared: Prepared,
-        number: int,
         event: Event,
         seconds: float,
         phase: Phase | None = None,
     ) -> None:
-        self.prepared, self._number, self._seconds = prepared, number, seconds
+        self.prepared, self._seconds = prepared, seconds
         self.plan = training_plan(prepared, phase)
         self.promise = Promise.of(prepared, event)
         self.rounds = prepared.experiment.rounds
         self.whole = prepared.guarantee.after(event, self.rounds)
+        self._past = PastSums()
 
-    def event(self, number: int) -> Event:
+    def event(self, number: int, *, again: bool) -> Event:
         """Return what a round is charged as, if it is trained with the weights of its guarantee."""
-        return self.promise.of_round(self.prepared.setting, number)
+        return self.promise.of_round(self.prepared.setting, number, again=again)
 
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
-    ) -> Any:
-        """Train; return the silo's message, or its contributions."""
-        turn = OwnTurn.of(self.prepared, number, as_tensor(model), drawn, self.plan.privacy)
-        turn = replace(turn, progress=Deadline(self._seconds))
-        work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
-        work.begin(attempt)
-        return work.give(self._number)
+        before: Tensors,
+    ) -> Workload:
+        """Return what trains, and makes the silo's message or its contributions.
+
+        A session that begins in the middle of a stream trains the rounds again that it sends parts of: they take as
+        long, each, as a round may.
+        """
+        rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
+        turn = OwnTurn.of(self.prepared, number, start, drawn, self.plan.privacy)
+        turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
+        return self.prepared.agreed.workload(turn, self.prepared.task.initial())
 
     def scores(self) -> Int64[np.ndarray, " users"]:
         """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
@@ -111,9 +115,39 @@ class OwnTraining(OwnWork):
         """Return if a run states what its terms give, and charges what the silo's ledger shows."""
         check_statement(self.prepared, closing, charged, whole=whole)
 
+    def after(self, last: RoundRecord | None) -> Tensors:
+        """Return what a silo itself has to know of the rounds before the next one.
+
+        Raises:
+            RefusalError: the next round does not go on from the last one.
+        """
+        method = self.prepared.method
+        if method.protection.divides:
+            return self._own_model(last)
+        return {} if method.sampler.period == 1 else self._stream(last)
+
+    # --- where a user's rounds belong together -----------------------------------------------------------------
+
+    def _stream(self, last: RoundRecord | None) -> Tensors:
+        """Return how the rounds before the next one began that its message has parts of, and the silo's weights.
+
+        The guarantee is about a stream: a user's weights must be the same in all of its rounds.
+
+        Raises:
+            RefusalError: they are not: her totals, or her records here, are others than before.
+        """
+        method, weights = self.prepared.method, self.prepared.setting.weights.cpu().numpy()
+        if last is None:
+            return {_WEIGHTS: weights, **_named(method.undecoded(self.prepared.task.initial()))}
+        if not np.array_equal(weights, last.before[_WEIGHTS]):
+            raise RefusalError(Code.WEIGHTS)
+        played, model = method.clipped_to(float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
+        _, state = played.decoded(np.zeros(0), model, _state(last.before))
+        return {_WEIGHTS: weights, **_named(state)}
+
     # --- where the silos alone have the models -----------------------------------------------------------------
 
-    def after(self, last: RoundRecord | None) -> Tensors:
+    def _own_model(self, last: RoundRecord | None) -> Tensors:
         """Return what the next round begins with, model and optimiser's state: the first, or those of the last round.
 
         Raises:
@@ -150,8 +184,11 @@ class OwnTraining(OwnWork):
 
 def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:
     """Return what a silo keeps of a model and of its optimiser's state, by name."""
-    tensors = {MODEL: model} | {_STATE + name: value for name, value in state.items()}
-    return {name: value.cpu().numpy() for name, value in tensors.items()}
+    return {MODEL: model.cpu().numpy(), **_named(state)}
+
+
+def _named(state: State) -> Tensors:
+    return {_STATE + name: value.cpu().numpy() for name, value in state.items()}
 
 
 def _state(kept: Tensors) -> State:

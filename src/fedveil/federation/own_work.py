@@ -7,11 +7,13 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from fedveil.engine.release_sum import ReleaseWork
+from fedveil.engine.workload import Workload
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.parts import Closing
@@ -32,28 +34,28 @@ class OwnWork(ABC):
     rounds: int
 
     @abstractmethod
-    def event(self, number: int) -> Event:
-        """Return what the silo's own ledger is charged with for a round.
+    def event(self, number: int, *, again: bool) -> Event:
+        """Return what the silo's own ledger is charged with for a round, which may have been charged before.
 
         Raises:
             RefusalError: the round would not be what its guarantee speaks of.
         """
 
     @abstractmethod
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
-    ) -> Any:
+        before: Tensors,
+    ) -> Workload | ReleaseWork:
         """Return what the silo gives to a round, as the protocol takes it; it has been charged.
 
         Args:
             number: of the round, from 1.
-            attempt: how often the round was charged before, where another attempt is another release.
-            model: (d,) of the round.
+            start: of the round.
             drawn: (|U|,) who of its users takes part; None: all of them, or nobody is told.
+            before: what :meth:`after` returned.
         """
 
     def scores(self) -> Int64[np.ndarray, " users"]:
@@ -78,8 +80,15 @@ class OwnWork(ABC):
         raise RefusalError(Code.STATEMENT)
 
     def after(self, last: RoundRecord | None) -> Tensors:
-        """Return what the next round begins with, where the silos alone have the models."""
-        raise RefusalError(Code.SHAPE)
+        """Return what a silo itself has to know of the rounds before the next one; nothing where it is told all.
+
+        Args:
+            last: the round that it gave something to before, with what this returned ahead of it and how it began.
+
+        Raises:
+            RefusalError: the next round does not go on from that one.
+        """
+        return {}
 
     def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
         """Make the server's step, where the silos alone have the models; return what to keep, and the model."""

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Float64
 
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.federation.own_release import release_plan
-from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan
+from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan, Start
 from fedveil.population.records import nobodys_groups
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
@@ -67,7 +67,7 @@ class ReleaseRounds(Generic[EndingT]):
 
     def __init__(self, due: DueRelease[EndingT], ledger: Ledger) -> None:
         self._due, self._ledger = due, ledger
-        self.plan, self.model, self.number = due.plan(), due.model, 1
+        self.plan, self.start, self.number = due.plan(), Start(model=due.model), 1
         self.left = True
 
     def close(self) -> None:

@@ -36,6 +36,7 @@ from fedveil.protection.parts import (
     Knock,
     Over,
     Refused,
+    RoundClip,
     Terms,
     Working,
 )
@@ -105,6 +106,11 @@ class Method:
         """Whether silos and server are sent how many records each user has: weights by records in the open."""
         return bool(self.weights.sends()) and not self.protection.weighs
 
+    @property
+    def draws(self) -> bool:
+        """Whether who takes part in a round is drawn, so that silos or clients must be told."""
+        return self.sampler.samples and self.sampler.rate < 1
+
     def sends(self) -> tuple[Sent, ...]:
         """Return every message of the setup and of a round, and who reads it."""
         setup = (
@@ -121,7 +127,9 @@ class Method:
             Sent(Closing, Role.SILO),
             Sent(Over, Role.SILO),
         )
-        return (*setup, *(self.weights.sends() if self.shows_counts else ()), *self.protection.sends(self))
+        clip = (Sent(RoundClip, Role.SILO),) if self.bound.extra else ()
+        weights = self.weights.sends() if self.shows_counts else ()
+        return (*setup, *clip, *weights, *self.protection.sends(self))
 
     @property
     def kinds(self) -> frozenset[type]:
@@ -164,6 +172,14 @@ class Method:
             return self if bound is self.bound else replace(self, bound=bound)
         return replace(self, bound=bound, channel=self.channel.fallen(self.noise_decay ** (number - 1)))
 
+    def clip_at(self, state: State) -> float | None:
+        """Return C_t of the next round, given what the server remembers; None where the clip does not move."""
+        return self.bound.at(_unnamed(_BOUND, state)).unit if self.bound.extra else None
+
+    def clipped_to(self, length: float) -> Method:
+        """Return the method in a round whose C_t another party says."""
+        return replace(self, bound=self.bound.measured_in(length))
+
     def divisor(self, n_silos: int, n_users: int) -> float:
         """Return what the sum is divided by; public numbers only, so that it reveals nothing.
 
@@ -182,6 +198,10 @@ class Method:
             **_named(_BOUND, bound),
             **_named(_STREAM, stream),
         }
+
+    def undecoded(self, model: Float32[Tensor, " d"]) -> State:
+        """Return what a silo remembers before the first round: it decodes nothing, so its totals have no numbers."""
+        return _named(_STREAM, self.channel.init(model, 0))
 
     def decoded(
         self, total: Float64[np.ndarray, " length"], model: Float32[Tensor, " d"], state: State

@@ -59,8 +59,8 @@ _POWERS: Final = "powers"
 
 
 @dataclass(frozen=True)
-class ErrorStates(Partition):
-    """Whether the error of a record lies within what is declared of it.
+class _Errors:
+    """Prediction and target of a record.
 
     Attributes:
         largest: R, bound of the error.
@@ -72,6 +72,10 @@ class ErrorStates(Partition):
     def columns(self) -> tuple[str, ...]:
         """Prediction and target."""
         return (SCORE, TARGET)
+
+
+class ErrorStates(_Errors, Partition):
+    """Whether the error of a record lies within what is declared of it."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -87,22 +91,15 @@ class ErrorStates(Partition):
 
 
 @dataclass(frozen=True)
-class ErrorPowers(Encoder):
+class ErrorPowers(_Errors, Encoder):
     """(a, a^2, y, y^2) of a record; zero where prediction or target is unreadable.
 
     Attributes:
         lower, upper: bounds of the target.
-        largest: R, bound of the error.
     """
 
     lower: float
     upper: float
-    largest: float
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Prediction and target."""
-        return (SCORE, TARGET)
 
     @property
     def width(self) -> int:
@@ -154,7 +151,7 @@ class Amounts(Evaluator):
         """Return states and powers."""
         encoders = {
             _STATES: OneHot(ErrorStates(self.largest)),
-            _POWERS: ErrorPowers(self.lower, self.upper, self.largest),
+            _POWERS: ErrorPowers(self.largest, self.lower, self.upper),
         }
         return tuple(
             Block(
