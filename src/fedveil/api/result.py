@@ -53,10 +53,12 @@ class Result:
     @classmethod
     def of(cls, outcome: Outcome, initial: nn.Module, people: Population) -> Result:
         """Return the result of a run that began from a model over a population."""
-        released = outcome.evaluated
+        released, metrics = outcome.evaluated, outcome.row["test"] or {}
+        if released is not None:
+            metrics = {name: None if one is None else one.estimate for name, one in released.headline.items()}
         return cls(
             statement=outcome.statement,
-            metrics=(outcome.row["test"] or {}) if released is None else released.headline,
+            metrics=metrics,
             rounds=outcome.rounds,
             stopped=outcome.stopped,
             folder=outcome.folder,
