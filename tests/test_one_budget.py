@@ -53,7 +53,7 @@ def strength(folder: Path) -> float:
     return math.fsum(one.noise_multiplier**-2 for one in events if isinstance(one, GaussianEvent))
 
 
-def test_a_study_from_raw_tables_to_odds_ratios_costs_one_epsilon(
+def test_a_study_to_odds_ratios_costs_one_epsilon(
     tmp_path: Path,
 ) -> None:
     """Preprocessing, training and evaluation have 0.7 of mu^2, a regression of the same people the rest."""
