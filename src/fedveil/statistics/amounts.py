@@ -52,7 +52,6 @@ from fedveil.statistics.intervals import (
     ratio,
     share,
 )
-from fedveil.statistics.strategy import Strategy
 
 _STATES: Final = "states"
 _POWERS: Final = "powers"
@@ -148,13 +147,7 @@ class Amounts(Evaluator):
         declared = (self.lower, self.upper, self.largest)
         encoders = {_STATES: OneHot(ErrorStates(*declared)), _POWERS: ErrorPowers(*declared)}
         return tuple(
-            Block(
-                release=name,
-                part=part,
-                encoder=encoder,
-                groups=groups,
-                strategy=Strategy("flat", 0, encoder.width),
-            )
+            Block(release=name, part=part, encoder=encoder, groups=groups)
             for part, encoder in encoders.items()
         )
 
