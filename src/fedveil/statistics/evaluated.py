@@ -44,8 +44,8 @@ class Asked(BaseModel):
         silos: a person's weights over silos.
         by: columns whose groups are compared.
         bins: of scores; None where there are none, or as many as are usual.
-        lower, upper: declared bounds of a target that is a number.
-        largest_error: the largest error of such a target that counts in full; None for the width of its bounds.
+        largest_error: the largest error of a target that is a number that counts in full; None for the width of its
+            bounds.
         horizons: by which events of a survival time are predicted.
     """
 
@@ -56,8 +56,6 @@ class Asked(BaseModel):
     silos: SiloWeights
     by: tuple[str, ...]
     bins: int | None = None
-    lower: float | None = None
-    upper: float | None = None
     largest_error: float | None = None
     horizons: tuple[float, ...] = ()
 
@@ -87,20 +85,18 @@ class Asked(BaseModel):
                     "taken from the records would tell of them"
                 )
             return Lifetimes(self.horizons, BINS if self.bins is None else self.bins)
-        self._only("numbers", ("lower", "upper", "largest_error"))
-        if self.lower is None or self.upper is None:
+        self._only("numbers", ("largest_error",))
+        if target.bounds is None:
             raise ConfigError(
-                "evaluation.lower, evaluation.upper: give the bounds of the target; bounds taken from the records "
-                "would tell of them"
+                "evaluation: give the bounds of the target, target.lower and target.upper of the schema; bounds taken "
+                "from the records would tell of them"
             )
-        if not self.lower < self.upper:
-            raise ConfigError("evaluation.lower: must be below evaluation.upper")
-        width = self.upper - self.lower
-        return Amounts(self.lower, self.upper, width if self.largest_error is None else self.largest_error)
+        lower, upper = target.bounds
+        return Amounts(lower, upper, upper - lower if self.largest_error is None else self.largest_error)
 
     def _only(self, of: str, keys: tuple[str, ...]) -> None:
         """Refuse keys of other targets."""
-        for key in ("bins", "lower", "upper", "largest_error", "horizons"):
+        for key in ("bins", "largest_error", "horizons"):
             if key not in keys and getattr(self, key) not in (None, ()):
                 raise ConfigError(
                     f"evaluation.{key}: the schema's target is of {of}, which has no such key; remove it"
