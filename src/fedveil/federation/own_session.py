@@ -21,6 +21,7 @@ from fedveil.federation.binding import check_asked, round_context, session_conte
 from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
+from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.own_round import Told
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.run_record import attested, concluded, digest_of_model
@@ -99,6 +100,12 @@ class OwnSession:
         self._task: Task | None = None
         self._record: RoundRecord | None = None
         self._ended = True
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest letter of the session: a model, totals of users, and messages of the protocol."""
+        plan, (_, down) = self.work.plan, self._agreement.largest
+        return LARGEST_OPENING + down + 4 * (plan.dimension + plan.n_users)
 
     def join(self) -> list[Part]:
         """Return what the silo says when it joins."""
