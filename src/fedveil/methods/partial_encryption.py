@@ -155,9 +155,7 @@ class PartialEncryption(ProtectionStage):
             yield f"{method.denoiser.description} needs one size of noise, and the two parts have their own"
 
     def paying(self, multiplier: float, ballots: int) -> PartialEncryption:
-        """Return the protection whose noisy votes are a release of this noise multiplier in every round.
-
-        A ballot moves by sqrt(2) of its norms (:meth:`_votes`).
+        """Return the protection whose noisy votes (:meth:`_votes`) are a release of this noise multiplier a round.
 
         Raises:
             CompositionError: nobody votes, votes have no noise, or have one that was given.
@@ -229,7 +227,7 @@ class PartialEncryption(ProtectionStage):
             Claim(covering(Tells.SUM), self._both_parts(moves, moves.total / math.sqrt(n), n)),
             Claim(covering(Tells.SUM, Tells.OWN), pooled),
             Claim(covering(Tells.SUM, Tells.OWN, Tells.BALLOT), pooled, but),
-            Claim(covering(*whole), self._every_message(moves), but),
+            Claim(covering(*whole), self._pooled(moves, moves.messages), but),
         )
 
     def _in_clear(self, moves: Moves) -> Event:
@@ -247,19 +245,12 @@ class PartialEncryption(ProtectionStage):
         parts = self._together(_precision(moves.messages, std), summed)
         return _released(parts, self._votes(n, n, moves.ballots))
 
-    def _pooled(self, moves: Moves) -> Event:
-        """Return the event of the sum for a sender, who knows its own share of the noise."""
+    def _pooled(self, moves: Moves, messages: float = 0.0) -> Event:
+        """Return the event of the sum, or of messages that move so far, for a sender, who knows its own noise."""
         n = moves.n_senders
         if n < 2:
             return NoGuarantee(reason="no share of the noise is left")
-        return self._both_parts(moves, moves.pooled(n - 1, 1, n), n - 1)
-
-    def _every_message(self, moves: Moves) -> Event:
-        """Return the event of all senders' messages for a server with one of them."""
-        n = moves.n_senders
-        if n < 2:
-            return NoGuarantee(reason="no share of the noise is left")
-        return self._both_parts(moves, max(moves.messages, moves.pooled(n - 1, 1, n)), n - 1)
+        return self._both_parts(moves, max(messages, moves.pooled(n - 1, 1, n)), n - 1)
 
     def _both_parts(self, moves: Moves, moved: float, unknown: int) -> Event:
         """Return the event of both parts, whose messages' noise covers moves of this length, and of the votes.
