@@ -52,7 +52,6 @@ from fedveil.statistics.intervals import (
     ratio,
     share,
 )
-from fedveil.statistics.strategy import Strategy
 
 _STATES: Final = "states"
 _POWERS: Final = "powers"
@@ -154,13 +153,7 @@ class Amounts(Evaluator):
             _POWERS: ErrorPowers(self.largest, self.lower, self.upper),
         }
         return tuple(
-            Block(
-                release=name,
-                part=part,
-                encoder=encoder,
-                groups=groups,
-                strategy=Strategy("flat", 0, encoder.width),
-            )
+            Block(release=name, part=part, encoder=encoder, groups=groups)
             for part, encoder in encoders.items()
         )
 
