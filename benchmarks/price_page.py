@@ -74,9 +74,9 @@ def _losses(name: str, levels: Sequence[float | None]) -> str:
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of a metric over runs; None without any."""
+    """Return the mean of a metric over runs; None of fewer than two."""
     found = [value for value in values if value is not None]
-    return float(np.mean(found)) if found else None
+    return float(np.mean(found)) if len(found) > 1 else None
 
 
 def _mean_of(case: DataCase, column: str, epsilon: float | None, results: Results) -> float | None:
@@ -122,7 +122,7 @@ def _cells(case: DataCase) -> list[PriceCell]:
 
 def _row(cell: PriceCell, results: Results) -> str | None:
     runs = _runs(cell, results)
-    if not runs:
+    if len(runs) < 2:
         return None
     metric, last = cell.case.metric, runs[0].values
     base = _runs(PriceCell(case=cell.case, column="published", epsilon=cell.epsilon), results)
