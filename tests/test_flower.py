@@ -31,7 +31,7 @@ from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import Authority, days_left, new_server_key, node_key_pem
-from fedveil.flower.child import settings_of_parent
+from fedveil.flower.child import ProcessError, settings_of_parent
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import Guard, open_silo
@@ -514,6 +514,24 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     carry(LoopGrid(nodes, guards), again, home)  # type: ignore[arg-type]
     assert again.outcome is not None
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
+
+
+def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(
+    made: Demonstration, guards: list[Path]
+) -> None:
+    """Whatever it waits for: a process that is to end has seconds, and a silo may take minutes."""
+    pytest.importorskip("flwr")
+    from fedveil.flower.transport import carry
+
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
+    looks = iter([False, False, True])
+    with pytest.raises(ProcessError, match="was stopped"):
+        carry(LoopGrid([], guards), party, home, lambda: next(looks))  # type: ignore[arg-type]
+    assert party.outcome is None
+    assert party.letters()
+    party.close()
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
