@@ -569,6 +569,9 @@ class Slow:
         assert self.let.wait(30)
         return b"answer to " + letter
 
+    def longest(self, beginning: bytes) -> int:
+        return LARGEST_OPENING
+
     def working(self, letter: bytes) -> bytes:
         if letter == b"forged":
             raise ProtocolError("not signed")
