@@ -352,12 +352,16 @@ def test_a_link_that_every_user_of_the_host_reaches_is_not_used(
     running.close()
 
 
-def test_why_a_letter_was_not_answered_stays_with_the_silo(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def flowers_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the numbers that Flower gives a task's, without which it makes no message."""
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name in ("run_id", "task_id", "node_id"):
         monkeypatch.setattr(identity, f"_{name}", 1)
+
+
+@pytest.mark.usefixtures("flowers_task")
+def test_why_a_letter_was_not_answered_stays_with_the_silo(caplog: pytest.LogCaptureFixture) -> None:
     from flwr.app import Message, RecordDict
 
     from fedveil.flower.envelope import content_of
@@ -382,12 +386,8 @@ def test_a_run_is_submitted_where_a_coordinator_is_served(made: Demonstration) -
         Submission(home, home / "runs")
 
 
-def test_flowers_messages_carry_a_run_though_some_are_lost(
-    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
+@pytest.mark.usefixtures("flowers_task")
+def test_flowers_messages_carry_a_run_though_some_are_lost(made: Demonstration, guards: list[Path]) -> None:
     from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
@@ -407,13 +407,9 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     assert [row["round"] for row in told.rows] == []
 
 
-def test_flowers_messages_carry_releases_that_the_policies_allow(
-    made: Demonstration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("flowers_task")
+def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstration) -> None:
     """From a file with [statistics] to what is shown: refused as policies come, and then allowed by name."""
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
@@ -439,12 +435,10 @@ def test_flowers_messages_carry_releases_that_the_policies_allow(
     assert not list(due_parts(home, folder.path))
 
 
+@pytest.mark.usefixtures("flowers_task")
 def test_flowers_messages_carry_private_weighting(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     small_keys(monkeypatch)
     from fedveil.flower.transport import carry
 
@@ -464,12 +458,10 @@ def test_flowers_messages_carry_private_weighting(
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
 
 
+@pytest.mark.usefixtures("flowers_task")
 def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
-    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Demonstration, guards: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.transport import carry
 
     text = made.experiment.read_text()
@@ -491,12 +483,10 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     assert [row["summed"] for row in rows[1:]] == [3, 3]
 
 
+@pytest.mark.usefixtures("flowers_task")
 def test_patience_ends_with_the_model_and_the_run_goes_on_later(
-    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
+    made: Demonstration, guards: list[Path]
 ) -> None:
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
@@ -623,13 +613,11 @@ def test_a_silence_is_of_one_silo_and_signs_of_life_end_it_for_a_while(
     assert silence.beyond(0.0) == ()
 
 
+@pytest.mark.usefixtures("flowers_task")
 def test_a_run_ends_though_silos_work_for_longer_than_patience(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent silo is waited for as long as twenty questions take; this one works for longer, and pays once."""
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower import transport
 
     receive, now, signs = SiloParty.receive, [0.0], [0]

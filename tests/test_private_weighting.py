@@ -482,16 +482,23 @@ def test_weights_outside_the_group_are_refused_by_the_silo():
         session.silos[0].receive(short.encode())
 
 
+def silo_of(plan, identities, index):
+    roster = tuple(identity.public for identity in identities)
+    counts = np.full(6, 2)
+    return WeightingSilo(
+        plan, index=index, identity=identities[index], roster=roster, counts=counts, evaluator=evaluator()
+    )
+
+
+def parties_of(plan, identities):
+    """Return the silos and the server, who have said nothing yet."""
+    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    return [silo_of(plan, identities, index) for index in range(3)], server
+
+
 def test_the_server_must_list_every_user_of_a_silo():
     plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
-    roster = tuple(identity.public for identity in identities)
-    silos = [
-        WeightingSilo(
-            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
-        )
-        for i, identity in enumerate(identities)
-    ]
-    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    silos, server = parties_of(plan, identities)
     messages = []
     for silo in silos:
         messages += server.receive(silo.index, silo.announce())
@@ -553,14 +560,7 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
 
 def test_a_key_that_the_server_put_in_place_is_refused():
     plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
-    roster = tuple(identity.public for identity in identities)
-    silos = [
-        WeightingSilo(
-            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
-        )
-        for i, identity in enumerate(identities)
-    ]
-    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    silos, server = parties_of(plan, identities)
     sent = [message for silo in silos for message in server.receive(silo.index, silo.announce())]
     relayed = next(
         data for to, data in sent if to == 0 and isinstance(Envelope.decode(data).message, Directory)
@@ -573,9 +573,7 @@ def test_a_key_that_the_server_put_in_place_is_refused():
         SignedKey.sign(identities[1], swapped, owner=1, purpose="secure aggregation", round_id=plan.setup),
         SignedKey.sign(IdentityKey.generate(), swapped, owner=1, purpose=KEY_PURPOSE, round_id=plan.setup),
     ):
-        silo = WeightingSilo(
-            plan, index=0, identity=identities[0], roster=roster, counts=np.full(6, 2), evaluator=evaluator()
-        )
+        silo = silo_of(plan, identities, 0)
         silo._peers = silos[0]._peers
         with pytest.raises(ProtocolError, match="silo 1: its public key was refused"):
             silo.receive(altered(relayed, keys=(keys[0], (1, key), keys[2])))
@@ -584,14 +582,7 @@ def test_a_key_that_the_server_put_in_place_is_refused():
 
 def test_a_blinding_seed_from_elsewhere_is_refused():
     plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
-    roster = tuple(identity.public for identity in identities)
-    silos = [
-        WeightingSilo(
-            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
-        )
-        for i, identity in enumerate(identities)
-    ]
-    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    silos, server = parties_of(plan, identities)
     messages = []
     for silo in silos:
         messages += server.receive(silo.index, silo.announce())

@@ -113,7 +113,7 @@ COMMANDS: Final = {
     "presets": Command("lists:presets_command", "List the presets, or print one."),
     "methods": Command(
         "lists:methods_command",
-        "List the methods, the package that brings each, and the keys that it takes in the table [method].",
+        "List the methods, the package that brings each, and the keys that it takes in the table `method`.",
     ),
     "stages": Command(
         "lists:stages_command",
