@@ -22,10 +22,10 @@ from fedveil.methods.method import Method
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.compose import compose
-from fedveil.statistics.limits import SiloWeights
+from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
-from fedveil.statistics.released import FILE, Released, read_released, unit_of
+from fedveil.statistics.released import FILE, Released, read_released
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,7 +133,7 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
         step.layout,
         n_users=of.schema.n_users,
         noise_std=std,
-        unit=unit_of(document.statistics, len(of.silos)),
+        unit=unit_of(document.statistics.silos, len(of.silos)),
     )
     check(
         plan,
