@@ -205,6 +205,21 @@ def test_a_regression_between_institutions_is_the_simulations_and_survives_resta
         assert [charge.run[32:] for charge in world.charges(silo)] == ["/1", "/2", "/3"]
 
 
+def test_a_release_that_was_begun_is_not_begun_again_where_that_is_another_release(tmp_path: Path) -> None:
+    """Under "recover" silos that are asked again draw noise anew, which nobody declared: the charge stands."""
+    recovering = 'name = "secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
+    world = Hospitals(tmp_path, statistics(tmp_path, protection=recovering))
+    party = world.coordinator()
+    while not world.charges("north"):
+        for number, data in party.letters():
+            party.receive(number, world.silos[number].receive(data))
+    party.close()  # killed: silos have given their sums, and the coordinator has none
+    assert "begun before and is charged" in (world.play() or "")
+    assert [len(world.charges(silo)) for silo in SILOS] == [1, 1, 1]
+    assert not (world.run.path / "statistics.json").exists()
+    world.close()
+
+
 # --- what a silo does not take part in ----------------------------------------------------------------------
 
 
@@ -233,6 +248,19 @@ def test_a_silo_refuses_what_its_policy_does_not_allow(
     assert words in (world.play() or "")
     world.close()
     assert not any(world.charges(silo) for silo in SILOS)
+    assert not (world.run.path / "statistics.json").exists()
+
+
+@pytest.mark.parametrize("changes", [{}, WEIGHTED], ids=["masked", "weighted"])
+def test_counting_beyond_the_deadline_of_a_round_ends_the_release_and_stays_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    small_keys(monkeypatch)
+    hurried = POLICY.model_copy(update={"round_seconds": 1e-9})
+    world = Hospitals(tmp_path, statistics(tmp_path, **changes), hurried)
+    assert "the round took longer than" in (world.play() or "")
+    world.close()
+    assert len(world.charges(SILOS[0])) == 1
     assert not (world.run.path / "statistics.json").exists()
 
 

@@ -21,7 +21,6 @@ from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.inference.equation import Equation
 from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, read_begun, read_fitted
@@ -149,11 +148,7 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
     ]
     people = schema.n_users * unit_of(request.silos, len(silos))
     plan = planned(list(zip(steps, noises, strict=True)), people)
-    check(
-        plan,
-        multiplier,
-        lambda z: series.accountant.epsilon(GaussianEvent(noise_multiplier=z), document.privacy.delta),
-    )
+    check(plan, multiplier, series.declared_for)
     return PreparedInference(
         asked=document,
         declared=of,

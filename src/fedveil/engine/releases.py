@@ -19,7 +19,6 @@ from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.compose import compose
 from fedveil.statistics.limits import SiloWeights, unit_of
@@ -123,8 +122,7 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
         key="statistics.silos",
         colluding=document.privacy.colluding_silos,
     )
-    privacy = document.privacy
-    multiplier, series = calibrated(privacy, lambda z: ((derive(build(z), facts), step.length),))
+    multiplier, series = calibrated(document.privacy, lambda z: ((derive(build(z), facts), step.length),))
     method = build(multiplier)
     std = method.noise_std(len(of.silos))
     assert std is not None
@@ -135,11 +133,7 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
         noise_std=std,
         unit=unit_of(document.statistics.silos, len(of.silos)),
     )
-    check(
-        plan,
-        multiplier,
-        lambda z: series.accountant.epsilon(GaussianEvent(noise_multiplier=z), privacy.delta),
-    )
+    check(plan, multiplier, series.declared_for)
     return PreparedRelease(asked=document, declared=of, method=method, step=step, series=series, plan=plan)
 
 

@@ -134,6 +134,7 @@ class OwnParts:
             release=release,
             charged=policy.event(side.guarantee),
             records=read,
+            seconds=policy.round_seconds,
         )
 
     def _whole(self) -> tuple[Event, int]:

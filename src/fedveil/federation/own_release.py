@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float32, Float64
 
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
+from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
@@ -85,6 +86,7 @@ class OwnRelease(OwnWork):
         release: what is released.
         charged: what the silo's ledger is charged with.
         records: its own records, as the step reads them; of a model, where one is sent.
+        seconds: that counting them may take.
     """
 
     plan: SessionPlan
@@ -93,6 +95,7 @@ class OwnRelease(OwnWork):
     release: Release
     charged: Event
     records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
+    seconds: float
 
     def event(self, number: int, *, again: bool) -> Event:
         """Return what the release is charged as."""
@@ -106,7 +109,8 @@ class OwnRelease(OwnWork):
         before: Tensors,
     ) -> ReleaseWork:
         """Return what makes the silo's sum, or its people's vectors under private weighting."""
-        return ReleaseWork(self.release, self.records(start.model), self.plan.privacy)
+        records, deadline = self.records(start.model), Deadline(self.seconds)
+        return ReleaseWork(self.release, records, self.plan.privacy, deadline)
 
 
 def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table: OwnTable) -> OwnRelease:
@@ -141,4 +145,5 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
         release=release,
         charged=events[len(made)],
         records=lambda _: own,
+        seconds=policy.round_seconds,
     )

@@ -38,7 +38,7 @@ from fedveil.local.span_steps import Stack, Trained, spannable, tiled_product, t
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, steps_per_member
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
 from fedveil.privacy.bounds import Bound
 
 
@@ -98,20 +98,17 @@ class SpanTrainer(SplitTrainer):
         plan = self._plan(cohort, ordered.members.numpy())
         training = _Training(self.task, as_sgd(self.local), plan, job.start, ordered.seeds)
         steps = steps_per_member(self.local, cohort, ordered.members)
-        done, to_do = 0, int(steps.sum())
+        to_do = int(steps.sum())
+        watch = Watch(progress, to_do)
         for finished in training.run():
-            done += int(steps[finished].sum())
-            if progress is not None:
-                progress(done, to_do)
+            watch.took(int(steps[finished].sum()))
         total, norms = training.summed(job.bound, ordered.weights)
         for chosen, deltas in training.primal():
             primal = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
             silos = cohort.silos(ordered.members[chosen])
             norms[chosen] = primal.add_(deltas, ordered.weights[chosen], silos)
             total += primal.total()
-            done += int(steps[chosen].sum())
-            if progress is not None:
-                progress(done, to_do)
+            watch.took(int(steps[chosen].sum()))
         returned = torch.empty_like(norms)
         returned[ascending] = norms
         return Sums(total=total, norms=returned, nonfinite=int(norms.isnan().sum()), steps=to_do)
@@ -263,11 +260,8 @@ class _Training:
 
 
 def _over_outputs(values: Float64[Tensor, "g k n"]) -> Float64[Tensor, "g n"]:
-    """Sum over the outputs, first to last: torch's own order depends on where in its row a record lies."""
-    total = values[:, 0].clone()
-    for output in range(1, values.shape[1]):
-        total += values[:, output]
-    return total
+    """Sum over the outputs, first to last: the order of torch's sum depends on where in its row a record lies."""
+    return values.cumsum(1)[:, -1]
 
 
 _REDONE_ENTRIES = 1 << 20
