@@ -31,7 +31,7 @@ from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import Authority, days_left, new_server_key, node_key_pem
-from fedveil.flower.child import settings_of_parent
+from fedveil.flower.child import ProcessError, settings_of_parent
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import Guard, open_silo
@@ -506,6 +506,40 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
 
 
+def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(
+    made: Demonstration, guards: list[Path]
+) -> None:
+    """Whatever it waits for: a process that is to end has seconds, and a silo may take minutes."""
+    pytest.importorskip("flwr")
+    from fedveil.flower.transport import carry
+
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
+    looks = iter([False, False, True])
+    with pytest.raises(ProcessError, match="was stopped"):
+        carry(LoopGrid([], guards), party, home, lambda: next(looks))  # type: ignore[arg-type]
+    assert party.outcome is None
+    assert party.letters()
+    party.close()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
+def test_what_a_killed_link_left_goes_with_its_coordinator(again: bool, made: Demonstration) -> None:
+    folder = LinkFolder(made.provisioned.coordinator / "link")
+    (folder / "run").mkdir()
+    serving_again = RunningFolder(folder.path) if again else None
+    for name in (DOOR, SECRET):
+        (folder / "run" / name).touch()
+    link = object.__new__(AttachedLink)
+    link._running, link._group = folder / "run", folder.group
+    link._child = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
+    link.stop()
+    assert any((folder / "run").iterdir()) == again
+    if serving_again is not None:
+        serving_again.close()
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
 def test_a_child_whose_parent_is_gone_removes_what_it_left(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -540,6 +574,9 @@ class Slow:
         self.read.append(letter)
         assert self.let.wait(30)
         return b"answer to " + letter
+
+    def longest(self, beginning: bytes) -> int:
+        return LARGEST_OPENING
 
     def working(self, letter: bytes) -> bytes:
         if letter == b"forged":
