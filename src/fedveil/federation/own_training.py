@@ -145,14 +145,14 @@ class OwnTraining(OwnWork):
         text = hashlib.sha256(canonical(self.prepared.experiment).encode()).digest()
         stays = {_WEIGHTS: weights, _EXPERIMENT: np.frombuffer(text, dtype=np.uint8)}
         if last is None:
-            return stays | _named(method.undecoded(self.prepared.task.initial()))
+            return {**stays, **_named(method.undecoded(self.prepared.task.initial()))}
         if not np.array_equal(stays[_EXPERIMENT], last.before.get(_EXPERIMENT, ())):
             raise RefusalError(Code.OTHER_STREAM, last.round)
         if not np.array_equal(weights, last.before[_WEIGHTS]):
             raise RefusalError(Code.WEIGHTS)
         played, model = method.clipped_to(float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
         _, state = played.decoded(np.zeros(0), model, _state(last.before))
-        return stays | _named(state)
+        return {**stays, **_named(state)}
 
     # --- where the silos alone have the models -----------------------------------------------------------------
 
