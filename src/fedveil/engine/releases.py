@@ -21,10 +21,10 @@ from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.compose import compose
-from fedveil.statistics.limits import SiloWeights
+from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
-from fedveil.statistics.released import FILE, Released, read_released, unit_of
+from fedveil.statistics.released import FILE, Released, read_released
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,7 +131,7 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
         step.layout,
         n_users=of.schema.n_users,
         noise_std=std,
-        unit=unit_of(document.statistics, len(of.silos)),
+        unit=unit_of(document.statistics.silos, len(of.silos)),
     )
     check(plan, multiplier, series.declared_for)
     return PreparedRelease(asked=document, declared=of, method=method, step=step, series=series, plan=plan)
