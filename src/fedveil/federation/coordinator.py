@@ -336,7 +336,9 @@ class CoordinatorParty(Generic[EndingT]):
             shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
-        self._record.see(self._rounds.number, (self._asked, self._told), answers, exchange.heads)
+        phase, number = self._plan.phase, self._rounds.number
+        place = "" if phase is None else phase.name, number
+        self._record.see(place, (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
             total = self._plan.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)

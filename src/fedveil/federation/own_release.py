@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from jaxtyping import Bool, Float32, Float64
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_statement import OwnCharges, check_releases
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
 from fedveil.federation.session_plan import SessionPlan
@@ -27,7 +29,7 @@ from fedveil.federation.share import OwnTable
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
 from fedveil.privacy.events import ComposedEvent, Event
-from fedveil.protection.parts import Phase
+from fedveil.protection.parts import Closing, Phase
 from fedveil.protection.refusals import Code
 from fedveil.randomness import PrivacyRandomness
 
@@ -86,6 +88,7 @@ class OwnRelease(OwnWork):
         charged: what the silo's ledger is charged with.
         silo: the silo's number.
         records: its own records, as the step reads them; of a model, where one is sent.
+        states: returns if the run states what its terms give, as :meth:`OwnWork.check_statement`.
     """
 
     plan: SessionPlan
@@ -95,6 +98,7 @@ class OwnRelease(OwnWork):
     charged: Event
     silo: int
     records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
+    states: Callable[[Closing, OwnCharges], None]
 
     def event(self, number: int) -> Event:
         """Return what the release is charged as."""
@@ -110,6 +114,10 @@ class OwnRelease(OwnWork):
         """Return the silo's sum, or its people's vectors under private weighting."""
         work = ReleaseWork(self.release, self.records(model), self.plan.privacy, attempt)
         return work.give(self.silo)
+
+    def check_statement(self, closing: Closing, own: OwnCharges) -> None:
+        """Return if the run states what its terms give, and charges what the silo's ledger shows."""
+        self.states(closing, own)
 
 
 def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table: OwnTable) -> OwnRelease:
@@ -146,4 +154,5 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
         charged=events[len(made)],
         silo=table.silo,
         records=lambda _: own,
+        states=partial(check_releases, prepared),
     )

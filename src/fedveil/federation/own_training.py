@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from fedveil.engine.turn import Turn
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import OwnTurn, as_tensor
-from fedveil.federation.own_statement import check_statement
+from fedveil.federation.own_statement import OwnCharges, check_training
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.promise import Promise
 from fedveil.federation.session_plan import SessionPlan
@@ -107,9 +106,9 @@ class OwnTraining(OwnWork):
         setting = replace(prepared.setting, weights=self.promise.weights.clone())
         self.prepared = replace(prepared, setting=setting)
 
-    def check_statement(self, closing: Closing, charged: Counter[int], *, whole: bool) -> None:
+    def check_statement(self, closing: Closing, own: OwnCharges) -> None:
         """Return if a run states what its terms give, and charges what the silo's ledger shows."""
-        check_statement(self.prepared, closing, charged, whole=whole)
+        check_training(self.prepared, closing, own)
 
     # --- where the silos alone have the models -----------------------------------------------------------------
 
