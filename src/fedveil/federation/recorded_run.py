@@ -1,4 +1,4 @@
-"""The files of a run, and what each must show of the others: what :mod:`~fedveil.federation.run_audit` claims of them."""
+"""The files of a run, and what each must show of the others: what :mod:`~fedveil.federation.run_audit` claims of it."""
 
 from __future__ import annotations
 
