@@ -71,7 +71,7 @@ class Study:
             port=9443,
             policy=DraftedPolicy(epsilon=1e6),
         )
-        self.paths = made.silos
+        self.paths = list(made.silos)
         for path in made.silos:
             settings = SiloFolder(path).settings
             table, users = folder / f"{settings.name}.csv", folder / "users.txt"
