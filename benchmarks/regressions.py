@@ -96,11 +96,12 @@ def made(family: str, n_users: int, overlap: float, rng: np.random.Generator, **
     theta = THETA if family != "poisson" else np.array([-0.7, 0.4, -0.3, 0.2, 0, 0, 0.2, -0.2])
     predictor = theta[0] + x @ theta[1:]
     error = np.sqrt(0.4) * rng.normal(size=n_users)[user] + np.sqrt(0.6) * rng.normal(size=len(user))
-    y = {
-        "logistic": (norm.cdf(error) < 1 / (1 + np.exp(-predictor))).astype(np.int64),
-        "linear": predictor + error,
-        "poisson": poisson.ppf(norm.cdf(error), np.exp(predictor)),
-    }[family]
+    if family == "linear":
+        y = predictor + error
+    elif family == "poisson":
+        y = poisson.ppf(norm.cdf(error), np.exp(predictor))
+    else:
+        y = (norm.cdf(error) < 1 / (1 + np.exp(-predictor))).astype(np.int64)
     return Made(asked(family, n_users, 7, **keys), table_of(user, silo, x, {"y": y}), theta)
 
 

@@ -91,6 +91,9 @@ ADAPTIVE: dict[str, Any] = {
 }
 """A server's step that remembers."""
 
+MOVING: dict[str, Any] = {"start": 0.05, "most": 1.0}
+"""A clip that every round moves."""
+
 
 def asked(**changes: Any) -> Experiment:
     """An experiment over the little table; its data section is not read."""

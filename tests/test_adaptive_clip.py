@@ -22,7 +22,6 @@ from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.federation.deployable import check_deployable
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
@@ -303,11 +302,6 @@ def test_gradients_need_a_longest_clip() -> None:
     with pytest.raises(CompositionError, match=r"give clip\.most"):
         uldp_sgd_w(clip=AdaptiveClip(), noise_multiplier=5.0)
     assert uldp_sgd_w(clip=AdaptiveClip(most=1.0), noise_multiplier=5.0).bound.most == 1.0
-
-
-def test_institutions_are_told_that_no_message_carries_the_clip() -> None:
-    with pytest.raises(CompositionError, match="no message tells silos where it stands"):
-        check_deployable(ready(asked(method=ADAPTIVE)))
 
 
 @pytest.mark.parametrize(

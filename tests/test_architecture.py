@@ -113,6 +113,10 @@ def _is_station(frame: FrameType) -> bool:
     )
 
 
+_BEGINS = ("play_round", "CoordinatorParty.receive", "SiloParty.receive")
+"""What a part of a round begins with: where the run is opened, and silos are asked who is there, no record is."""
+
+
 def _above(frame: FrameType) -> list[tuple[str, str]]:
     """The calls of the package from the round down to a frame."""
     found: list[tuple[str, str]] = []
@@ -120,10 +124,10 @@ def _above(frame: FrameType) -> list[tuple[str, str]]:
     while at is not None:
         if (module := _module(at)) is not None:
             found.append((module, at.f_code.co_qualname))
-            if at.f_code.co_name == "play_round":
-                break
+            if at.f_code.co_qualname in _BEGINS:
+                return found[::-1]
         at = at.f_back
-    return found[::-1]
+    return []
 
 
 def test_the_walk_of_a_record_is_as_long_as_the_page_says(walk: tuple[set[str], int]) -> None:

@@ -37,7 +37,7 @@ def declared(requirements: Iterable[str]) -> set[str]:
 
 
 OPTIONAL = set[str]().union(
-    *(declared(EXTRAS[extra]) for extra in ("excel", "federation", "observers", "onnx", "rlwe"))
+    *(declared(EXTRAS[extra]) for extra in ("excel", "federation", "images", "observers", "onnx", "rlwe"))
 )
 
 

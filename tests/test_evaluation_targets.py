@@ -34,6 +34,7 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
+from fedveil.console import outcome_table
 from fedveil.engine.evaluation import outputs_of, scored
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.run import Outcome, run
@@ -48,8 +49,9 @@ from fedveil.statistics.amounts import Amounts
 from fedveil.statistics.binary import TwoClasses
 from fedveil.statistics.cells import Everybody, Silos
 from fedveil.statistics.confusion import Classes, ConfusionCells
-from fedveil.statistics.evaluated import Asked, read_evaluated
+from fedveil.statistics.evaluated import Asked, Evaluated, read_evaluated
 from fedveil.statistics.evaluator import Evaluator
+from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.lifetimes import ExitCells, ExitCounts, Lifetimes
 from fedveil.statistics.local import LocalStatistic, silo_sums
@@ -374,6 +376,18 @@ def test_a_run_releases_its_metrics_within_the_declared_epsilon(
     page = write_report(outcome.folder).read_text()
     assert 'id="evaluation"' in page
     assert ("by horizon" in page) == (case == "lifetimes")
+
+
+def test_a_released_figure_stands_beside_its_interval_and_an_open_end_is_called_open(
+    world: tuple[str, Path, Prepared, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a variance that is lost in its noise, R^2 has an estimate and nothing bounds it from below."""
+    _, _, _, outcome = world
+    open_below = Interval(estimate=0.5, low=None, high=0.75, low_here=None, high_here=0.7, privacy=1.0)
+    for interval, told in ((open_below, "0.5 (open .. 0.75)"), (None, "-")):
+        monkeypatch.setattr(Evaluated, "headline", {"r2": interval})
+        (_, metric, *_) = outcome_table([outcome]).columns
+        assert (metric.header, *metric.cells) == ("test r2", told)
 
 
 def test_a_person_moves_the_last_release_by_one_and_decides_nothing(

@@ -11,6 +11,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
 from tests.federation_world import (
     ADAPTIVE,
+    MOVING,
     TESTING,
     Chaos,
     Moments,
@@ -31,6 +32,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "uldp-avg-w"}, PLAIN),
     ({"name": "uldp-avg", "user_sampling_rate": 0.5}, PLAIN),
     ({"name": "uldp-avg-w", "user_sampling_rate": 0.5}, MASKED),
+    ({"name": "uldp-avg", "clip": MOVING}, PLAIN),
+    ({"name": "uldp-avg-w", "user_sampling_rate": 0.5, "clip": MOVING}, MASKED),
 ]
 
 
@@ -52,7 +55,8 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     here = files(in_one_process(experiment, held, tmp_path / "here"))
     there = files(world.run_folder.path)
     assert same_model(here[1], there[1])
-    assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
+    for told in ("test", "clip"):
+        assert [row[told] for row in here[2]] == [row[told] for row in there[2]]
     assert here[0] == there[0]
     assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     for number in range(3):
@@ -64,7 +68,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
 def test_a_hundred_mishaps_change_nothing(
     protection: dict[str, Any], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = ADAPTIVE["method"] | {"user_sampling_rate": 0.7}
+    method = ADAPTIVE["method"] | {"user_sampling_rate": 0.7, "clip": MOVING}
     experiment = asked(rounds=12, method=method, server=ADAPTIVE["server"], **protection)
     held = population()
     undisturbed = files(in_one_process(experiment, held, tmp_path / "here"))

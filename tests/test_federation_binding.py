@@ -27,6 +27,7 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.run_record import RunRecord
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.messages import SERVER, Envelope, OwnMask, RoundStart
 from fedveil.protection.parts import (
@@ -39,13 +40,14 @@ from fedveil.protection.parts import (
     Part,
     Refused,
     Relay,
+    RoundClip,
     Task,
     Terms,
     Totals,
 )
 from fedveil.protection.recovery_messages import RevealedShares
 from fedveil.protection.refusals import Code
-from tests.federation_world import World, asked, population, small_keys
+from tests.federation_world import MOVING, World, asked, population, small_keys
 from tests.test_federation_grammar import ALL
 
 MASKED = {"name": "secure-aggregation"}
@@ -54,7 +56,7 @@ BY_RECORDS = {"name": "uldp-avg-w", "user_sampling_rate": 0.5}
 NEEDS_TENSEAL = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "masked": {"method": SAMPLED, "protection": MASKED},
-    "masked, by records": {"method": BY_RECORDS, "protection": MASKED},
+    "masked, by records": {"method": BY_RECORDS | {"clip": MOVING}, "protection": MASKED},
     "recovering": {"method": SAMPLED, "protection": MASKED | {"on_missing": "recover", "missing_silos": 1}},
     "blind": {"method": BY_RECORDS, "protection": {"name": "private-weighting", "n_max": 30}},
     "encrypted": {"method": SAMPLED, "protection": {"name": "partial-encryption", "ratio": 0.5}},
@@ -82,6 +84,7 @@ LIES: dict[str, tuple[type[Part], Lie]] = {
     "another draw": (DrawnUsers, other_draw),
     "another commitment": (Drawn, lambda part: Drawn(commitment=bytes(32))),
     "one total": (Totals, lambda part: Totals(counts=part.counts + (np.arange(len(part.counts)) == 2))),
+    "another clip": (RoundClip, lambda part: replace(part, length=0.1)),
     "less noise": (Terms, lambda part: _text(part, '"noise_multiplier":5.0', '"noise_multiplier":4.0')),
     "another bound": (Terms, lambda part: _text(part, '"clip":0.5', '"clip":0.25')),
     "more rounds": (Terms, lambda part: _text(part, '"rounds":2', '"rounds":3')),
@@ -139,7 +142,7 @@ def cases() -> list[Any]:
     """Every lie that a protection has a part for."""
     has = {
         "masked": {Model, DrawnUsers, Terms},
-        "masked, by records": {Totals},
+        "masked, by records": {Totals, RoundClip},
         "recovering": {Model, DrawnUsers, Terms},
         "blind": {Model, Drawn, Terms},
         "encrypted": {DrawnUsers, Terms},
@@ -158,6 +161,7 @@ def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
 ) -> None:
     small_keys(monkeypatch)
     monkeypatch.setattr(coordinator, "misled", lambda *_: ())  # it does not say what it knows
+    monkeypatch.setattr(AdaptiveClip, "possible", lambda *_: True)  # round 1 has its own lock
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
     left = Left(world)
     told = lying(world, *LIES[lie], silos=(1,))
@@ -359,6 +363,7 @@ def test_a_context_is_of_all_that_was_told() -> None:
         ),
         round_context(session, bytes(32), [Drawn(commitment=b"1" * 32), *parts[1:]]),
         round_context(session, bytes(32), parts[1:]),
+        round_context(session, bytes(32), [*parts, RoundClip(length=0.5)]),
         round_context(session, bytes(32), [*parts, DrawnUsers(users=np.ones(2, dtype=np.bool_))]),
     ):
         assert other not in seen

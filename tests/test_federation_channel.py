@@ -28,6 +28,7 @@ from fedveil.protection.parts import Attested, Joined, Model, Part, Refused, Rel
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
 from tests.federation_world import (
+    MOVING,
     OPEN,
     Chaos,
     Moments,
@@ -52,7 +53,7 @@ def of_clients(name: str, **parameters: Any) -> dict[str, Any]:
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("pairs", LRSUQ),
-    ("pairs", {"method": {"name": "uldp-avg-w", "user_sampling_rate": 0.5}, **LRSUQ}),
+    ("pairs", {"method": {"name": "uldp-avg-w", "user_sampling_rate": 0.5, "clip": MOVING}, **LRSUQ}),
     ("pairs", {"method": {"name": "uldp-naive"}, "channel": {"name": "lrsuq", "lattice": "A2"}}),
     ("clients", of_clients("cepam-gaussian")),
     ("clients", of_clients("cepam-laplace")),

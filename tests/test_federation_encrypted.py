@@ -307,7 +307,7 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
 
 def test_a_next_round_needs_the_last_sum() -> None:
     prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
-    work = OwnTraining(prepared, 0, prepared.guarantee.event, 900.0)
+    work = OwnTraining(prepared, prepared.guarantee.event, 900.0)
     zeros, after = np.zeros(4, dtype=np.float32), np.arange(4, dtype=np.float32)
     kept = RoundRecord(round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros})
     with pytest.raises(RefusalError, match="has not ended here"):

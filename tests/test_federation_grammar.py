@@ -46,7 +46,7 @@ from fedveil.protection.parts import (
     Working,
 )
 from fedveil.protection.refusals import Code, Refusal
-from tests.federation_world import TESTING, World, asked, clients, population, small_keys
+from tests.federation_world import MOVING, TESTING, World, asked, clients, population, small_keys
 from tests.test_run import files, same_model
 
 RUN = bytes(range(16))
@@ -69,7 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bytes": {"method": BY_RECORDS, "channel": {"name": "lrsuq"}},
     "clients": {"method": {"name": "dp-fed", "client_sampling_rate": 0.5}, "data": {"n_users": 3}},
     "masked": MASKED,
-    "masked, by records": {"method": SAMPLED, **MASKED},
+    "masked, by records": {"method": SAMPLED | {"clip": MOVING}, **MASKED},
     "recovering": {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}},
     "blind": {"method": BY_RECORDS, "protection": BLIND},
     "blind, sampled": {"method": SAMPLED, "protection": BLIND},

@@ -25,7 +25,7 @@ from fedveil.protection.ends import ServerEnd
 from fedveil.protection.parts import Model, Task
 from fedveil.protection.recovery_server import RecoverableServer
 from fedveil.protection.recovery_silo import RecoverableSilo
-from tests.federation_world import TESTING, Chaos, Moments, World, asked, in_one_process, population
+from tests.federation_world import MOVING, TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
 
 SILOS = 5
@@ -134,10 +134,11 @@ def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish
         5: Dropouts(before_input=frozenset({2})),  # it is heard again when the round has begun
         7: Dropouts(before_input=frozenset({0, 3})),
     }
-    world = world_of(tmp_path, recovering(rounds=8))
+    moving = {"clip": MOVING}
+    world = world_of(tmp_path, recovering(rounds=8, method=moving))
     play(world, lambda *now: there.get(now, ()))
     monkeypatch.setattr(Absences, "of", lambda self, number, attempt, cohort: here.get(number, NOBODY))
-    simulated = recovering(rounds=8, protection={"dropout_rate": 0.5})
+    simulated = recovering(rounds=8, method=moving, protection={"dropout_rate": 0.5})
     _, model, rows = files(in_one_process(simulated, world.held, tmp_path / "here"))
     assert [row["summed"] for row in rows[1:]] == summed(world) == [5, 3, 5, 5, 4, 5, 3, 5]
     assert same_model(model, files(world.run_folder.path)[1])

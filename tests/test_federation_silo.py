@@ -54,6 +54,7 @@ from fedveil.protection.parts import (
     Phase,
     Refused,
     Relay,
+    RoundClip,
     Task,
     Terms,
     Totals,
@@ -61,7 +62,7 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.wire import Writer
-from tests.federation_world import OPEN, TESTING, World, asked, clients, population, small_keys
+from tests.federation_world import MOVING, OPEN, TESTING, World, asked, clients, population, small_keys
 
 RUN = bytes(range(16))
 CASES = 20_000
@@ -88,6 +89,7 @@ EXAMPLES: list[Part] = [
     Totals(counts=np.arange(3)),
     Task(round=3),
     Model(values=np.arange(4, dtype=np.float32)),
+    RoundClip(length=0.375),
     DrawnUsers(users=np.arange(11) % 2 == 0),
     OwnDraw(drawn=True),
     Relay(message=b"a message"),
@@ -148,6 +150,7 @@ SECRET = {"privacy": {"delta": 1e-5}}
     ("policy", "changes", "expected"),
     [
         ({"clip": 0.1}, {}, Code.CLIP),
+        ({"clip": 0.5}, {"method": {"clip": MOVING}}, Code.CLIP),
         ({"methods": ("uldp-naive",)}, {}, Code.METHOD),
         ({"models": ("mlp",)}, {}, Code.MODEL),
         ({"losses": ("cox",)}, {}, Code.LOSS),
@@ -373,6 +376,46 @@ def test_a_task_must_fit(world: World) -> None:
         assert answer.why == expected
 
 
+@pytest.mark.parametrize(
+    ("number", "length", "allowed"),
+    [
+        (1, 0.05, True),
+        (1, 0.06, False),
+        (2, 0.06, True),
+        (2, 1.01, False),
+        (2, -0.1, False),
+        (2, np.nan, False),
+    ],
+)
+def test_a_clip_must_be_one_that_its_course_comes_to(
+    world: World, number: int, length: float, allowed: bool
+) -> None:
+    """The first is given and the others have limits; a silo charges nothing for another one."""
+    told(world, terms(world, method={"clip": MOVING}))
+    if number == 2:
+        vector(told(world, RoundClip(length=0.05), *task(world), number=1))
+    answers = told(world, RoundClip(length=length), *task(world, number=number), number=2)
+    if allowed:
+        assert np.isfinite(vector(answers)).all()
+    else:
+        (answer,) = answers
+        assert isinstance(answer, Refused)
+        assert answer.why.code is Code.CLIP_MOVED
+    charged = list(read_entries(world.folder / "state-0" / LEDGER))
+    assert len(charged) == number - (not allowed)
+    if allowed and number == 2:
+        told(world, terms(world, method={"clip": MOVING}), session=2)
+        again = (RoundClip(length=2 * length), *task(world, number=2))
+        assert cause(told(world, *again, session=2, number=1)) == "replay"
+
+
+def test_a_clip_that_stays_is_not_told(world: World) -> None:
+    told(world, terms(world))
+    (answer,) = told(world, RoundClip(length=0.5), *task(world), number=1)
+    assert isinstance(answer, Refused)
+    assert answer.why.code is Code.SHAPE
+
+
 def test_another_membership_is_refused(world: World) -> None:
     assert cause(told(world, world.terms(asked(), bytes(32)))) == "schema"
     assert cause(told(world, replace(world.terms(asked()), experiment="a = ["))) == "request"
@@ -541,7 +584,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "43ab26baf2d0575cb6e3b78095da4c19abada7f56d8d476ba516099276e609b4"
+        == "7f2a30a06127161f1f8302a1127d10fd9272811f7b44b55908a86b84ed5da93b"
     )
 
 

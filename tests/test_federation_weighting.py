@@ -32,6 +32,7 @@ from fedveil.protection.refusals import Code
 from fedveil.protection.weighted_sums import WeightedClient, WeightedGiven, WeightedServer
 from fedveil.randomness import ExperimentRandomness
 from tests.federation_world import (
+    MOVING,
     TESTING,
     Chaos,
     Killed,
@@ -118,7 +119,7 @@ class Record:
     ("method", "protection"),
     [
         ({}, {}),
-        (SAMPLED, {}),
+        (SAMPLED | {"clip": MOVING}, {}),
         pytest.param(
             SAMPLED,
             {"cipher": "rlwe"},

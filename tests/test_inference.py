@@ -361,7 +361,7 @@ def test_a_coefficient_is_told_in_units_of_its_column() -> None:
 @pytest.mark.parametrize("family", ["logistic", "linear"])
 def test_a_thousand_people_at_epsilon_1_are_enough(family: str) -> None:
     """Twelve runs of eight coefficients: errors as small as promised; intervals hold, and not without the noise."""
-    found = simulate(Cell(family, 1000, 1.0, 0.5, FAMILIES[family]), 12)
+    found = simulate(Cell(family, 1000, 1.0, 0.5, FAMILIES[family]), range(12))
     assert found.rmse < MOST_ERROR[family]
     assert found.all > 90
     assert 100 * found.naive.mean() < 88
@@ -374,7 +374,7 @@ def test_intervals_of_a_hundred_simulations_hold(cell: Cell) -> None:
 
     A hundred runs of five to eight coefficients have a standard error of 1 at most, and one coefficient's is 2.2.
     """
-    found = simulate(cell, 100)
+    found = simulate(cell, range(100))
     assert LEAST - 1 <= found.all <= MOST + 1
     assert LEAST - 1 <= found.given_shown <= MOST + 1
     assert found.shown.mean() >= (0.7 if cell.keys.get("covariates") == 5 and cell.epsilon == 1.0 else 0.9)

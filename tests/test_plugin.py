@@ -55,7 +55,7 @@ def experiment(**changes: Any) -> dict[str, Any]:
 
 def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> None:
     files = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
-    assert sum(len(path.read_text().splitlines()) for path in files) < 290
+    assert sum(len(path.read_text().splitlines()) for path in files) < 250
     for kind in KINDS:
         (one,) = [entry for entry in entries(kind) if entry.package == PROJECT["name"]]
         assert one.name in PROJECT["entry-points"][f"fedveil.{kind}"]

@@ -199,6 +199,11 @@ def number(value: float | None, *, none: str = "-") -> str:
     return f"{value:.4g}" if abs(value) < 10000 else f"{value:.3e}"
 
 
+def ends(low: float | None, high: float | None) -> str:
+    """Return the ends of an interval; an end that nothing bounds is open."""
+    return f"{number(low, none='open')} .. {number(high, none='open')}"
+
+
 def epsilon_text(epsilon: float | None) -> str:
     """Return an epsilon rounded up, as the statement does; "none" where nothing is guaranteed."""
     from fedveil.privacy.statement import show_epsilon  # takes seconds to import
@@ -219,7 +224,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
         guaranteed = one.statement.epsilon is not None
         table.add_row(
             one.folder.name,
-            number(_metrics(one).get(metric)),
+            _metrics(one).get(metric, "-"),
             epsilon_text(one.statement.epsilon),
             _to_server(one.statement),
             number(one.statement.delta) if guaranteed else "-",
@@ -233,11 +238,17 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _metrics(outcome: Outcome) -> dict[str, float | None]:
-    """Return the test metrics of a run: exact ones of a simulation, or those that were released."""
+def _metrics(outcome: Outcome) -> dict[str, str]:
+    """Return the test metrics of a run: exact ones of a simulation, or those that were released, with intervals.
+
+    A released figure never stands without its interval: one whose interval has an open end may be far off.
+    """
     if outcome.evaluated is None:
-        return outcome.row["test"] or {}
-    return outcome.evaluated.headline
+        return {name: number(value) for name, value in (outcome.row["test"] or {}).items()}
+    return {
+        name: "-" if one is None else f"{number(one.estimate)} ({ends(one.low, one.high)})"
+        for name, one in outcome.evaluated.headline.items()
+    }
 
 
 def _to_server(statement: Statement) -> str:

@@ -95,6 +95,7 @@ HOUSE: Final[dict[str, dict[str, str]]] = {
         "mnist_rgb": "fedveil.population.catalogue.mnist:MNIST_RGB",
         "svhn": "fedveil.population.catalogue.svhn:SVHN",
         "svhn_subset": "fedveil.population.catalogue.svhn:SVHN_SUBSET",
+        "imagenette": "fedveil.population.catalogue.imagenette:IMAGENETTE",
         "imagenette_subset": "fedveil.population.catalogue.imagenette:IMAGENETTE_SUBSET",
         "shakespeare": "fedveil.population.catalogue.shakespeare:SHAKESPEARE",
         "creditcard": "fedveil.population.catalogue.creditcard:CREDITCARD",

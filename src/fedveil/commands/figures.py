@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedveil.commands.options import OUT
-from fedveil.console import number, rows_table
+from fedveil.console import ends, number, rows_table
 from fedveil.statistics.limits import TOO_FEW
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
@@ -30,7 +30,6 @@ def _told(row: Row, here: bool) -> dict[str, str]:
     if interval is None:
         return cells | {"estimate": TOO_FEW, "95 % interval": "", "width": ""}
     low, high = (interval.low_here, interval.high_here) if here else (interval.low, interval.high)
-    ends = f"{number(low, none='open')} .. {number(high, none='open')}"
     privacy = 1.0 if here else interval.privacy
     width = f"privacy {privacy:.0%}, people {1 - privacy:.0%}"
-    return cells | {"estimate": number(interval.estimate), "95 % interval": ends, "width": width}
+    return cells | {"estimate": number(interval.estimate), "95 % interval": ends(low, high), "width": width}

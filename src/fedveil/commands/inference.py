@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.commands.options import OUT, Json, Runs
-from fedveil.console import number, print_json, rows_table
+from fedveil.console import ends, number, print_json, rows_table
 from fedveil.engine.inference import (
     PreparedInference,
     make_inference,
@@ -85,11 +85,11 @@ def _rows(fitted: Fitted) -> list[dict[str, str]]:
         cells = {
             "coefficient": one.name,
             "estimate": number(one.estimate),
-            "95 % interval": f"{number(one.low)} .. {number(one.high)}",
+            "95 % interval": ends(one.low, one.high),
         }
         if one.ratio is not None:
             value, low, high = one.ratio
-            cells |= {"e^coefficient": number(value), "its 95 % interval": f"{number(low)} .. {number(high)}"}
+            cells |= {"e^coefficient": number(value), "its 95 % interval": ends(low, high)}
         found.append(cells | {"z": f"{one.z:.2f}", "p": p_text(one.p), "width": f"privacy {one.privacy:.0%}"})
     return found
 

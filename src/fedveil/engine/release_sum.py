@@ -93,15 +93,16 @@ class ReleaseWork:
         release: the release.
         table: the records.
         privacy: where noise comes from.
-        attempt: how often the release was begun before.
     """
 
-    def __init__(
-        self, release: Release, table: ColumnTable, privacy: PrivacyRandomness, attempt: int = 0
-    ) -> None:
-        self._release, self._table, self._privacy, self._attempt = release, table, privacy, attempt
+    def __init__(self, release: Release, table: ColumnTable, privacy: PrivacyRandomness) -> None:
+        self._release, self._table, self._privacy, self._attempt = release, table, privacy, 0
         self._groups = table.pairs()
         self.agreed = release.agreed(self._groups)
+
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt at the release, with noise of its own."""
+        self._attempt = attempt
 
     def give(self, silo: int) -> Any:
         """Return what a silo gives, as the protocol takes it."""

@@ -3,14 +3,14 @@
     T = H(membership | experiment)                          the same in every session of a run (Terms.digest);
         H(T | which part of the run, what was released)     where a session plays a part (Phase)
     S = H("fedveil/3/bound session" | session | T)          the setup: run, both sides' nonces, the silos asked
-    A = H("fedveil/3/asked" | T' | model, users, round)     T' = T, or H(T | totals) where silos were sent them
+    A = H("fedveil/3/asked" | T' | model, clip, users, round)  T' = T, or H(T | totals) where silos were sent them
     X = H("fedveil/3/bound round" | S | A)                  a round
 
 H is SHA-256 and every part is preceded by its kind and length. What a client is told of itself alone is no part of A.
 A protocol adds the cohort that begins a round (:meth:`fedveil.protection.parties.Party._bound`).
 
-Claim: if the coordinator tells one silo, or some, another experiment, membership, model, draw, commitment, round or
-totals than others, no sum of their vectors opens, under masks, with recovery, under private weighting or encryption;
+Claim: if the coordinator tells one silo, or some, another experiment, membership, model, clip, draw, commitment,
+round or totals than others, no sum of their vectors opens: under masks, with recovery, private weighting, encryption;
 where the round has a second exchange, no own mask, share or opened sum leaves a silo, and a silo that was told
 something else is named. What was charged stays charged. Conditions: at least two silos follow the protocol. Enforced by
 :meth:`ClientProtocol.bind` before a message of the round is read, and by :func:`check_asked`. Broken in
@@ -34,6 +34,7 @@ from fedveil.protection.parts import (
     Model,
     Part,
     Phase,
+    RoundClip,
     Signatures,
     Task,
     Terms,
@@ -43,7 +44,7 @@ from fedveil.protection.peers import Roster
 from fedveil.protection.refusals import Code
 from fedveil.protection.wire import Writer
 
-_OF_ALL: Final = (Drawn, DrawnUsers, Model, Task)
+_OF_ALL: Final = (Drawn, DrawnUsers, RoundClip, Model, Task)
 _SIGNED_AS: Final = b"fedveil/3/asked of all"
 
 

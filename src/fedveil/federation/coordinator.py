@@ -314,9 +314,8 @@ class CoordinatorParty(Generic[EndingT]):
         draw, number = rounds.begin(repeats), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         opening, self._opening = self._opening, {}
-        model = rounds.model
-        kinds = self._plan.method.kinds
-        told = {silo: [*draw.told(silo, kinds, model), Task(round=number)] for silo in self._present}
+        start, kinds = rounds.start, self._plan.method.kinds
+        told = {silo: [*draw.told(silo, kinds, start), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, opening.get(self._present[0], []))
         first = told[self._present[0]]
         self._asked, self._told = round_context(self._context, self._agreed, first), digest_of_model(first)

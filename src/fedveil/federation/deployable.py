@@ -27,11 +27,6 @@ def check_deployable(prepared: Prepared) -> None:
         raise CompositionError(
             f"{method.name}: weights {method.weights.description}: between institutions {NOT_WHOLE}"
         )
-    if method.bound.extra:
-        raise CompositionError(
-            f"{method.name}: an adaptive clip moves with every round, and between institutions no message tells silos "
-            "where it stands: give method.clip a number"
-        )
     if method.channel.strengths != (1.0,):
         raise CompositionError(
             f"{method.name}: correlated noise: a silo sends parts of its sums of the rounds before, which none keeps "

@@ -45,6 +45,7 @@ from fedveil.protection.parts import (
     Part,
     Phase,
     Refused,
+    RoundClip,
     Task,
     Terms,
     Totals,
@@ -73,7 +74,7 @@ class Grammar:
     Attributes:
         opening: the run is proposed, the silo joins.
         totals: whether the silo is told all users' totals before its first round.
-        task: a task, and what stands before it in its letter: who takes part, the model.
+        task: a task, and what stands before it in its letter: who takes part, the clip where it moves, the model.
         protocol: the exchanges of the protection.
         rounds: how many the run has.
         to_silo: the kinds that the method lists for a silo.
@@ -101,7 +102,9 @@ class Grammar:
                 (Joined, *((Counts,) if method.shows_counts else ()), *exchanges.joined),
             ),
             totals=method.shows_counts,
-            task=tuple(kind for kind in (Drawn, DrawnUsers, OwnDraw, Model, Task) if kind in to_silo),
+            task=tuple(
+                kind for kind in (Drawn, DrawnUsers, OwnDraw, RoundClip, Model, Task) if kind in to_silo
+            ),
             protocol=exchanges,
             rounds=plan.rounds,
             to_silo=to_silo,

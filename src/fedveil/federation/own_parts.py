@@ -83,7 +83,7 @@ class OwnParts:
     def _training(self, phase: Phase) -> OwnTraining:
         prepared, policy = self._prepared, self._policy
         event = policy.event(prepared.guarantee)
-        found = OwnTraining(prepared, self._number, event, policy.round_seconds, phase)
+        found = OwnTraining(prepared, event, policy.round_seconds, phase)
         found.whole, found.rounds = self._whole()
         return found
 
@@ -135,7 +135,6 @@ class OwnParts:
             rounds=rounds,
             release=release,
             charged=policy.event(side.guarantee),
-            silo=self._number,
             records=read,
             states=partial(check_training, prepared),
         )
@@ -147,8 +146,3 @@ class OwnParts:
         training = prepared.guarantee.after(policy.event(prepared.guarantee), rounds)
         beside = (policy.event(one.guarantee) for one in prepared.beside)
         return ComposedEvent(events=(training, *beside)), rounds + len(prepared.beside)
-
-    @property
-    def _number(self) -> int:
-        assert self._table.silo is not None, "a silo asks"
-        return self._table.silo

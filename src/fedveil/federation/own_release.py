@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
@@ -24,7 +23,7 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_statement import OwnCharges, check_releases
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.share import OwnTable
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
@@ -86,7 +85,6 @@ class OwnRelease(OwnWork):
     Attributes:
         release: what is released.
         charged: what the silo's ledger is charged with.
-        silo: the silo's number.
         records: its own records, as the step reads them; of a model, where one is sent.
         states: returns if the run states what its terms give, as :meth:`OwnWork.check_statement`.
     """
@@ -96,7 +94,6 @@ class OwnRelease(OwnWork):
     rounds: int
     release: Release
     charged: Event
-    silo: int
     records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
     states: Callable[[Closing, OwnCharges], None]
 
@@ -104,16 +101,14 @@ class OwnRelease(OwnWork):
         """Return what the release is charged as."""
         return self.charged
 
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
-    ) -> Any:
-        """Return the silo's sum, or its people's vectors under private weighting."""
-        work = ReleaseWork(self.release, self.records(model), self.plan.privacy, attempt)
-        return work.give(self.silo)
+    ) -> ReleaseWork:
+        """Return what makes the silo's sum, or its people's vectors under private weighting."""
+        return ReleaseWork(self.release, self.records(start.model), self.plan.privacy)
 
     def check_statement(self, closing: Closing, own: OwnCharges) -> None:
         """Return if the run states what its terms give, and charges what the silo's ledger shows."""
@@ -145,14 +140,12 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
     policy.check_release(release.step.length, release.std())
     events = [policy.event(one) for one in series.guarantees]
     own = table.columns(release.step.columns)
-    assert table.silo is not None, "a silo asks"
     return OwnRelease(
         plan=release_plan(release, own.pairs(), series.randomness(), phase),
         whole=ComposedEvent(events=tuple(events)),
         rounds=prepared.count,
         release=release,
         charged=events[len(made)],
-        silo=table.silo,
         records=lambda _: own,
         states=partial(check_releases, prepared),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,8 +14,8 @@ from torch import Tensor
 from fedveil.engine.setup import Prepared
 from fedveil.engine.turn import Turn
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.session_plan import SessionPlan
-from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part
+from fedveil.federation.session_plan import SessionPlan, Start
+from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part, RoundClip
 from fedveil.protection.refusals import Code
 from fedveil.protection.wire import Writer
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -59,16 +60,23 @@ class Told:
             raise RefusalError(Code.USERS, len(told.users), users)
         return None if told is None else told.users
 
-    def model(self, dimension: int) -> Float32[np.ndarray, " d"] | None:
-        """Return the model of the round; None where the silos have it.
+    def start(self, plan: SessionPlan, number: int, own: Float32[np.ndarray, " d"] | None = None) -> Start:
+        """Return what the round of this number begins with; ``own`` is the model where the silos alone have it.
+
+        No guarantee depends on either: an update is as long as the clip allows in units of the clip, whatever it is.
 
         Raises:
-            RefusalError: one of another length.
+            RefusalError: a model of another length, or a clip that no course of it comes to.
         """
-        told = self.get(Model)
-        if told is not None and len(told.values) != dimension:
-            raise RefusalError(Code.PARAMETERS, len(told.values), dimension)
-        return None if told is None else told.values
+        model, clip = self.get(Model), self.get(RoundClip)
+        if model is not None and len(model.values) != plan.dimension:
+            raise RefusalError(Code.PARAMETERS, len(model.values), plan.dimension)
+        if clip is not None and not plan.method.bound.possible(clip.length, number):
+            shown = clip.length if math.isfinite(clip.length) else 0.0
+            raise RefusalError(Code.CLIP_MOVED, shown, number)
+        values = own if model is None else model.values
+        assert values is not None, "a letter with a task has the model, unless the silos have it"
+        return Start(model=values, clip=None if clip is None else clip.length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +94,7 @@ class OwnTurn(Turn):
         cls,
         prepared: Prepared,
         number: int,
-        model: Float32[Tensor, " d"],
+        start: Start,
         told: Bool[np.ndarray, " users"] | None,
         privacy: PrivacyRandomness,
     ) -> OwnTurn:
@@ -95,14 +103,15 @@ class OwnTurn(Turn):
         Args:
             prepared: the experiment as the silo holds it.
             number: of the round, from 1.
-            model: (d,) the global model.
+            start: its model and clip.
             told: who takes part.
             privacy: the silo's own randomness.
         """
-        setting = prepared.setting
+        method = prepared.method.at_round(number)
+        method = method if start.clip is None else method.clipped_to(start.clip)
         return cls(
-            setting=replace(setting, method=setting.method.at_round(number)),
-            model=model,
+            setting=replace(prepared.setting, method=method),
+            model=as_tensor(start.model),
             round_number=number,
             experiment=ExperimentRandomness(prepared.experiment.seed),
             privacy=privacy,

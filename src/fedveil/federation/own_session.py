@@ -44,6 +44,7 @@ from fedveil.protection.parts import (
     OwnDraw,
     Part,
     Relay,
+    RoundClip,
     Task,
     Terms,
     Totals,
@@ -52,7 +53,7 @@ from fedveil.protection.parts import (
 from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.refusals import Code
 
-_TOLD: Final = (Model, DrawnUsers, OwnDraw, Drawn)
+_TOLD: Final = (Model, RoundClip, DrawnUsers, OwnDraw, Drawn)
 """What stands before a task and belongs to it."""
 
 
@@ -208,7 +209,6 @@ class OwnSession:
             raise RefusalError(Code.NO_SUCH_ROUND, plan.rounds)
         if books.ledger.ended(books.run.hex()):
             raise RefusalError(Code.RUN_OVER)
-        model, drawn = self.told.model(plan.dimension), self.told.drawn(plan, self.number)
         asked = self._terms + task.encode() + self.told.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
         last = books.records.read(books.place)
@@ -223,6 +223,10 @@ class OwnSession:
             return self._agreement.unpack(last.given)
         self._check_follows(last, task.round)
         before = {} if self._agreement.result_at_server else self.work.after(last)
+        start, drawn = (
+            self.told.start(plan, task.round, before.get(MODEL)),
+            self.told.drawn(plan, self.number),
+        )
         again = charged.count(task.round)
         books.ledger.charge(
             run=books.name,
@@ -235,8 +239,9 @@ class OwnSession:
         self._record = RoundRecord(
             round=task.round, request=request, binding=binding, head=books.ledger.head, before=before
         )
-        start = before[MODEL] if model is None else model
-        return self.work.give(task.round, 0 if repeats else again, start, drawn)
+        workload = self.work.workload(task.round, start, drawn)
+        workload.begin(0 if repeats else again)
+        return workload.give(self.number)
 
     def _keep(self, given: Any) -> None:
         """Put what the silo gives to the round on its disk, before anything of it leaves."""

@@ -13,13 +13,14 @@ from torch import Tensor
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn
+from fedveil.engine.workload import Workload
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import OwnTurn, as_tensor
 from fedveil.federation.own_statement import OwnCharges, check_training
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.promise import Promise
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.parts import Closing, Phase
@@ -51,7 +52,6 @@ class OwnTraining(OwnWork):
 
     Args:
         prepared: the experiment as the silo holds it.
-        number: the silo's own.
         event: what its ledger counts of a round.
         seconds: that the training of a round may take.
         phase: which part of a run it is; None: all of one that does nothing else.
@@ -60,12 +60,11 @@ class OwnTraining(OwnWork):
     def __init__(
         self,
         prepared: Prepared,
-        number: int,
         event: Event,
         seconds: float,
         phase: Phase | None = None,
     ) -> None:
-        self.prepared, self._number, self._seconds = prepared, number, seconds
+        self.prepared, self._seconds = prepared, seconds
         self.plan = training_plan(prepared, phase)
         self.promise = Promise.of(prepared, event)
         self.rounds = prepared.experiment.rounds
@@ -75,19 +74,16 @@ class OwnTraining(OwnWork):
         """Return what a round is charged as, if it is trained with the weights of its guarantee."""
         return self.promise.of_round(self.prepared.setting, number)
 
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
-    ) -> Any:
-        """Train; return the silo's message, or its contributions."""
-        turn = OwnTurn.of(self.prepared, number, as_tensor(model), drawn, self.plan.privacy)
+    ) -> Workload:
+        """Return what trains, and makes the silo's message or its contributions."""
+        turn = OwnTurn.of(self.prepared, number, start, drawn, self.plan.privacy)
         turn = replace(turn, progress=Deadline(self._seconds))
-        work = self.prepared.agreed.workload(turn, self.prepared.task.initial())
-        work.begin(attempt)
-        return work.give(self._number)
+        return self.prepared.agreed.workload(turn, self.prepared.task.initial())
 
     def scores(self) -> Int64[np.ndarray, " users"]:
         """Return (|U|,) what weighs every user's records here: their number, or a power of it."""

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from fedveil.engine.release_sum import ReleaseWork
+from fedveil.engine.workload import Workload
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_statement import OwnCharges
-from fedveil.federation.session_plan import SessionPlan
+from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.parts import Closing
@@ -40,19 +42,17 @@ class OwnWork(ABC):
         """
 
     @abstractmethod
-    def give(
+    def workload(
         self,
         number: int,
-        attempt: int,
-        model: Float32[np.ndarray, " d"],
+        start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
-    ) -> Any:
+    ) -> Workload | ReleaseWork:
         """Return what the silo gives to a round, as the protocol takes it; it has been charged.
 
         Args:
             number: of the round, from 1.
-            attempt: how often the round was charged before, where another attempt is another release.
-            model: (d,) of the round.
+            start: of the round.
             drawn: (|U|,) who of its users takes part; None: all of them, or nobody is told.
         """
 

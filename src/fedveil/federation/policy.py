@@ -218,7 +218,7 @@ class Policy(BaseModel):
         if parameters > self.most_parameters:
             raise RefusalError(Code.LARGE_MODEL, parameters, self.most_parameters)
         if method.bound.bounded:
-            if method.bound.norm > self.clip:
+            if method.bound.largest > self.clip:
                 raise RefusalError(Code.CLIP, self.clip)
         elif not self.without_guarantee:
             raise RefusalError(Code.UNBOUNDED)

@@ -66,7 +66,7 @@ def own_work(text: str, phase: Phase | None, policy: Policy, share: Share, numbe
 
 def _trained(experiment: Experiment, policy: Policy, share: Share, number: int) -> OwnTraining:
     prepared = _checked(experiment, policy, share, number)
-    return OwnTraining(prepared, number, policy.event(prepared.guarantee), policy.round_seconds)
+    return OwnTraining(prepared, policy.event(prepared.guarantee), policy.round_seconds)
 
 
 def _checked(experiment: Experiment, policy: Policy, share: Share, number: int) -> Prepared:

@@ -12,7 +12,7 @@ from jaxtyping import Float32, Float64
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.federation.own_release import release_plan
 from fedveil.federation.run_record import RunRecord
-from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan
+from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan, Start
 from fedveil.population.records import nobodys_groups
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
@@ -79,7 +79,7 @@ class ReleaseRounds(Generic[EndingT]):
 
     def __init__(self, due: DueRelease[EndingT], ledger: Ledger, record: RunRecord) -> None:
         self._due, self._ledger, self._record = due, ledger, record
-        self.plan, self.model, self.number = due.plan(), due.model, 1
+        self.plan, self.start, self.number = due.plan(), Start(model=due.model), 1
         self.left = not due.made
         self._closing: list[Part] = []
         record.mend(due.trained + len(due.phase.released) + due.made)

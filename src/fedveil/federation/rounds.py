@@ -16,7 +16,7 @@ from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.folder import Checkpoint, Row, RunFolder
-from fedveil.engine.movement import movement
+from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.run import (
     Observer,
     Outcome,
@@ -32,7 +32,7 @@ from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError
 from fedveil.federation.own_training import training_plan
 from fedveil.federation.run_record import RunRecord
-from fedveil.federation.session_plan import EVERYBODY, Draw
+from fedveil.federation.session_plan import EVERYBODY, Draw, Start
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Part, Phase
@@ -104,9 +104,10 @@ class Rounds:
         return self.checkpoint.round + 1
 
     @property
-    def model(self) -> Float32[np.ndarray, " d"]:
-        """The model that the round begins with."""
-        return self.checkpoint.model.cpu().numpy()
+    def start(self) -> Start:
+        """The model and the clip that the round begins with."""
+        last = self.checkpoint
+        return Start(model=last.model.cpu().numpy(), clip=self._prepared.method.clip_at(last.state))
 
     @property
     def left(self) -> bool:
@@ -182,7 +183,7 @@ class Rounds:
         drawn = setting.n_users if self._draw.users is None else int(self._draw.users.sum())
         experiment = prepared.experiment
         turn = Turn(
-            setting=replace(setting, method=prepared.method.at_round(number)),
+            setting=replace(setting, method=prepared.method.at_round(number, self.checkpoint.state)),
             model=self.checkpoint.model,
             state=self.checkpoint.state,
             round_number=number,
@@ -211,6 +212,7 @@ class Rounds:
         prepared, number, last = self._prepared, self.number, self.checkpoint
         row = row_of(prepared, number, test, None, charges=self.charges)
         seconds = time.perf_counter() - self._began
+        row |= {"clip": clip_of(prepared.method.at_round(number, last.state))}
         row |= {"summed": summed, "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)

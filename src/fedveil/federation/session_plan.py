@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, Float64
 from fedveil.engine.agreed import Agreed
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part, Phase
+from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part, Phase, RoundClip
 from fedveil.randomness import PrivacyRandomness
 
 
@@ -51,6 +51,19 @@ class SessionPlan:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    """What silos are told that a round begins with: all of it follows what was released before.
+
+    Attributes:
+        model: (d,) the model; of no parameters where a release reads none.
+        clip: C_t; None where the clip does not move.
+    """
+
+    model: Float32[np.ndarray, " d"]
+    clip: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Draw:
     """Who takes part in an attempt at a round.
 
@@ -62,13 +75,13 @@ class Draw:
     users: Bool[np.ndarray, " users"] | None = None
     commitment: bytes = b""
 
-    def told(self, silo: int, kinds: frozenset[type], model: Float32[np.ndarray, " d"]) -> list[Part]:
-        """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the model.
+    def told(self, silo: int, kinds: frozenset[type], start: Start) -> list[Part]:
+        """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the start.
 
         Args:
             silo: the silo.
             kinds: what the method sends.
-            model: (d,) of the round.
+            start: of the round.
         """
         found: dict[type[Part], Callable[[], Part]] = {}
         if (users := self.users) is not None:
@@ -77,7 +90,9 @@ class Draw:
                 OwnDraw: lambda: OwnDraw(drawn=bool(users[silo])),
                 DrawnUsers: lambda: DrawnUsers(users=users),
             }
-        found[Model] = lambda: Model(values=model)
+        if (clip := start.clip) is not None:
+            found[RoundClip] = lambda: RoundClip(length=clip)
+        found[Model] = lambda: Model(values=start.model)
         return [build() for kind, build in found.items() if kind in kinds]
 
 
@@ -115,8 +130,8 @@ class CoordinatorRounds(Protocol[EndingT]):
         ...
 
     @property
-    def model(self) -> Float32[np.ndarray, " d"]:
-        """The model that silos are sent."""
+    def start(self) -> Start:
+        """What silos are told that the round begins with."""
         ...
 
     def stopped(self, repeats: bool) -> str | None:

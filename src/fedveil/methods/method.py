@@ -36,6 +36,7 @@ from fedveil.protection.parts import (
     Knock,
     Over,
     Refused,
+    RoundClip,
     Terms,
     Working,
 )
@@ -121,7 +122,9 @@ class Method:
             Sent(Closing, Role.SILO),
             Sent(Over, Role.SILO),
         )
-        return (*setup, *(self.weights.sends() if self.shows_counts else ()), *self.protection.sends(self))
+        clip = (Sent(RoundClip, Role.SILO),) if self.bound.extra else ()
+        weights = self.weights.sends() if self.shows_counts else ()
+        return (*setup, *clip, *weights, *self.protection.sends(self))
 
     @property
     def kinds(self) -> frozenset[type]:
@@ -163,6 +166,14 @@ class Method:
         if self.noise_decay == 1:
             return self if bound is self.bound else replace(self, bound=bound)
         return replace(self, bound=bound, channel=self.channel.fallen(self.noise_decay ** (number - 1)))
+
+    def clip_at(self, state: State) -> float | None:
+        """Return C_t of the next round, given what the server remembers; None where the clip does not move."""
+        return self.bound.at(_unnamed(_BOUND, state)).unit if self.bound.extra else None
+
+    def clipped_to(self, length: float) -> Method:
+        """Return the method in a round whose C_t another party says."""
+        return replace(self, bound=self.bound.measured_in(length))
 
     def divisor(self, n_silos: int, n_users: int) -> float:
         """Return what the sum is divided by; public numbers only, so that it reveals nothing.

@@ -91,6 +91,11 @@ class AdaptiveClip(Shortening):
         """Spacing of what is stored, in units of C_t: 2^-18 in every round."""
         return 2.0**-UNITS_BITS
 
+    @property
+    def largest(self) -> float:
+        """The longest that C_t can become."""
+        return max(self.start, self.most)
+
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse whatever has no pairs to count, another schedule of the noise, parts, or steps that grow with C_t."""
         if method.contribution.per != "pair":
@@ -138,6 +143,10 @@ class AdaptiveClip(Shortening):
     def measured_in(self, unit: float) -> AdaptiveClip:
         """Return the bound of the round whose C_t this is."""
         return replace(self, start=unit)
+
+    def possible(self, unit: float, number: int) -> bool:
+        """Return whether the round of this number may have this C_t: C_1 is given, and later ones have limits."""
+        return unit == self.start if number == 1 else self.least <= unit <= self.most
 
     def at(self, state: Mapping[str, Tensor]) -> AdaptiveClip:
         """Return the bound of the next round, which starts at C_t."""

@@ -89,6 +89,11 @@ class _NormClip(Shortening):
         """C, in the unit of the updates."""
         return self.norm
 
+    @property
+    def largest(self) -> float:
+        """C, which does not move."""
+        return self.norm
+
 
 @dataclass(frozen=True, kw_only=True)
 class Clip(_NormClip):
@@ -251,6 +256,7 @@ class Unbounded(SteadyBound):
     bounded: ClassVar[bool] = False
     norm: ClassVar[float] = math.inf
     longest: ClassVar[float] = math.inf
+    largest: ClassVar[float] = math.inf
     effective_norm: ClassVar[float] = math.inf
     order: ClassVar[int] = 2
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS

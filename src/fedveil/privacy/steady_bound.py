@@ -42,6 +42,10 @@ class SteadyBound:
         """Return the bound whose messages are in this unit, as another process said."""
         return self
 
+    def possible(self, unit: float, number: int) -> bool:
+        """Return whether messages of the round of this number may be in this unit."""
+        return unit == self.unit
+
     def at(self: _Bound, state: Mapping[str, Tensor]) -> _Bound:
         """Return the bound of the next round."""
         return self

@@ -112,7 +112,7 @@ class Terms(Part):
 
 _NUMBERS: Final = _array(BLOCK, "<f8", np.float64)
 _SHORT: Final = BLOCK.of(str.encode, _text)
-_STD: Final = _array(fixed(8), "<f8", np.float64).of(
+_REAL: Final = _array(fixed(8), "<f8", np.float64).of(
     lambda value: np.array([value]), lambda read: float(read[0])
 )
 
@@ -129,7 +129,7 @@ class Phase(Part):
 
     name: str = sent_as(_SHORT, Tells.NOTHING)
     released: tuple[tuple[float, Float64[np.ndarray, " d"]], ...] = sent_as(
-        many(pair(_STD, _NUMBERS), size=2), Tells.MODEL
+        many(pair(_REAL, _NUMBERS), size=2), Tells.MODEL
     )
 
 
@@ -239,6 +239,17 @@ class Model(Part):
     """
 
     values: Float32[np.ndarray, " d"] = sent_as(_array(REST, "<f4", np.float32), Tells.MODEL)
+
+
+@message(87, "the clip of a round")
+class RoundClip(Part):
+    """How long an update may be in the round, where that follows what was released before.
+
+    Attributes:
+        length: C_t, in the unit of the updates; the silos' messages are in units of it.
+    """
+
+    length: float = sent_as(_REAL, Tells.MODEL)
 
 
 @message(72, "who takes part", eq=False)

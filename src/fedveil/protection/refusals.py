@@ -37,7 +37,11 @@ class Code(Enum):
         "its policy names no package there that brings what the experiment names, or several do",
     )
     KNOWN_SEED = 6, "policy", "privacy.insecure_seed: noise from a known seed protects nobody; remove the key"
-    CLIP = 7, "policy", "method.clip: this silo allows at most {clip:g}"
+    CLIP = (
+        7,
+        "policy",
+        "method.clip: this silo allows at most {clip:g}, and that for method.clip.most if it moves",
+    )
     UNBOUNDED = 8, "policy", "the method does not bound what one user changes"
     DISCLOSES_COUNTS = (
         9,
@@ -136,6 +140,7 @@ class Code(Enum):
         "{silos:.0f} other silos say what they have heard of this silo's ledger; {least:.0f} are needed",
     )
     RELEASE = 60, "policy", "its policy does not allow one of the releases that are asked for"
+    CLIP_MOVED = 65, "request", "method.clip cannot be {clip:g} in round {round:.0f}"
     DIMENSION = 61, "policy", "a release has {numbers:.0f} numbers; this silo allows at most {most:.0f}"
     PRECISION = (
         62,

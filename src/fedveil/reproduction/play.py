@@ -80,14 +80,16 @@ def _trained(table: Table, results: ResultFolder, runs: Path, observer: Observer
         interrupted = (parent / str(cell.document["name"]) / "experiment.toml").is_file()
         before = time.process_time()
         outcome = _play(cell, parent, observer, populations, interrupted=interrupted)
-        spent = time.process_time() - before
+        spent = None if interrupted else rounded(time.process_time() - before)
+        values, curve = _measured(table, outcome)
         found = Run(
             cell=cell.name,
             seed=seed,
             settings=settings,
             version=__version__,
-            cpu_seconds=None if interrupted else rounded(spent),
-            **_measured(table, outcome),
+            cpu_seconds=spent,
+            values=values | {"CPU seconds": spent},
+            curve={table.value: curve} if curve else {},
         )
         results.write(results.read(table.name).adding([found]))
         yield found
@@ -101,10 +103,8 @@ def _play(
     return run(prepare(parse(cell.document, cell.name), populations), parent, observer)
 
 
-def _measured(
-    table: Table, outcome: Outcome
-) -> dict[str, Values | dict[str, tuple[tuple[int, float | None], ...]]]:
-    """Return the values of a run and its curve."""
+def _measured(table: Table, outcome: Outcome) -> tuple[Values, tuple[tuple[int, float | None], ...]]:
+    """Return the values of a run, and the table's value at the rounds that the page shows."""
     rows = read_rows(outcome.folder / "metrics.jsonl")
     evaluated = [row for row in rows if row["test"] is not None]
     late = evaluated[-table.last :]
@@ -124,5 +124,4 @@ def _measured(
         bits = [cost["bits_per_parameter"] for cost in costs]
         values["bits a parameter"] = rounded(sum(bits) / len(bits))
     shown = [row for row in evaluated if row["round"] in table.rounds]
-    curve = tuple((row["round"], rounded(row["test"][table.value])) for row in shown)
-    return {"values": values, "curve": {table.value: curve} if curve else {}}
+    return values, tuple((row["round"], rounded(row["test"][table.value])) for row in shown)

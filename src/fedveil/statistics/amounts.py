@@ -59,8 +59,8 @@ _POWERS: Final = "powers"
 
 
 @dataclass(frozen=True)
-class ErrorStates(Partition):
-    """Whether error and target of a record lie within what is declared of them.
+class _Errors:
+    """Prediction and target of a record, under what is declared of them.
 
     Attributes:
         lower, upper: bounds of the target.
@@ -75,6 +75,10 @@ class ErrorStates(Partition):
     def columns(self) -> tuple[str, ...]:
         """Prediction and target."""
         return (SCORE, TARGET)
+
+
+class ErrorStates(_Errors, Partition):
+    """Whether error and target of a record lie within what is declared of them."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -90,23 +94,8 @@ class ErrorStates(Partition):
         return np.where(~readable, 3, np.where(outside, 2, np.where(large, 1, 0))).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class ErrorPowers(Encoder):
-    """(a, a^2, y, y^2) of a record; zero where prediction or target is unreadable.
-
-    Attributes:
-        lower, upper: bounds of the target.
-        largest: R, bound of the error.
-    """
-
-    lower: float
-    upper: float
-    largest: float
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Prediction and target."""
-        return (SCORE, TARGET)
+class ErrorPowers(_Errors, Encoder):
+    """(a, a^2, y, y^2) of a record; zero where prediction or target is unreadable."""
 
     @property
     def width(self) -> int:

@@ -214,7 +214,8 @@ class TwoClasses(Evaluator):
                     points=((0.0, 0.0), *rates, (1.0, 1.0)),
                     line=((0.0, 0.0), (1.0, 1.0)),
                     line_name="chance",
-                    caption=f"Noisy rates at the edges of the bins; the area under the curve is {area.value:.3g}.",
+                    caption="Noisy rates at the edges of the bins; the area under the curve is "
+                    f"{area.value:.3g}, between {area.interval.low:.3g} and {area.interval.high:.3g} with 95 %.",
                 )
             )
         p, _ = probabilities(placed.cells, placed.edges)

@@ -234,14 +234,10 @@ class Evaluated:
         return self.asked.evaluator.drawings(self.everybody, self.placed)
 
     @property
-    def headline(self) -> dict[str, float | None]:
+    def headline(self) -> dict[str, Interval | None]:
         """The figures that runs are compared by, of all people; None for one that has no interval."""
         wanted = self.asked.evaluator.headline
-        return {
-            row.figure: None if row.interval is None else row.interval.estimate
-            for row in self.rows
-            if row.group == ALL and row.figure in wanted
-        }
+        return {row.figure: row.interval for row in self.rows if row.group == ALL and row.figure in wanted}
 
     def to_json(self) -> dict[str, Any]:
         """Return the evaluation as JSON: what was released first, then what follows from it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, repeat
 from types import MappingProxyType
 from typing import Final
 
@@ -18,6 +19,7 @@ from fedveil.statistics import moments
 from fedveil.statistics.blocks import Block, OneHot, Powers
 from fedveil.statistics.cells import Bins, Exits
 from fedveil.statistics.compose import CELLS, COMPLETE, EVENTS, EXITS, FIRSTS, MOMENTS, SECONDS
+from fedveil.statistics.correlations import Sums, correlations, displayed
 from fedveil.statistics.decoding import Cells
 from fedveil.statistics.intervals import Interval, at_the_ends, normal, ratio
 from fedveil.statistics.limits import TOO_FEW
@@ -239,31 +241,23 @@ def _correlation(released: Released, name: str, release: CorrelationRelease) -> 
     complete, firsts, seconds = (
         groups_of(blocks[part], released.cells[name, part]) for part in (COMPLETE, FIRSTS, SECONDS)
     )
-    upper = np.triu_indices(len(columns))
+    pairs = np.triu_indices(len(columns))
     for n, first, second in zip(complete, firsts, seconds, strict=True):
-        matrix = np.zeros((len(columns), len(columns)))
-        matrix[upper] = second.values
-        matrix = matrix + np.triu(matrix, 1).T
-        variances = tuple(float(part.covariance[0, 0]) for part in (n, first, second))
-        people = normal(float(n.values[0]), float(n.covariance[0, 0]), 0.0)
-        enough = shown(people, released.request.floor) is not None
-        found = moments.correlations(
-            float(n.values[0]),
-            first.values,
-            matrix,
-            (variances[0], variances[1], variances[2]),
-            released.people_per_unit,
+        upper = np.zeros((len(columns), len(columns)))
+        upper[pairs] = second.values
+        of_n, of_first, of_second = (float(part.covariance[0, 0]) for part in (n, first, second))
+        sums = Sums(
+            n=float(n.values[0]),
+            first=first.values,
+            second=upper + np.triu(upper, 1).T,
+            variances=(of_n, of_first, of_second),
+            people_per_unit=released.people_per_unit,
         )
-        for i, row in enumerate(moments.displayed(found)):
-            for j, interval in enumerate(row, start=i + 1):
-                pair = f"{columns[i]}, {columns[j]}"
-                yield Row(
-                    release=name,
-                    figure="correlation",
-                    group=n.name,
-                    cell=pair,
-                    interval=interval if enough else None,
-                )
+        enough = shown(normal(sums.n, of_n, 0.0), released.request.floor) is not None
+        found = [one for row in displayed(correlations(sums)) for one in row] if enough else repeat(None)
+        for (one, other), interval in zip(combinations(columns, 2), found, strict=False):
+            cell = f"{one}, {other}"
+            yield Row(release=name, figure="correlation", group=n.name, cell=cell, interval=interval)
 
 
 _MAKERS: Final[Mapping[str, Callable[..., Iterator[Row]]]] = MappingProxyType(

@@ -10,7 +10,7 @@ and means and variances of columns, have neither.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 NORMAL_95: Final = 1.959963984540054
@@ -75,21 +75,6 @@ class Interval:
             low_here=end(-1, x.low_here, y.high_here),
             high_here=end(1, x.high_here, y.low_here),
             privacy=privacy,
-        )
-
-    def within(self, estimate: float, lower: float, upper: float) -> Interval:
-        """Return the interval of a figure that lies between two bounds, with another estimate for display."""
-
-        def cut(end: float | None) -> float | None:
-            return None if end is None else min(max(end, lower), upper)
-
-        return replace(
-            self,
-            estimate=float(estimate),
-            low=cut(self.low),
-            high=cut(self.high),
-            low_here=cut(self.low_here),
-            high_here=cut(self.high_here),
         )
 
 
@@ -206,21 +191,22 @@ def mean_within(value: float, noise: float, top: float, per_person: float) -> tu
 
 
 def positive_ratio(
-    above: float, below: float, variances: tuple[float, float, float]
+    above: float, below: float, variances: tuple[float, float, float], z: float = NORMAL_95
 ) -> tuple[float, float | None]:
     """Return the smallest interval of t >= 0 that holds Fieller's set of above / below, both of which are positive.
 
-    The upper end is None where the denominator is less than z of its sd from 0. What is found holds the true ratio with
-    95 %, however far from 0 the denominator is: nothing need be known of it before. A numerator below 0 is
+    The upper end is None where the denominator is less than z of its sd from 0. What is found holds the true ratio as
+    often as z says, however far from 0 the denominator is: nothing need be known of it before. A numerator below 0 is
     taken for 0.
 
     Args:
         above: numerator.
         below: denominator.
         variances: of numerator and denominator, and their covariance.
+        z: quantile of the normal law; that of 95 % unless it is given.
     """
     of_above, of_below, joint = variances
-    z2, above = NORMAL_95**2, max(above, 0.0)
+    z2, above = z**2, max(above, 0.0)
     lead, middle, last = below**2 - z2 * of_below, above * below - z2 * joint, above**2 - z2 * of_above
     root = math.sqrt(max(0.0, middle**2 - lead * last))
     clear = last > 0 and (below > 0 or lead < 0)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedveil.errors import CompositionError
 from fedveil.keys import filled
 from fedveil.methods.channels import Channel
 from fedveil.methods.sending import Sender, Sending
@@ -27,18 +26,15 @@ class Coarse(Channel):
     shares: Annotated[Channel, filled()]
     digits: Annotated[int, Field(ge=1, le=52)] = 10
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.shares.whole:
-            raise CompositionError("coarse rounds silos' shares of a noise, and this method has none")
-
     @property
     def content(self) -> Tells:
         """What a message tells: one with its share of the noise."""
         return Tells.MESSAGE
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse what the shares refuse: rounding makes nothing safer."""
+        """Refuse what the shares refuse, and channels without shares: rounding makes nothing safer."""
+        if not self.shares.whole:
+            yield "coarse rounds silos' shares of a noise, and this method has none"
         yield from self.shares.refuses(method)
 
     def claims(self, moves: Moves) -> tuple[Claim, ...]:

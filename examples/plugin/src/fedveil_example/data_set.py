@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedveil.population.catalogue.data_set import DataSet, Request
-from fedveil.population.records import Affine, Population, Records
+from fedveil.population.records import Population, Records
 
 
 def _build(request: Request, source: object, files: object) -> Population:
@@ -20,7 +20,6 @@ def _build(request: Request, source: object, files: object) -> Population:
         silo_names=names,
         task="classification",
         n_classes=2,
-        scale=Affine(),
         notes=("The records are made up.",),
     )
 
@@ -32,5 +31,4 @@ TWO_BLOBS = DataSet(
     terms="none: nobody's data",
     variants=((),),
     build=_build,
-    model="linear",
 )

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.engine.workload import SiloSums
+from fedveil.engine.agreed import OpenRange
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.open_sums import OpenSums, OpenVector
+from fedveil.protection.open_sums import OpenVector
 
 
 @dataclass(frozen=True)
@@ -23,25 +23,6 @@ class Witnessed(ProtectionStage):
         """Return the messages of a round, and who reads each: nothing is hidden from the server."""
         return (*plain_round(method), Sent(OpenVector, Role.SERVER))
 
-    def agree(self, method: Any, public: Any) -> "Agreed":
-        """Return the protocol that the parties agree on."""
-        return Agreed(OpenSums(clients=public.n_silos, length=public.dimension))
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """The protocol, what the silos put into a round of it, and what comes of that."""
-
-    sums: OpenSums
-
-    def protocol(self, privacy: Any) -> OpenSums:
-        """Return the protocol: its two ends give and take bytes."""
-        return self.sums
-
-    def workload(self, turn: Any, initial: Any) -> SiloSums:
-        """Return the silos' sums after the channel."""
-        return SiloSums(turn)
-
-    def vector(self, result: Any) -> Any:
-        """Return the sum itself."""
-        return result
+    def agree(self, method: Any, public: Any) -> OpenRange:
+        """Return what the parties agree on: the protocol, what silos put into a round of it, and what comes of that."""
+        return OpenRange(method=method, clients=public.n_silos, length=public.dimension)

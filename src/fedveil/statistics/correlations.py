@@ -1,0 +1,267 @@
+"""Correlations from noisy sums of numbers scaled to [-1, 1], with intervals that hold however little spread there is.
+
+With noisy n, first_i = sum x_i and second_ij = sum x_i x_j, the spreads (variances and covariance) are
+
+    s_ij = second_ij / n - first_i first_j / n^2,    s_ii likewise, plus v_first / n^2,
+
+n^2 times which is unbiased for n^2 times the true ones: noise of different sums is independent. At the true correlation
+r and slope lambda = sd_j / sd_i
+
+    T(r, lambda) = s_ij - r (lambda s_ii + s_jj / lambda) / 2
+
+is 0 but for noise and the choice of people: nothing is divided by a spread, which noise may have taken anywhere. So
+
+=========  ===================================================================================================
+step       what is kept
+=========  ===================================================================================================
+slopes     Fieller's set of lambda^2 = s_jj / s_ii with 99.5 %
+interval   the hull of all r in [-1, 1] with |T(r, lambda)| <= z sd(T) for one such lambda, z of 95.5 %
+=========  ===================================================================================================
+
+It misses the true r with 5 % at most (Bonferroni), and where a spread may be 0 nothing bounds the slope, and the
+interval is all of [-1, 1]. No correlation is withheld for want of spread: one shown only where spreads are many times
+their noise would be shown by luck, and its interval would not cover.
+
+By the choice of n people T varies by at most (1 - r^2)(1 + |r|)(K_i s_j + K_j s_i)^2 / (4 n), K the largest distance
+from the mean within the range: the influence function of r is (1 - r) u^2 / 2 - (1 + r) v^2 / 2 with
+u, v = (z_i +- z_j) / sqrt 2, z standardised; its mean absolute value is at most 1 - r^2, and its largest at most
+(1 + |r|)(K_i/s_i + K_j/s_j)^2 / 4. Upper ends stand for the spreads there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from fedveil.statistics.intervals import Interval, mean_within, positive_ratio, share
+
+_Z_SLOPE: Final = 2.807033768343811
+"""Of 99.5 %."""
+_Z: Final = 2.0046544617650963
+"""Of 95.5 %."""
+_SLOPES: Final = 9
+_CORRELATIONS: Final = 33
+_REFINEMENTS: Final = 4
+_PROJECTIONS: Final = 200
+_TOLERANCE: Final = 1e-9
+_LEAST: Final = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sums:
+    """Noisy sums over complete people; their noise is independent.
+
+    Attributes:
+        n: how many people.
+        first: (m,) sums of x_i.
+        second: (m, m) sums of x_i x_j, symmetric.
+        variances: of the noise of n, of a first and of a second sum.
+        people_per_unit: how much more than one unit one person may add to a count.
+    """
+
+    n: float
+    first: Float64[np.ndarray, " m"]
+    second: Float64[np.ndarray, "m m"]
+    variances: tuple[float, float, float]
+    people_per_unit: float
+
+
+def correlations(sums: Sums) -> list[list[Interval]]:
+    """Return r for every pair i < j, in rows, of more than 0 people."""
+    size = len(sums.first)
+    return [[_Pair.of(sums, i, j).interval for j in range(i + 1, size)] for i in range(size)]
+
+
+def nearest_correlation(matrix: Float64[np.ndarray, "m m"]) -> Float64[np.ndarray, "m m"]:
+    """Return the nearest correlation matrix (Frobenius): positive semidefinite, with ones on the diagonal.
+
+    Alternating projections with Dykstra's correction; reference: Higham, "Computing the nearest correlation matrix"
+    (IMA J. Numer. Anal. 22, 2002). For display: what is released stays as it is, and intervals are of that.
+
+    Args:
+        matrix: symmetric, with ones on the diagonal; noise may have taken its eigenvalues below 0.
+    """
+    found, correction = matrix, np.zeros_like(matrix)
+    for _ in range(_PROJECTIONS):
+        uncorrected = found - correction
+        values, vectors = np.linalg.eigh(uncorrected)
+        positive = (vectors * np.clip(values, 0, None)) @ vectors.T
+        correction = positive - uncorrected
+        found = positive.copy()
+        np.fill_diagonal(found, 1.0)
+        if np.abs(found - positive).max() < _TOLERANCE:
+            break
+    scale = 1 / np.sqrt(np.diag(positive))
+    nearest: np.ndarray = positive * np.outer(scale, scale)
+    return nearest
+
+
+def displayed(rows: list[list[Interval]]) -> list[list[Interval]]:
+    """Return correlations as they are shown: estimates of one correlation matrix, the nearest to those given.
+
+    The ends are those of what was released.
+
+    Args:
+        rows: from :func:`correlations`.
+    """
+    matrix = np.eye(len(rows))
+    upper = np.triu_indices(len(rows), 1)
+    matrix[upper] = [one.estimate for row in rows for one in row]
+    nearest = nearest_correlation(matrix + np.triu(matrix, 1).T)
+    return [
+        [replace(one, estimate=float(nearest[i, j])) for j, one in enumerate(row, start=i + 1)]
+        for i, row in enumerate(rows)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pair:
+    """Two numbers. Places of ``raw`` and ``spread`` are those of (i j, i i, j j).
+
+    Attributes:
+        centre: (2,) means.
+        raw: (3,) means of products.
+        spread: (3,) the same about the means.
+        noise: of n, a first and a second sum, over n^2.
+        per_person: 1 / n, in people.
+    """
+
+    centre: Float64[np.ndarray, " 2"]
+    raw: Float64[np.ndarray, " 3"]
+    spread: Float64[np.ndarray, " 3"]
+    noise: tuple[float, float, float]
+    per_person: float
+
+    @classmethod
+    def of(cls, sums: Sums, i: int, j: int) -> _Pair:
+        centre = sums.first[[i, j]] / sums.n
+        raw = sums.second[[i, i, j], [j, i, j]] / sums.n
+        of_n, of_first, of_second = (variance / sums.n**2 for variance in sums.variances)
+        products = np.array([centre[0] * centre[1], centre[0] ** 2, centre[1] ** 2])
+        return cls(
+            centre=centre,
+            raw=raw,
+            spread=raw - products + np.array([0, of_first, of_first]),
+            noise=(of_n, of_first, of_second),
+            per_person=sums.people_per_unit / sums.n,
+        )
+
+    @property
+    def interval(self) -> Interval:
+        """The correlation; ends between -1 and 1."""
+        low, high = self._ends(self.per_person)
+        low_here, high_here = self._ends(0.0)
+        r, (_, one, other) = self._estimate, self._clear
+        weights = self._weights(np.array([r]), np.array([np.sqrt(other / one)]))
+        noise, people = (
+            float(self._noise(weights)[0, 0]),
+            float(self._people(np.array([r]), self.per_person)[0]),
+        )
+        return Interval(
+            estimate=r,
+            low=low,
+            high=high,
+            low_here=low_here,
+            high_here=high_here,
+            privacy=share(noise, people),
+        )
+
+    @property
+    def _clear(self) -> Float64[np.ndarray, " 3"]:
+        """The spreads, variances of one standard deviation of their noise at least."""
+        sd = np.sqrt(self._noise(np.eye(3)))
+        return np.array([self.spread[0], *np.maximum(np.maximum(self.spread, sd)[1:], _LEAST)])
+
+    @property
+    def _estimate(self) -> float:
+        joint, one, other = self._clear
+        return float(np.clip(joint / np.sqrt(one * other), -1, 1))
+
+    def _noise(self, weights: Float64[np.ndarray, "*n 3"]) -> Float64[np.ndarray, "*n"]:
+        """Return the variance by the noise of weighted spreads, products of two noises included."""
+        of_n, of_first, of_second = self.noise
+        (a, b), (joint, one, other) = self.centre, np.moveaxis(weights, -1, 0)
+        squares = joint**2 + one**2 + other**2
+        found: np.ndarray = (
+            of_second * (1 + of_n) * squares
+            + of_n * (weights @ self.raw) ** 2
+            + of_first * ((joint * b + 2 * one * a) ** 2 + (joint * a + 2 * other * b) ** 2)
+            + of_first**2 * (2 * squares - joint**2)
+        )
+        return found
+
+    def _people(self, r: Float64[np.ndarray, " R"], per_person: float) -> Float64[np.ndarray, " R"]:
+        """Return at most the variance of T by the choice of people."""
+        reach = float(self._farthest @ np.sqrt(self._largest(per_person))[::-1])
+        found: np.ndarray = per_person * (1 - r**2) * (1 + np.abs(r)) * reach**2 / 4
+        return found
+
+    @property
+    def _farthest(self) -> Float64[np.ndarray, " 2"]:
+        """K, the largest distances from the means."""
+        return np.asarray(1 + np.minimum(1, np.abs(self.centre)))
+
+    def _largest(self, per_person: float) -> Float64[np.ndarray, " 2"]:
+        """Return the upper ends of both variances."""
+        _, *noise = self._noise(np.eye(3)).tolist()
+        return np.array(
+            [
+                mean_within(float(value), of_value, float(farthest) ** 2, per_person)[1]
+                for value, of_value, farthest in zip(self.spread[1:], noise, self._farthest, strict=True)
+            ]
+        )
+
+    def _slopes(self, per_person: float) -> Float64[np.ndarray, " L"] | None:
+        """Return slopes that cannot be ruled out; None where nothing bounds them."""
+        _, of_one, of_other = self._noise(np.eye(3)).tolist()
+        one, other = per_person * self._farthest**2 * self._largest(per_person)
+        low, high = positive_ratio(
+            float(self.spread[2]),
+            float(self.spread[1]),
+            (of_other + other, of_one + one, self.noise[0] * float(self.raw[1] * self.raw[2])),
+            _Z_SLOPE,
+        )
+        if low <= 0 or high is None:
+            return None
+        found: np.ndarray = np.sqrt(
+            np.append(np.geomspace(low, high, _SLOPES), self.spread[2] / self.spread[1])
+        )
+        return found
+
+    @staticmethod
+    def _weights(
+        r: Float64[np.ndarray, " R"], slopes: Float64[np.ndarray, " L"]
+    ) -> Float64[np.ndarray, "R L 3"]:
+        """Return what spreads are multiplied by in T."""
+        one, other = -np.outer(r, slopes) / 2, -np.outer(r, 1 / slopes) / 2
+        return np.stack((np.ones_like(one), one, other), axis=-1)
+
+    def _ends(self, per_person: float) -> tuple[float, float]:
+        """Return the hull of all correlations that cannot be ruled out, rounded outwards by less than 10^-4.
+
+        Where noise leaves none, because T is too large for each, the end is that of [-1, 1].
+        """
+        slopes = self._slopes(per_person)
+        if slopes is None:
+            return -1.0, 1.0
+
+        def held(r: Float64[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
+            weights = self._weights(r, slopes)
+            variance = self._noise(weights) + self._people(r, per_person)[:, None]
+            found: np.ndarray = (np.abs(weights @ self.spread) <= _Z * np.sqrt(variance)).any(axis=1)
+            return found
+
+        def end(sign: float) -> float:
+            grid = np.linspace(-sign, sign, _CORRELATIONS)
+            inside, outside = self._estimate, sign
+            for _ in range(_REFINEMENTS):
+                last = int(np.flatnonzero(held(grid)).max(initial=-1))
+                if last >= 0:
+                    inside, outside = grid[last], grid[min(last + 1, len(grid) - 1)]
+                grid = np.linspace(inside, outside, _CORRELATIONS)
+            return float(outside)
+
+        return min(end(-1.0), self._estimate), max(end(1.0), self._estimate)
