@@ -191,6 +191,8 @@ def test_who_has_signed_the_end_of_a_run_gives_nothing_more_to_it(tmp_path: Path
 def test_the_end_of_a_run_that_can_go_on_is_signed_by_nobody(tmp_path: Path) -> None:
     world = World(tmp_path, asked(rounds=2, **SECURE), population())
     coordinator = world.coordinator = world.coordinate()
+    while coordinator._rounds.number == 1:
+        world.exchange(coordinator)
     coordinator.stop("somebody interrupted it")
     world.farewell()
     assert (world.run_folder / "privacy.json").exists()

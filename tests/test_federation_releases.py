@@ -38,6 +38,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.standing import Standing
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.statement import Statement
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Closing, Part, Phase
 from tests import test_inference_runs, test_releases
@@ -369,9 +370,10 @@ def test_every_release_of_a_document_is_signed_and_its_end_with_the_last(tmp_pat
         if silo or not isinstance(parts[0], Closing):
             return parts
         flatters.append(silo)
-        told = json.loads(parts[0].statement)
-        told["epsilon"] *= 0.99
-        return replace(parts[0], statement=json.dumps(told)), *parts[1:]
+        stated = Statement.from_json(json.loads(parts[0].statement))
+        assert stated.epsilon is not None
+        less = replace(stated, epsilon=stated.epsilon * 0.99)
+        return replace(parts[0], statement=json.dumps(less.to_json())), *parts[1:]
 
     for made in range(3):
         assert not made or ends(world.run.path) == "unchecked"

@@ -23,7 +23,9 @@ from fedveil.federation.run_record import AGREED, ROUNDS, signed_end
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.flower.submission import due_parts
+from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Closing
 from tests.test_federation_parts import PEOPLE, Study, carried
 from tests.test_preprocessing import tables
@@ -123,33 +125,35 @@ def ended(study: Study) -> tuple[OwnRelease, Closing, Counter[Any]]:
     return work, closing, Counter(session._books.places())
 
 
-def without(name: str) -> Callable[[dict[str, Any]], None]:
-    """A statement without one of its mechanisms, as if a release had not been."""
-    return lambda told: told.update(mechanisms=[line for line in told["mechanisms"] if name not in line])
+def silent(stated: Statement) -> Statement:
+    """As if the first release of the evaluation had not been."""
+    return replace(stated, mechanisms=tuple(line for line in stated.mechanisms if "eval/1" not in line))
 
 
-def less(told: dict[str, Any]) -> None:
-    told["epsilon"] *= 0.99
+def flattering(stated: Statement) -> Statement:
+    assert stated.epsilon is not None
+    return replace(stated, epsilon=stated.epsilon * 0.99)
 
 
-def cheaper(told: dict[str, Any]) -> None:
-    """One release of the evaluation is left out of what was spent."""
-    told["event"]["events"] = told["event"]["events"][:-1]
+def cheaper(stated: Statement) -> Statement:
+    """What the last release cost is left out."""
+    spent = Counter(atoms(stated.event))
+    return replace(stated, event=compose(spent - Counter([list(spent)[-1]])))
 
 
-@pytest.mark.parametrize("change", [less, cheaper, without("eval/1")], ids=["epsilon", "event", "words"])
+@pytest.mark.parametrize("change", [flattering, cheaper, silent])
 def test_an_end_that_states_less_than_all_parts_is_signed_by_no_silo(
-    ended: tuple[OwnRelease, Closing, Counter[Any]], change: Callable[[dict[str, Any]], None]
+    ended: tuple[OwnRelease, Closing, Counter[Any]], change: Callable[[Statement], Statement]
 ) -> None:
     work, closing, times = ended
-    work.check_statement(closing, OwnCharges(times=times, whole=True))
-    told = json.loads(closing.statement)
-    change(told)
-    assert told != json.loads(closing.statement)
+    own, stated = OwnCharges(times=times, whole=True), Statement.from_json(json.loads(closing.statement))
+
+    def saying(one: Statement) -> Closing:
+        return replace(closing, statement=json.dumps(one.to_json()))
+
+    work.check_statement(saying(stated), own)
     with pytest.raises(RefusalError, match="not the one that this silo computes"):
-        work.check_statement(
-            replace(closing, statement=json.dumps(told)), OwnCharges(times=times, whole=True)
-        )
+        work.check_statement(saying(change(stated)), own)
 
 
 def test_an_end_is_held_against_a_silos_own_charges_of_every_part(

@@ -34,6 +34,7 @@ from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_lines import Entry
+from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Closing, Part, Refused
 from fedveil.protection.refusals import Code
 from tests.federation_world import ADAPTIVE, World, asked, population
@@ -243,9 +244,10 @@ def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> Non
     def flatter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         if not isinstance(parts[0], Closing):
             return parts
-        document = json.loads(parts[0].statement)
-        document["epsilon"] /= 2
-        return replace(parts[0], statement=json.dumps(document)), *parts[1:]
+        stated = Statement.from_json(json.loads(parts[0].statement))
+        assert stated.epsilon is not None
+        less = replace(stated, epsilon=stated.epsilon / 2)
+        return replace(parts[0], statement=json.dumps(less.to_json())), *parts[1:]
 
     world.play()
     assert world.coordinator is not None
