@@ -20,10 +20,19 @@ from gmpy2 import mpz, powmod
 
 from benchmarks.harness import Row, at_most, cpu_seconds, extra_peak_megabytes
 from benchmarks.weighting_curves import curves
-from benchmarks.weighting_silo import GRID, KEY_BITS, Silo, contributions, key, plan_of, timed
+from benchmarks.weighting_silo import (
+    GRID,
+    KEY_BITS,
+    Silo,
+    contributions,
+    key,
+    paillier_evaluator,
+    plan_of,
+    timed,
+)
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
+from fedveil.protection.paillier_weights import PaillierKeyHolder, choose_layout
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
 from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
 from fedveil.protection.weighting_plan import CipherSizes, WeightingPlan
@@ -67,7 +76,7 @@ def _unit() -> float:
 def _paper_setting() -> Iterator[Row]:
     plan = plan_of(users=20, length=16, largest_count=2000)
     case = "20 users, 16 parameters, 3072 bits, N_max 2000"
-    silo = Silo.of(plan, PaillierKeyHolder(plan, key()), PaillierEvaluator)
+    silo = Silo.of(plan, PaillierKeyHolder(plan, key()), paillier_evaluator)
     peers = {"one full power each (16 of 320 measured)": (_full_powers, 20)}
     if find_spec("phe"):
         peers["phe (8 of 320 measured)"] = (_phe_products(), 40)
@@ -77,7 +86,7 @@ def _paper_setting() -> Iterator[Row]:
     later, powers = cpu_seconds(silo.step, _full_powers, repeats=5)
     yield _seconds(f"{case}: later round; peer: one full power each", later, 0.15, powers * 20)
     packed = plan_of(users=20, length=16, largest_count=100)
-    silo = Silo.of(packed, PaillierKeyHolder(packed, key()), PaillierEvaluator)
+    silo = Silo.of(packed, PaillierKeyHolder(packed, key()), paillier_evaluator)
     first, powers = cpu_seconds(silo.first, _full_powers, repeats=5)
     slots = choose_layout(packed, KEY_BITS).slots
     name = f"the same with N_max 100, {slots} coordinates packed: first round; peer: one full power each"
@@ -122,7 +131,7 @@ def _whole(plan: WeightingPlan) -> float:
             plan=plan,
             counts=counts,
             holder=lambda plan: PaillierKeyHolder(plan, key()),
-            evaluator=PaillierEvaluator,
+            evaluator=paillier_evaluator,
             sizes=CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1),
         )
         zero = np.zeros(plan.length, dtype=np.int64)
@@ -137,7 +146,7 @@ def _slope() -> Iterator[Row]:
     sizes, seconds = (200, 1000), []
     for length in sizes:
         plan = plan_of(users=100, length=length, largest_count=64, rounds=10)
-        silo = Silo.of(plan, PaillierKeyHolder(plan, key()), PaillierEvaluator)
+        silo = Silo.of(plan, PaillierKeyHolder(plan, key()), paillier_evaluator)
         silo.evaluator.load([silo.weights[0]] * 100, [3] * 100)  # any bases cost the same here
         seconds.append(timed(silo.step)[1])
     slope = (seconds[1] - seconds[0]) / (100 * (sizes[1] - sizes[0])) * 1e3
@@ -146,7 +155,7 @@ def _slope() -> Iterator[Row]:
 
 def _network() -> Row:
     plan = plan_of(users=100, length=21_840, largest_count=64, silos=5, unit=GRID)
-    silo = Silo.of(plan, PaillierKeyHolder(plan, key()), PaillierEvaluator)
+    silo = Silo.of(plan, PaillierKeyHolder(plan, key()), paillier_evaluator)
     _, loading = timed(silo.load)
     _, stepping = timed(silo.step)
     return at_most(

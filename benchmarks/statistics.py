@@ -27,7 +27,7 @@ from fedveil.population.columns import ColumnTable, Numbers
 from fedveil.privacy.bounds import FixedVector
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.blocks import Block, OneHot
-from fedveil.statistics.cells import Bins, Everybody
+from fedveil.statistics.cells import Bins
 from fedveil.statistics.intervals import NORMAL_95
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.local import LocalStatistic, silo_sums
@@ -136,14 +136,11 @@ def _method(step: LocalStatistic, n_silos: int, n_users: int, multiplier: float)
 
 def histograms(names: tuple[str, ...], bins: int, kind: Kind) -> Layout:
     edges = tuple(np.linspace(-1, 1, bins + 1).tolist())
-    blocks = []
-    for name in names:
-        cells = Bins(name, edges)
-        ordered = 0 if kind == "flat" else cells.ordered
-        strategy = Strategy(kind, ordered, cells.size - ordered)
-        one = Block(release=name, part="cells", encoder=OneHot(cells), groups=Everybody(), strategy=strategy)
-        blocks.append(one)
-    return Layout(tuple(blocks))
+    return Layout(
+        tuple(
+            Block(release=name, part="cells", encoder=OneHot(Bins(name, edges)), kind=kind) for name in names
+        )
+    )
 
 
 def _curves(simulations: int) -> Iterator[Row]:

@@ -1,33 +1,34 @@
-"""Sums of statistics: CPU seconds for a million people with a record each, 1,000 numbers of eight histograms."""
+"""Sums of statistics: a million people with a record each, and masks of 50 silos; 1,000 numbers of eight histograms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, at_most, cpu_seconds
+from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.statistics import histograms
+from fedveil.engine.aggregation import MaskedRange
+from fedveil.engine.release_sum import Release, noisy_sum
+from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.sending import Sender
+from fedveil.methods.statistic import statistic
+from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, Numbers
 from fedveil.privacy.bounds import FixedVector
+from fedveil.protection.driver import Driver
+from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic, silo_sums
+
+_NAMES: Final = tuple(f"x{place}" for place in range(8))
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Measure it three times; quick sums a tenth of the people and scales."""
+    """Measure each three times; quick sums a tenth of the people and scales."""
     n = 100_000 if quick else 1_000_000
-    rng, names = np.random.default_rng(0), tuple(f"x{place}" for place in range(8))
-    layout = histograms(names, 121, "flat")
-    table = ColumnTable(
-        columns={
-            name: Numbers(values=rng.uniform(-1, 1, n), state=np.zeros(n, dtype=np.int8)) for name in names
-        },
-        silo=rng.integers(0, 5, n).astype(np.int32),
-        user=np.arange(n, dtype=np.int32),
-        n_users=n,
-        silo_names=("a", "b", "c", "d", "e"),
-    )
+    layout, table = histograms(_NAMES, 121, "flat"), _people(n, 5)
     weights = torch.full((n,), 0.2, dtype=torch.float64)
     bound = FixedVector(norm=1.0, step=2.0**-29)
     (seconds,) = cpu_seconds(
@@ -35,3 +36,46 @@ def rows(quick: bool) -> Iterator[Row]:
     )
     case = f"10^6 records, {layout.length} numbers" + (f", from {n:,}" if n < 10**6 else "")
     yield at_most(case, "CPU s", seconds * 10**6 / n, 5.0)
+    yield _masked(LocalStatistic(layout=layout), 50)
+
+
+def _masked(step: LocalStatistic, n_silos: int) -> Row:
+    """Compare a release of silos with 20 people each with a round of training whose updates are zeros of its length."""
+    table, privacy = _people(20 * n_silos, n_silos), PrivacyRandomness.insecure(0)
+    method = statistic(
+        local=step,
+        n_silos=n_silos,
+        n_users=table.n_users,
+        weights=Weights.UNIFORM,
+        noise_multiplier=1.0,
+        protection=SecureAggregation(),
+    )
+    release = Release(method=method, step=step, n_silos=n_silos, n_users=table.n_users)
+    agreed = release.agreed(table.pairs())
+    assert isinstance(agreed, MaskedRange)
+
+    def give(silo: int) -> object:
+        at = Sender(number=silo, senders=n_silos, round=1, grid=release.bound.grid, privacy=privacy)
+        return agreed.units(method.channel.send(np.zeros(step.length), at).numbers)
+
+    def round_of_zeros() -> object:
+        driver: Driver[Any, Any] = Driver(agreed.protocol(privacy), kinds=method.kinds)
+        return driver.play((1, 0), tuple(range(n_silos)), None, give)
+
+    ours, theirs = cpu_seconds(lambda: noisy_sum(release, table, privacy), round_of_zeros, repeats=3)
+    case = f"{n_silos} silos masked, {step.length} numbers; peer: a round of as many parameters"
+    return compared(case, "releases a CPU second", 1 / ours, 1 / theirs, 0.8)
+
+
+def _people(n: int, n_silos: int) -> ColumnTable:
+    """Return people with a record each, in silos at random."""
+    rng = np.random.default_rng(0)
+    return ColumnTable(
+        columns={
+            name: Numbers(values=rng.uniform(-1, 1, n), state=np.zeros(n, dtype=np.int8)) for name in _NAMES
+        },
+        silo=rng.integers(0, n_silos, n).astype(np.int32),
+        user=np.arange(n, dtype=np.int32),
+        n_users=n,
+        silo_names=tuple(f"silo {place}" for place in range(n_silos)),
+    )

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.curves import Place, Point, fit
 from benchmarks.harness import Row
-from benchmarks.weighting_silo import GRID, KEY_BITS, UNIT, Silo, key, plan_of, timed
-from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder
+from benchmarks.weighting_silo import GRID, KEY_BITS, UNIT, Silo, key, paillier_evaluator, plan_of, timed
+from fedveil.protection.paillier_weights import PaillierKeyHolder
 from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
 
 _SHORT = 5.0  # CPU seconds below which the median of three steps is taken
@@ -59,7 +59,7 @@ def _curve(over: str, points: Sequence[tuple[int, int, int]]) -> Iterator[Row]:
 
 def _paillier(users: int, length: int) -> Silo:
     plan = plan_of(users=users, length=length, largest_count=2000, unit=UNIT)
-    return Silo.of(plan, PaillierKeyHolder(plan, key()), PaillierEvaluator)
+    return Silo.of(plan, PaillierKeyHolder(plan, key()), paillier_evaluator)
 
 
 def _ring(users: int, length: int) -> Silo:

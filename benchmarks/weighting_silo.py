@@ -8,12 +8,13 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Final, TypeVar
 
 import numpy as np
 
 from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.protection.paillier_weights import PaillierEvaluator
 from fedveil.protection.private_weighting import Evaluator, KeyHolder
 from fedveil.protection.weighting_plan import WeightingPlan
 
@@ -23,6 +24,7 @@ UNIT: Final = 10**10
 GRID: Final = 2**18
 """Contributions up to the clip bound in units of fedveil's grid."""
 KEY_BITS: Final = 3072
+paillier_evaluator = partial(PaillierEvaluator, bits=KEY_BITS)
 
 
 @cache

@@ -127,7 +127,8 @@ def in_one_process(experiment: Experiment, held: Population, folder: Path) -> Pa
 def small_keys(monkeypatch: pytest.MonkeyPatch, bits: int = 512) -> None:
     """Have private weighting use Paillier keys that protect nobody, so that a test may make many of them."""
     monkeypatch.setattr(PaillierPrivateKey, "generate", lambda _: PaillierPrivateKey.generate_insecure(bits))
-    monkeypatch.setattr(weighting, "PaillierEvaluator", partial(PaillierEvaluator, smallest_bits=bits))
+    small = partial(PaillierEvaluator, bits=bits)
+    monkeypatch.setattr(weighting, "PaillierEvaluator", lambda plan, public, **_: small(plan, public))
 
 
 class Killed(BaseException):

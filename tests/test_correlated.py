@@ -22,7 +22,6 @@ from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.silo_side import trained_sums
 from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
-from fedveil.federation.deployable import check_deployable
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.steps import LocalGradient, LocalSgd
@@ -121,10 +120,10 @@ def test_more_bands_than_the_period_move_more_than_the_formula_and_are_refused()
     [
         ((0.5, 0.25), "the first must be 1"),
         ((), "the first must be 1"),
-        ((1.0, -0.5), "not be negative"),
-        ((1.0, 0.25, 0.5), "must fall"),
+        ((1.0, -0.5), "not negative"),
+        ((1.0, 0.25, 0.5), "that fall"),
         ((1.0, 0.3), "multiples of 2"),
-        ((1.0, math.nan), "must fall"),
+        ((1.0, math.nan), "that fall"),
     ],
 )
 def test_codes_that_the_theory_does_not_have_are_refused(code: tuple[float, ...], reason: str) -> None:
@@ -449,12 +448,6 @@ def test_what_would_break_the_stream_is_refused_with_the_reason(changes: dict[st
 def test_a_mistake_in_an_experiment_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises((CompositionError, ConfigError), match=reason):
         ready(asked(**changes))
-
-
-def test_institutions_are_told_what_no_silo_keeps() -> None:
-    for bands in (1, 3):
-        with pytest.raises(CompositionError, match="which none keeps over a restart"):
-            check_deployable(ready(asked(method={"correlated": {"period": 3, "bands": bands}})))
 
 
 def test_gradients_take_a_stream_too() -> None:

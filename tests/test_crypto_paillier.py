@@ -1,6 +1,8 @@
 """Paillier, multi-exponentiation and oblivious transfer."""
 
+import os
 import stat
+import threading
 from functools import cache
 
 import numpy as np
@@ -68,6 +70,12 @@ def test_keys_of_the_offered_sizes_work(bits):
     private = PaillierPrivateKey.generate(bits)
     assert private.public.bits == bits
     assert private.decrypt_centred(private.encrypt(-5)) == -5
+
+
+def test_a_process_that_is_to_end_waits_for_no_power():
+    """An interpreter waits for threads that are no daemons, and for every task of a pool, before it ends."""
+    kept = in_threads(lambda _: threading.current_thread().daemon, range(8))
+    assert kept == [True] * 8 or os.cpu_count() == 1
 
 
 def test_powers_in_threads_are_those_of_a_loop_and_errors_come_through():

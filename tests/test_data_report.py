@@ -194,6 +194,23 @@ def test_a_header_alone_and_a_table_of_dates_are_looked_through(tmp_path: Path) 
         look(tmp_path, [], schema(user="who"))
 
 
+@pytest.mark.parametrize(
+    ("outside", "found"),
+    [
+        ("error", ("run", "2.5% of the targets lie outside of the declared bounds")),
+        ("clip", None),
+    ],
+)
+def test_targets_out_of_their_bounds_are_counted(
+    outside: str, found: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    target = {"kind": "number", "column": "age", "lower": 0, "upper": 150, "outside": outside}
+    features = {name: one for name, one in FEATURES.items() if name != "age"}
+    report = look(tmp_path, changed({(0, "age"): "900"}), schema(target=target, features=features))
+    told = [(one.bears_on, one.found) for one in report.findings if "bounds" in one.found]
+    assert told == ([] if found is None else [found])
+
+
 def test_the_command_says_for_whom_it_is_and_writes_a_page(tmp_path: Path) -> None:
     look(tmp_path, [*rows(), rows()[0]])
     document = schema().model_dump(mode="json", exclude_none=True)

@@ -221,7 +221,7 @@ def test_messages_are_those_of_the_program(
 
 
 def test_fragments_of_documents_are_valid() -> None:
-    for name in ("docs/how-to/choose-noise-and-rounds.md:4", "docs/how-to/resume-and-budget.md:1"):
+    for name in ("docs/how-to/choose-noise-and-rounds.md:5", "docs/how-to/resume-and-budget.md:1"):
         assert parse(merge(BASE, tomllib.loads(BLOCKS[name].text)), name).privacy.delta
     optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
@@ -351,6 +351,7 @@ def test_plans_are_made(here: Path) -> None:
     for place in range(3):
         assert "uldp-sgd, uldp-avg, uldp-avg-w" in fedveil(only(page, place))
     assert "rho" in fedveil(only(page, 3))
+    assert "error left" in fedveil(only(page, 4))
 
 
 def columns(table: str) -> dict[str, list[str]]:

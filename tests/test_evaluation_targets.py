@@ -34,6 +34,7 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
+import fedveil as fv
 from fedveil.console import outcome_table
 from fedveil.engine.evaluation import outputs_of, scored
 from fedveil.engine.experiment import merge, parse
@@ -88,16 +89,14 @@ def test_without_noise_errors_are_those_of_the_records() -> None:
     assert value(found, "rmse") == pytest.approx(root_mean_squared_error(*exact), rel=1e-7)
     assert value(found, "r2") == pytest.approx(r2_score(*exact), rel=1e-7)
     assert value(found, "rmse of the mean of all targets") == pytest.approx(exact[0].std(), rel=1e-7)
-    assert value(found, "share of targets out of bounds") == pytest.approx(0, abs=1e-7)
 
 
-def test_errors_and_targets_out_of_what_is_declared_are_counted() -> None:
+def test_errors_out_of_what_is_declared_are_counted() -> None:
     outputs = np.array([[0.0], [0.0], [50.0], [20.0]] * 50)
-    targets = np.array([5.0, 60.0, -10.0, 20.0] * 50)
+    targets = np.array([5.0, 60.0, 50.0, 20.0] * 50)
     found = Released(Amounts(0.0, 100.0, 10.0), outputs, targets).noisy(1e-9, np.random.default_rng(0))
     assert value(found, "share of errors above largest_error") == pytest.approx(0.25)
-    assert value(found, "share of targets out of bounds") == pytest.approx(0.25)
-    assert value(found, "mae") == pytest.approx((5 + 10 + 10 + 0) / 4)
+    assert value(found, "mae") == pytest.approx((5 + 10 + 0 + 0) / 4)
 
 
 def test_without_noise_areas_by_horizons_and_the_index_are_those_of_the_records() -> None:
@@ -287,12 +286,12 @@ ward = {{ kind = "category", categories = ["x", "y"] }}
 """
 TARGETS = {
     "classes": 'kind = "label"\ncolumn = "grade"\nclasses = ["low", "middle", "high"]',
-    "amounts": 'kind = "number"\ncolumn = "pressure"',
+    "amounts": 'kind = "number"\ncolumn = "pressure"\nlower = 80\nupper = 150\noutside = "clip"',
     "lifetimes": 'kind = "survival"\ntime = "days"\nevent = "died"',
 }
 SECTIONS: dict[str, dict[str, Any]] = {
     "classes": {"by": ["ward"]},
-    "amounts": {"by": ["silo"], "lower": 80, "upper": 150, "largest_error": 60},
+    "amounts": {"by": ["silo"], "largest_error": 60},
     "lifetimes": {"horizons": [300, 600]},
 }
 PEOPLE = 600
@@ -415,15 +414,17 @@ def test_a_person_moves_the_last_release_by_one_and_decides_nothing(
         ("classes", {"evaluation": {"bins": 9}}, "evaluation.bins: the schema's target is of classes"),
         ("classes", {"evaluation": {"horizons": [3]}}, "evaluation.horizons: the schema's target"),
         ("classes", {"privacy": {"epsilon": 0.5}}, "whose balanced accuracy would have noise"),
-        ("amounts", {"evaluation": {"upper": None}}, "give the bounds of the target"),
-        ("amounts", {"evaluation": {"upper": 80}}, "must be below evaluation.upper"),
         ("amounts", {"evaluation": {"largest_error": 0}}, "largest_error"),
         ("amounts", {"evaluation": {"bins": 9}}, "is of numbers"),
         ("amounts", {"privacy": {"epsilon": 0.2}}, "mae / largest_error"),
         ("lifetimes", {"evaluation": {"horizons": []}}, "give the times by which events are predicted"),
         ("lifetimes", {"evaluation": {"horizons": [300, 300]}}, "must be ascending"),
         ("lifetimes", {"evaluation": {"horizons": [0]}}, "horizons"),
-        ("lifetimes", {"evaluation": {"lower": 1}}, "evaluation.lower: the schema's target is of survival"),
+        (
+            "lifetimes",
+            {"evaluation": {"largest_error": 1}},
+            "evaluation.largest_error: the schema's target is",
+        ),
         ("lifetimes", {"privacy": {"epsilon": 0.5}}, "whose c_index would have noise"),
     ],
 )
@@ -434,6 +435,45 @@ def test_what_a_target_does_not_have_is_refused(
     with pytest.raises(FedveilError) as caught:
         prepared_in(tmp_path, case, **changes)
     assert words in str(caught.value)
+
+
+def test_a_run_from_python_pays_for_its_metrics_as_the_commands_do(tmp_path: Path) -> None:
+    tables(tmp_path, "amounts")
+    files = [tmp_path / "north.csv", tmp_path / "south.csv"]
+    held = fv.tables(tmp_path / "schema.toml", files, test_share=0.5)
+    result = fv.train(
+        "linear",
+        held,
+        method=fv.uldp_avg(clip=1.0, learning_rate=0.1),
+        epsilon=30.0,
+        rounds=1,
+        name="study",
+        folder=tmp_path / "python",
+        settings={"evaluation": SECTIONS["amounts"], "budget": {"evaluation": 0.5}},
+    )
+    assert result.evaluated is not None
+    command = prepared_in(tmp_path, "amounts").evaluation
+    assert command is not None
+    assert result.evaluated.asked == command.asked
+    released = {name: one and one.estimate for name, one in result.evaluated.headline.items()}
+    assert result.metrics == released
+    assert set(released) == {"mae", "rmse", "r2"}
+    assert [entry.run for entry in read_entries(result.folder / "ledger.jsonl")] == ["study", "study/eval/1"]
+    assert result.statement.epsilon == pytest.approx(30.0, abs=0.01)
+    moved = fv.tables(tmp_path / "schema.toml", files, test_share=0.25)
+    with pytest.raises(
+        FedveilError, match=r"began with another data\.table\.test_share: 0\.5, and now it is 0\.25"
+    ):
+        fv.resume(result.folder, "linear", moved)
+    assert fv.resume(result.folder, "linear", held).metrics == result.metrics
+
+
+def test_a_target_without_declared_bounds_is_not_evaluated(tmp_path: Path) -> None:
+    tables(tmp_path, "amounts")
+    path = tmp_path / "schema.toml"
+    path.write_text(path.read_text().replace('lower = 80\nupper = 150\noutside = "clip"', ""))
+    with pytest.raises(FedveilError, match=r"give the bounds of the target, target\.lower and target\.upper"):
+        prepared_in(tmp_path, "amounts")
 
 
 @pytest.mark.parametrize(("place", "case"), [(1, "amounts"), (2, "lifetimes")])

@@ -33,6 +33,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "uldp-avg", "user_sampling_rate": 0.5}, PLAIN),
     ({"name": "uldp-avg-w", "user_sampling_rate": 0.5}, MASKED),
     ({"name": "uldp-avg", "clip": MOVING}, PLAIN),
+    ({"name": "uldp-avg-w", "clip": MOVING, "correlated": {"period": 3}}, PLAIN),
+    ({"name": "uldp-sgd", "correlated": {"period": 2, "bands": 1}}, MASKED),
     ({"name": "uldp-avg-w", "user_sampling_rate": 0.5, "clip": MOVING}, MASKED),
 ]
 
@@ -64,11 +66,19 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     world.close()
 
 
-@pytest.mark.parametrize(("protection", "seed"), [(PLAIN, 3), (MASKED, 2)], ids=["plain", "masked"])
+@pytest.mark.parametrize(
+    ("who", "protection", "seed"),
+    [({"user_sampling_rate": 0.7}, PLAIN, 3), ({"correlated": {"period": 3}}, MASKED, 2)],
+    ids=["sampled", "correlated, masked"],
+)
 def test_a_hundred_mishaps_change_nothing(
-    protection: dict[str, Any], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: dict[str, Any],
+    protection: dict[str, Any],
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    method = ADAPTIVE["method"] | {"user_sampling_rate": 0.7, "clip": MOVING}
+    method = ADAPTIVE["method"] | {"clip": MOVING} | who
     experiment = asked(rounds=12, method=method, server=ADAPTIVE["server"], **protection)
     held = population()
     undisturbed = files(in_one_process(experiment, held, tmp_path / "here"))

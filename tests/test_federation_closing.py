@@ -106,7 +106,7 @@ def test_every_attempt_that_is_another_release_is_charged_in_what_a_silo_signs(r
             run=books.name,
             round=1,
             attempt=attempt,
-            event=session.work.event(1),
+            event=session.work.event(1, again=True),
             budget=None,
             origin=books.origin,
         )
@@ -118,7 +118,12 @@ def test_a_silo_that_crashed_between_charge_and_answer_signs_what_was_charged_on
     session = session_of(masked)
     books = session._books
     books.ledger.charge(
-        run=books.name, round=2, attempt=1, event=session.work.event(2), budget=None, origin=books.origin
+        run=books.name,
+        round=2,
+        attempt=1,
+        event=session.work.event(2, again=True),
+        budget=None,
+        origin=books.origin,
     )
     assert signs(session, 2, 2)
 

@@ -24,6 +24,7 @@ from fedveil.federation.document import canonical
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import Heard
 from fedveil.federation.heads import NONE
+from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
@@ -114,6 +115,30 @@ def test_a_deadline_is_looked_at_whenever_training_says_how_far_it_is(
     now[0] += 0.1
     with pytest.raises(RefusalError, match="longer than the 60 s"):
         deadline(1, 2)
+
+
+def test_a_letter_is_judged_by_its_beginning(world: World) -> None:
+    """A letter of the session may have model and messages beside it; any other is short, whoever signed it."""
+    coordinator, party = world.coordinate(), world.silos[0]
+    assert party is not None
+    for step in range(3):
+        letter = dict(coordinator.letters())[0]
+        assert len(letter) <= party.longest(letter[:BEGINNING])
+        assert (party.longest(letter[:BEGINNING]) > LARGEST_OPENING) == (step == 2)
+        assert party.longest(bytes(BEGINNING)) == party.longest(b"") == LARGEST_OPENING
+        for data in (bytes(LARGEST_OPENING + 1), letter + bytes(party.longest(letter) + 1 - len(letter))):
+            with pytest.raises(ProtocolError, match=f"above the limit of {party.longest(data)}"):
+                party.receive(data)
+        world.exchange(coordinator)
+    coordinator.close()
+
+
+def test_a_run_whose_opening_nobody_would_read_is_not_begun(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "LARGEST_OPENING", (1 << 16) + 100)
+    with pytest.raises(ProtocolError, match="a letter that begins this run would have"):
+        world.coordinate()
 
 
 def numbers(document: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:

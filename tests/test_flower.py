@@ -25,6 +25,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
@@ -240,8 +241,8 @@ def test_the_guard_answers_letters_and_refuses_all_else(guards: list[Path]) -> N
         ask(guards[0], b"hello")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(guards[0]))
-        connection.sendall((1 << 40).to_bytes(8, "big"))
-        assert connection.recv(1) == b""
+        connection.sendall((LARGEST_OPENING + 1).to_bytes(8, "big") + bytes(BEGINNING))
+        assert connection.recv(1) == b""  # by its beginning: the rest has not come
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(guards[0]))
         connection.sendall(b"\0" * 5)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,13 @@ def rounds(run: Path) -> list[int]:
     return [json.loads(line)["round"] for line in lines]
 
 
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[Any], *, look: float = 0.2) -> None:
     """Wait for something that happens while a process lives."""
     until = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < until
         assert process.poll() is None
-        time.sleep(0.2)
+        time.sleep(look)
 
 
 def seeded(made: Demonstration) -> None:
@@ -127,44 +127,117 @@ def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(killed: str
     complete(RunFolder(run), made, tmp_path)
 
 
+STATES: dict[str, Callable[[Path, Path], bool]] = {
+    "waiting": lambda run, silo: True,
+    "joining": lambda run, silo: (run / "federation.json").exists(),
+    "training": lambda run, silo: bool(read_entries(silo / "state" / "ledger.jsonl")),
+    "exchanging": lambda run, silo: 1 in rounds(run),
+    "ending": lambda run, silo: (run / "privacy.json").exists(),
+}
+"""What shows that a run has come to a state, by its folder and a silo's; waiting is before any."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("process", ["party", "child"])
 @pytest.mark.parametrize("party", ["coordinator", "silo"])
+@pytest.mark.parametrize("state", STATES)
 def test_nothing_is_left_15_seconds_after_a_signal(
-    party: str, ended_by: signal.Signals, tmp_path: Path
+    state: str, party: str, process: str, ended_by: signal.Signals, tmp_path: Path
 ) -> None:
-    """No process, no socket and no temporary file, whether a party is ended or killed while it serves."""
+    """No process, no socket and no temporary file, whichever process of a party is ended or killed, and when.
+
+    A silo goes on without its carrier, which it starts again; it is ended afterwards.
+    """
     pytest.importorskip("flwr")
     if ended_by is signal.SIGINT and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         pytest.skip(
             "this was started where SIGINT is ignored, which a child inherits (a shell's background job)"
         )
     made = write_demonstration(
-        tmp_path / "demo", rounds=1, port=free_port(), hospitals={"north": 60, "south": 50}
+        tmp_path / "demo", rounds=2, port=free_port(), hospitals={"north": 60, "south": 50}
     )
-    founded = made.provisioned
-    folder = founded.coordinator if party == "coordinator" else founded.silos[0]
+    home, silos = CoordinatorFolder(made.provisioned.coordinator), made.provisioned.silos
+    folder = home.path if party == "coordinator" else silos[0]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    process = subprocess.Popen(
-        [*FEDVEIL, party, "serve", str(folder)], env={**os.environ, "TMPDIR": str(temporary)}
-    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    processes: list[subprocess.Popen[Any]] = []
+
+    def start(*words: str) -> subprocess.Popen[Any]:
+        processes.append(subprocess.Popen([*FEDVEIL, *words], env=environment))
+        return processes[-1]
+
     try:
-        wait_until((folder / "run" / (SOCKET if party == "coordinator" else "guard")).exists, process)
-        wait_until(lambda: len(tree(process.pid)) == 2, process)
-        (child,) = set(tree(process.pid)) - {process.pid}
-        wait_until(lambda: b"fedveil.flower" in Path(f"/proc/{child}/cmdline").read_bytes(), process)
-        time.sleep(1.0)
-        process.send_signal(ended_by)
-        process.wait(15)
-        until = time.monotonic() + 15
-        left = [folder / "run", *([folder / "link" / "run"] if party == "coordinator" else []), temporary]
-        while Path(f"/proc/{child}").exists() or any(list(one.iterdir()) for one in left):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        target = start(party, "serve", str(folder))
+        wait_until((folder / "run" / (SOCKET if party == "coordinator" else "guard")).exists, target)
+        if state != "waiting":
+            served = target if party == "coordinator" else start("coordinator", "serve", str(home.path))
+            wait_until(lambda: submittable(home), served)
+            for silo in silos if party == "coordinator" else silos[1:]:
+                start("silo", "serve", str(silo))
+            start("federation", "run", str(made.experiment), "--home", str(home.path))
+        run = home / "runs" / "demonstration"
+        wait_until(lambda: STATES[state](run, silos[0]), target, look=0.02)
+        children = set(tree(target.pid)) - {target.pid}
+        ended = target.pid if process == "party" else min(children)
+        assert len(children) == 1
+        os.kill(ended, ended_by)
+        if process == "child":
+            gone(children, [])
+            if party == "silo":
+                target.send_signal(ended_by)
+        target.wait(15)
+        left = [folder / "run", *([folder / "link" / "run"] if party == "coordinator" else [])]
+        gone(children, left)
+        for other in processes:
+            other.terminate()
+        for other in processes:
+            other.wait(15)
+        gone(set(), [temporary])
     finally:
-        process.kill()
-        process.wait()
+        for other in processes:
+            other.kill()
+            other.wait()
+
+
+def gone(processes: Collection[int], folders: Sequence[Path]) -> None:
+    """Return once processes have ended and folders are empty, within 15 seconds."""
+    until = time.monotonic() + 15
+    while any(running(one) for one in processes) or any(list(one.iterdir()) for one in folders):
+        assert time.monotonic() < until, [list(one.iterdir()) for one in folders]
+        time.sleep(0.1)
+
+
+def running(process: int) -> bool:
+    """Whether a process is there and has not ended: one whose parent was killed may wait to be buried."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+POOL = """\
+import os, signal, sys
+from types import SimpleNamespace
+from fedveil.engine.partial import PartialRange
+if __name__ == "__main__":
+    class Owner: pass
+    owner = Owner()
+    made = SimpleNamespace(protection=SimpleNamespace(processes=2))
+    pool = PartialRange.workers(made, owner=owner)
+    print(pool.submit(os.getpid).result(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a silo encrypts in its own process there")
+def test_the_processes_that_encrypt_end_with_a_silo_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "pool.py").write_text(POOL)
+    made = subprocess.run([sys.executable, str(tmp_path / "pool.py")], capture_output=True, check=False)
+    assert made.returncode == -signal.SIGKILL
+    gone({int(made.stdout)}, [])
 
 
 def complete(run: RunFolder, made: Demonstration, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiment import merge, parse
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.turn import draw_users
@@ -53,6 +53,7 @@ METHOD_KEYS: dict[str, dict[str, Any]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
     "lrsuq": {"channel": {"name": "lrsuq"}},
+    "correlated": {"rounds": 2, "method": {"correlated": {"period": 2}}},
     "secure-aggregation": {"protection": {"name": "secure-aggregation"}},
     "paillier": {"protection": {"name": "private-weighting", "n_max": 100}},
     "oblivious": {"protection": {"name": "private-weighting", "n_max": 100, "private_sampling": True}},
@@ -111,7 +112,7 @@ def document(method: str, setting: str, **more: Any) -> dict[str, Any]:
         "dp-fed-ls",
     ):
         asked["method"] |= {"client_sampling": "uniform", "client_sampling_rate": 0.5}
-    return asked | SETTINGS[setting] | more
+    return merge(asked, SETTINGS[setting] | more)
 
 
 def goes_together(method: str, setting: str) -> Prepared | None:

@@ -43,7 +43,7 @@ def paillier_key(bits):
 
 
 def evaluator(bits=768):
-    return partial(PaillierEvaluator, smallest_bits=bits)
+    return partial(PaillierEvaluator, bits=bits)
 
 
 def plan_of(**changes):
@@ -290,11 +290,19 @@ def test_a_modulus_that_is_too_small_is_refused_with_both_sizes():
     assert choose_layout(plan_of(largest_count=2000), 3072).slots == 1
 
 
-def test_a_key_below_the_agreed_size_is_refused():
-    with pytest.raises(ProtocolError, match="768 bits; at least 2048"):
-        PaillierEvaluator(plan_of(), int(paillier_key(768).public.n).to_bytes(96, "big"))
+@pytest.mark.parametrize("public", [b"", b"\x00" * 96, b"\xff" * 95, b"\xff" * 97, b"\x7f" + b"\xff" * 95])
+def test_a_key_of_another_size_than_the_agreed_one_is_refused(public):
+    with pytest.raises(ProtocolError, match="no number of 768 bits"):
+        evaluator()(plan_of(), public)
+
+
+def test_a_key_that_would_keep_a_silo_searching_for_ever_is_refused():
+    """A square has no unit of Jacobi symbol -1; an even number is no modulus."""
+    square = int(mpz(2**384 - 317) ** 2)
     with pytest.raises(ProtocolError, match="refused"):
-        PaillierEvaluator(plan_of(), b"\x00")
+        evaluator()(plan_of(), square.to_bytes(96, "big"))
+    with pytest.raises(ProtocolError, match="refused"):
+        evaluator()(plan_of(), int(paillier_key(768).public.n - 1).to_bytes(96, "big"))
 
 
 @pytest.mark.parametrize(

@@ -452,6 +452,7 @@ def bad_train(**changes: Any) -> Any:
     return lambda folder: train(folder, **changes)
 
 
+NUMBERS: dict[str, Any] = {"task": "regression", "classes": None}
 WRONG: dict[str, tuple[Any, str]] = {
     "features of text": (bad_people(features=np.full((N, 2), "a")), "features.*not numbers; encode them"),
     "features of objects": (bad_people(features=[[1, None]] * N), "features.*not numbers"),
@@ -591,6 +592,28 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a server that is none": (bad_train(server="adam"), "server: a server optimiser is needed"),
     "settings of no table": (bad_train(settings={"chanel": {}}), "no table or key 'chanel'.*channel"),
+    "preprocessing of what was handed over": (
+        bad_train(settings={"preprocessing": {"bounds": ["x"]}}),
+        "no table or key 'preprocessing' to lay over",
+    ),
+    "an evaluation of arrays": (
+        bad_train(settings={"evaluation": {}}, method=fv.uldp_avg(clip=0.5), epsilon=4.0),
+        "evaluation: is of records that are held out .*fedveil.tables",
+    ),
+    "a range of classes": (bad_people(target_range=(0, 1)), "target_range belongs to regression"),
+    "a range upside down": (
+        bad_people(**NUMBERS, target_range=(1, 0)),
+        "two finite numbers, lower below upper",
+    ),
+    "a range that is none": (bad_people(**NUMBERS, target_range=3), "target_range must be .lower, upper."),
+    "a target out of its range": (
+        bad_people(**NUMBERS, targets=np.arange(N) / N, target_range=(0, 0.5)),
+        "targets, row 31: the target is outside of target_range, 0 to 0.5; numpy.clip",
+    ),
+    "a public target out of its range": (
+        bad_people(**NUMBERS, test=(X[:2], [0.5, 7.0]), target_range=(0, 1)),
+        "test targets, row 1: the target is outside",
+    ),
     "settings of no key": (bad_train(settings={"trainer": {"nam": "x"}}), "trainer.nam: no such key"),
     "several processes": (
         bad_train(settings={"trainer": {"processes": 2}}),

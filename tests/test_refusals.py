@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 
-from fedveil.errors import CompositionError
-from fedveil.local.steps import LocalGradient, LocalSgd
-from fedveil.methods.channels import Channel, GaussianShares
+from fedveil.errors import CompositionError, FedveilError
+from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.methods.channels import Channel, GaussianShares, Identity
 from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloContribution
+from fedveil.methods.correlated import Correlated
 from fedveil.methods.method import Method
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
-from fedveil.methods.uldp import uldp_avg, uldp_group
+from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
+from fedveil.methods.weights import Weights
+from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.claims import Claim
+from fedveil.privacy.correlated import check_coefficients
 from fedveil.server.denoise import Denoiser, JamesStein
 from fedveil.server.optimizers import Optimizer, State
 from fedveil.stage import Moves
@@ -24,6 +29,7 @@ from tests.pins.refusals import FILE, found
 
 SGD = LocalSgd(learning_rate=0.1, epochs=1)
 AVG = uldp_avg(local=SGD, clip=1.0, noise_multiplier=2.0)
+ADAPTIVE = uldp_avg_w(local=SGD, clip=AdaptiveClip(), noise_multiplier=5.0)
 GROUP = uldp_group(
     local=LocalSgd(learning_rate=0.1, epochs=1, batch_size=2), clip=1.0, noise_multiplier=2.0, group_size=2
 )
@@ -33,6 +39,42 @@ def test_all_combinations_of_stages_are_allowed_or_refused_as_recorded() -> None
     recorded, now = json.loads(FILE.read_text(encoding="utf-8")), found()
     assert now["allowed"] == recorded["allowed"]
     assert now["reasons"] == recorded["reasons"]
+
+
+MAIN = {"local": SGD, "clip": 1.0, "noise_multiplier": 5.0, "power": "main"}
+RECORDS = {
+    "contribution": RecordContribution(per_user=2),
+    "weights": Weights.ONE,
+    "local": LocalDpSgd(learning_rate=0.1, epochs=1, batch_size=2, noise_multiplier=1.0),
+    "channel": Identity(),
+}
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (
+            lambda: replace(ADAPTIVE, contribution=SiloContribution(), weights=Weights.ONE),
+            "one mark per.* of a silo: give clip a number",
+        ),
+        (lambda: replace(ADAPTIVE, **RECORDS), "one mark per.* of a record: give clip a number"),
+        (lambda: replace(ADAPTIVE, noise_decay=0.9), "a second schedule: take noise_decay = 1"),
+        (
+            lambda: PrivateWeighting(n_max=100).over(uldp_avg_w(**MAIN), 100),
+            "needs a comparison.*: take power = 2",
+        ),
+        (
+            lambda: uldp_avg_w(**MAIN, correlated=Correlated(period=2, bands=3), rounds=20),
+            "overlap in what is sent.*: take bands <= period",
+        ),
+        (lambda: check_coefficients((1.0, -0.5), 2), "a bound alone; take .* fall and are not negative"),
+    ],
+)
+def test_what_would_break_a_claim_for_users_is_refused_with_what_to_take_instead(
+    bad: Callable[[], object], reason: str
+) -> None:
+    with pytest.raises(FedveilError, match=reason):
+        bad()
 
 
 @dataclass(frozen=True)

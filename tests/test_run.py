@@ -249,10 +249,14 @@ def test_another_versions_folder_is_refused(tmp_path: Path) -> None:
         resume(tmp_path, Silent())
 
 
-def test_a_changed_experiment_does_not_resume(tmp_path: Path) -> None:
-    outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
+@pytest.mark.parametrize(("was", "now"), [("rounds = 1", "rounds = 2"), ("beta = 0.8", "beta = 0.5")])
+def test_a_changed_experiment_does_not_resume(was: str, now: str, tmp_path: Path) -> None:
+    """Nor does another average, chosen after a look at the metrics that a run shows while it trains."""
+    asked = experiment(rounds=1, server={"average": {"name": "ema"}})
+    outcome = run(prepare(asked), tmp_path, Silent())
     path = outcome.folder / "experiment.toml"
-    path.write_text(path.read_text().replace("rounds = 1", "rounds = 2"))
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, now))
     with pytest.raises(RunFolderError, match="was changed since the run began"):
         resume(outcome.folder, Silent())
 

@@ -319,7 +319,7 @@ def test_projected_steps_with_momentum_are_refused() -> None:
 # --- layouts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("batch_size", "widths"), [(None, [64, 8, 2]), (16, [96]), (4, [96])])
+@pytest.mark.parametrize(("batch_size", "widths"), [(None, [64, 8, 2]), (16, [96, 16]), (4, [96, 4])])
 def test_rows_are_as_wide_as_a_step_of_all_records_and_whole_tiles_otherwise(
     batch_size: int | None, widths: list[int]
 ) -> None:

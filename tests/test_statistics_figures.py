@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedveil.statistics.blocks import Block, OneHot
-from fedveil.statistics.cells import Categories, Everybody, States
+from fedveil.statistics.cells import Bins, Categories, States
 from fedveil.statistics.correlations import Sums, correlations, displayed, nearest_correlation
 from fedveil.statistics.decoding import Cells, consistent, decode
 from fedveil.statistics.figures import Group, count, part_of
@@ -79,15 +79,12 @@ def test_totals_that_agree_are_generalised_least_squares() -> None:
 
 
 def test_decoding_inverts_the_vector_and_its_covariance_is_that_of_the_noise() -> None:
-    cells = OneHot(States("age"))
-    blocks = tuple(
-        Block(release=name, part="cells", encoder=cells, groups=Everybody(), strategy=strategy, weight=weight)
-        for name, strategy, weight in (
-            ("one", Strategy("flat", 0, 3), 1.0),
-            ("two", Strategy("stacked", 2, 1), 3.0),
-        )
+    cells = OneHot(Bins("age", (50.0,)))
+    blocks = (
+        Block(release="one", part="cells", encoder=cells),
+        Block(release="two", part="cells", encoder=cells, kind="stacked", weight=3.0),
     )
-    layout, truth = Layout(blocks), np.array([70.0, 20.0, 10.0])
+    layout, truth = Layout(blocks), np.array([70.0, 20.0, 10.0, 5.0])
     vector = np.concatenate([slot.scale * slot.block.strategy.matrix @ truth for slot in layout.slots])
     for found in decode(layout, vector, 1.0).values():
         assert found.values[0] == pytest.approx(truth)
@@ -107,13 +104,7 @@ def test_groups_of_other_columns_are_not_made_to_agree() -> None:
     """Two columns with the same declared categories have other people in each: blocks of one column share totals."""
     first, second = (Categories(name, ("0", "1"), pooled=True) for name in ("left", "right"))
     blocks = tuple(
-        Block(
-            release=name,
-            part="cells",
-            encoder=OneHot(States("age")),
-            groups=groups,
-            strategy=Strategy("flat", 0, 3),
-        )
+        Block(release=name, part="cells", encoder=OneHot(States("age")), groups=groups)
         for name, groups in (("one", first), ("two", second), ("three", second))
     )
     layout, rng = Layout(blocks), np.random.default_rng(0)

@@ -19,7 +19,6 @@ from fedveil.population.columns import ColumnTable, Numbers, Places
 from fedveil.population.schema import Schema
 from fedveil.privacy.bounds import FixedVector
 from fedveil.statistics.blocks import Block, Powers
-from fedveil.statistics.cells import Everybody
 from fedveil.statistics.compose import compose
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.local import LocalStatistic, silo_sums
@@ -165,7 +164,7 @@ def test_powers_reach_their_norm_at_the_corners_and_no_further() -> None:
 def test_codes_of_vectors_that_are_not_one_hot_are_refused() -> None:
     powers = Powers((("age", 0.0, 1.0),), (0, 1, 2))
     with pytest.raises(ConfigError, match="only one-hot"):
-        Block(release="r", part="p", encoder=powers, groups=Everybody(), strategy=Strategy("prefix", 3))
+        Block(release="r", part="p", encoder=powers, kind="prefix")
 
 
 # --- the vector as a whole ----------------------------------------------------------------------------------

@@ -203,6 +203,21 @@ def test_survival_and_number_targets(tmp_path: Path) -> None:
         update={"target": schema(target={"kind": "number", "column": "days"}).target}
     )
     assert read_tables(number, [path], test=path).train.targets.tolist() == [10.5, 7]
+    bounded = {"kind": "number", "column": "days", "lower": 0, "upper": 10}
+    for outside, found in (("error", None), ("clip", [10, 7])):
+        declared = with_features().model_copy(
+            update={"target": schema(target=bounded | {"outside": outside}).target}
+        )
+        if found is not None:
+            assert read_tables(declared, [path], test=path).train.targets.tolist() == found
+            continue
+        with pytest.raises(
+            DataError, match=r"t\.csv, record 1 .*column 'days': .* bounds, 0 to 10$"
+        ) as refused:
+            read_tables(declared, [path], test=path)
+        assert "10.5" not in str(refused.value)
+        binned = declared.model_copy(update={"invalid": "bin"})
+        assert read_tables(binned, [path], test=path).train.targets.tolist() == [7]
     for row, message in (
         (("a", "h", "3", "-1", "1"), "time"),
         (("a", "h", "3", "1", "2"), "event must be 0 or 1"),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.planning import Plan, read_rounds, travel_rows
+from fedveil.crypto.ckks import CkksParameters
+from fedveil.engine.planning import Plan, ratio_rows, read_over, travel_rows
 from fedveil.engine.setup import prepare
 from fedveil.engine.sweep import Point, spent_together
 from fedveil.errors import CompositionError, ConfigError, ModelError
@@ -124,7 +125,7 @@ PLAN = Plan(
 
 
 def test_rounds_are_compared_at_one_epsilon() -> None:
-    rows = travel_rows(PLAN, 650, read_rounds("rounds=10,40"))
+    rows = travel_rows(PLAN, 650, [10, 40])
     everyone = [row for row in rows if row["sampling_rate"] == 1]
     assert [row["rounds"] for row in everyone] == [10, 40]
     ten, forty = everyone
@@ -141,10 +142,30 @@ def test_rounds_are_compared_at_one_epsilon() -> None:
     assert all(one["rho"] > ten["rho"] for one in rows if one["sampling_rate"] == 0.5)
 
 
-@pytest.mark.parametrize("text", ["clip=1,2", "rounds=a", "rounds="])
+def test_rounds_make_up_for_the_cap_on_steps_and_weights_for_what_they_shorten() -> None:
+    ten, forty = (row for row in travel_rows(PLAN, 4, [10, 40]) if row["sampling_rate"] == 1)
+    assert ten["step"] == 3.0
+    assert ten["rounds_by_rule"] == round(0.25 * 10 / (3 * ten["rho"])) > 10
+    assert forty["rounds_by_rule"] == pytest.approx(4 * ten["rounds_by_rule"], abs=2)
+    assert ten["rho_uniform"] == pytest.approx(5 * ten["rho"])
+    assert ten["rho_by_records"] == pytest.approx(5**0.5 * ten["rho"])
+
+
+def test_what_is_encrypted_has_no_noise_and_costs_bytes() -> None:
+    none, half, all_ = ratio_rows(5, 8192, [0.0, 0.5, 1.0])
+    assert [row["error_left"] for row in (none, half, all_)] == [1.0, 0.5, 0.0]
+    ckks = CkksParameters(silos=5)
+    for key, length in (("mebibytes_up", ckks.fresh_bytes), ("mebibytes_down", ckks.sum_bytes)):
+        sent = [5 * 8 * 8192, 5 * (length + 8 * 4096), 5 * 2 * length]
+        assert [row[key] * 2**20 for row in (none, half, all_)] == pytest.approx(sent)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        ratio_rows(5, 100, [1.5])
+
+
+@pytest.mark.parametrize("text", ["clip=1,2", "rounds=a", "rounds=", "ratio=x"])
 def test_a_plan_over_something_else_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected rounds=T"):
-        read_rounds(text)
+        read_over(text)
 
 
 def test_a_plan_over_rounds_needs_an_epsilon() -> None:

@@ -185,6 +185,11 @@ def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -
         return value
 
 
+def read_json(path: Path, error: type[FedveilError]) -> Any:
+    """Return the JSON document of a file; fails as :func:`read_text` and :func:`parse_json` do."""
+    return parse_json(read_text(path, error), path, error)
+
+
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no JSON")
 

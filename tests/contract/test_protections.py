@@ -64,7 +64,7 @@ class Weighting:
         holder, evaluator = RlweKeyHolder, RlweEvaluator
         if cipher == "paillier":
             holder = partial(PaillierKeyHolder, key=paillier_key())
-            evaluator = partial(PaillierEvaluator, smallest_bits=512)
+            evaluator = partial(PaillierEvaluator, bits=512)
         counts = np.diag([1, 2, 1])
         self.session = WeightingParties(plan, counts, holder=holder(plan), evaluator=evaluator)
         self.transcript = self.session.transcript

@@ -139,7 +139,7 @@ def _holder(cipher: str, places: int) -> tuple[Any, Any]:
     if cipher == "rlwe":
         return RlweKeyHolder(plan), RlweEvaluator
     key = PaillierPrivateKey.generate_insecure(512)
-    return PaillierKeyHolder(plan, key=key), partial(PaillierEvaluator, smallest_bits=512)
+    return PaillierKeyHolder(plan, key=key), partial(PaillierEvaluator, bits=512)
 
 
 def _weighting_plan(places: int) -> WeightingPlan:

@@ -24,6 +24,7 @@ from fedveil.engine.run import Outcome
 from fedveil.population.records import Population
 from fedveil.privacy.statement import Statement
 from fedveil.report.page import write_report
+from fedveil.statistics.evaluated import Evaluated
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,10 +33,12 @@ class Result:
 
     Attributes:
         statement: what privacy the run gave, to whom, and what it does not cover.
-        metrics: on the test records, after the last round; None where a metric is not defined.
+        metrics: on the test records, after the last round; None where a metric is not defined. With ``[evaluation]``
+            they are the released ones.
         rounds: complete rounds.
         stopped: why the run ended before its last round; None if it did not.
         folder: the run folder, with everything.
+        evaluated: the released test metrics, with their intervals; None where ``[evaluation]`` was not asked for.
     """
 
     statement: Statement
@@ -43,18 +46,23 @@ class Result:
     rounds: int
     stopped: str | None
     folder: Path
+    evaluated: Evaluated | None
     _initial: nn.Module = field(repr=False)
     _people: Population = field(repr=False)
 
     @classmethod
     def of(cls, outcome: Outcome, initial: nn.Module, people: Population) -> Result:
         """Return the result of a run that began from a model over a population."""
+        released, metrics = outcome.evaluated, outcome.row["test"] or {}
+        if released is not None:
+            metrics = {name: None if one is None else one.estimate for name, one in released.headline.items()}
         return cls(
             statement=outcome.statement,
-            metrics=outcome.row["test"] or {},
+            metrics=metrics,
             rounds=outcome.rounds,
             stopped=outcome.stopped,
             folder=outcome.folder,
+            evaluated=released,
             _initial=initial,
             _people=people,
         )

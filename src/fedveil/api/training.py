@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -16,13 +16,16 @@ from fedveil.engine.choice import choice_of
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import go_on, run
-from fedveil.engine.sections import SESSION
+from fedveil.engine.sections import SESSION, TableSection
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.federation.share import FixedPopulation
 from fedveil.population.arrays import People
 from fedveil.population.records import Population
 from fedveil.server.optimizers import Optimizer
+
+_NOT_LAID_OVER: Final = frozenset({"schema_version", "data", "model", "name", "preprocessing"})
+"""What the arguments say; and what would read tables again, which have been handed over."""
 
 
 def train(
@@ -118,14 +121,9 @@ def resume(
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
     learned = objective(model, people, experiment.seed, loss, metrics)
-    given = {
-        **{f"data.{key}": value for key, value in _data(people).items()},
-        **{f"model.{key}": value for key, value in learned.section.items()},
-    }
-    recorded = experiment.model_dump(mode="json")
-    for key, value in given.items():
-        table, _, inner = key.partition(".")
-        found = recorded[table][inner]
+    recorded = dict(_flat(experiment.model_dump(mode="json")))
+    for key, value in _flat({"data": _data(people), "model": learned.section}):
+        found = recorded.get(key)
         if found != value:
             raise RunFolderError(
                 f"{opened.path}: the run began with another {key}: {_words(found)}, and now it is {_words(value)}; "
@@ -148,7 +146,25 @@ def _check(people: Any, method: Any) -> None:
 
 
 def _data(people: Population) -> dict[str, Any]:
+    source = getattr(people, "source", None)
+    if source is not None:
+        table = TableSection(
+            schema_file=source.schema_file,
+            files=source.files,
+            test_file=source.test_file,
+            test_share=source.test_share,
+        )
+        return {"table": table.model_dump(mode="json"), "seed": source.seed}
     return {"name": f"{SESSION}{people.name}", "n_users": people.n_users, "n_silos": people.n_silos}
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value of nested tables by its key's path."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
@@ -186,9 +202,9 @@ def _server(server: Optimizer | None) -> dict[str, Any]:
 def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:
     if settings is None:
         return document
+    known = sorted(set(Experiment.model_fields) - _NOT_LAID_OVER)
     for table in settings:
-        if table not in Experiment.model_fields or table in ("schema_version", "data", "model", "name"):
-            known = sorted(set(Experiment.model_fields) - {"schema_version", "data", "model", "name"})
+        if table not in known:
             raise ConfigError(
                 f"settings: no table or key '{table}' to lay over; known here: {', '.join(known)}"
             )

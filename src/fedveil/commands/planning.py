@@ -9,7 +9,7 @@ import typer
 
 from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
-from fedveil.engine.planning import Plan, plan_rows, read_rounds, travel_rows, unsupported
+from fedveil.engine.planning import Plan, plan_rows, ratio_rows, read_over, travel_rows, unsupported
 from fedveil.report.plan import write_plan
 
 
@@ -46,7 +46,9 @@ def plan_command(
     over: Annotated[
         str | None,
         typer.Option(
-            "--over", help="rounds=T,T,...: noise beside travel for each, at --epsilon (pairs' methods)"
+            "--over",
+            help="rounds=T,T,...: noise beside travel for each, at --epsilon (pairs' methods); ratio=r,r,...: what "
+            "each share under encryption leaves and sends",
         ),
     ] = None,
     parameters: Annotated[int, typer.Option(min=1, help="d, of the model (--over)")] = 1000,
@@ -72,8 +74,13 @@ def plan_command(
         client_sampling_rates=tuple(client_rate or ()),
     )
     if over is not None:
-        found = travel_rows(planned, parameters, read_rounds(over))
-        title = f"{users} users, {silos} silos, {parameters} parameters, epsilon {epsilon}, delta {delta:g}"
+        key, values = read_over(over)
+        title = f"{users} users, {silos} silos, {parameters} parameters"
+        if key == "ratio":
+            found = ratio_rows(silos, parameters, values)
+        else:
+            found = travel_rows(planned, parameters, [int(value) for value in values])
+            title += f", epsilon {epsilon}, delta {delta:g}"
         print_json({"rows": found}) if as_json else OUT.print(rows_table(found, title=title))
         return
     rows = plan_rows(planned)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from gmpy2 import gcd, invert, is_prime, is_strong_prp, jacobi, mpz, powmod
+from gmpy2 import gcd, invert, is_prime, is_square, is_strong_prp, jacobi, mpz, powmod
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import read_private_file, write_private_file
@@ -39,15 +39,16 @@ class PaillierPublicKey:
     """The modulus n, with which anybody can encrypt and compute.
 
     Raises:
-        CryptoError: n is even or so small that it protects nothing even in a test.
+        CryptoError: n is even, a square (which has no number of Jacobi symbol -1 to look for), or so small that it
+            protects nothing even in a test.
     """
 
     n: mpz
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a product of two odd primes of a sensible size."""
-        if self.n < 2**64 or self.n % 2 == 0:
-            raise CryptoError("a Paillier modulus is a large odd number")
+        if self.n < 2**64 or self.n % 2 == 0 or is_square(self.n):
+            raise CryptoError("a Paillier modulus is a large odd number and no square")
 
     @property
     def bits(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import Any, TypeVar
 
 from gmpy2 import get_context
@@ -17,16 +17,31 @@ def in_threads(function: Callable[..., _T], *columns: Iterable[Any]) -> list[_T]
 
     It pays where one call is a full-size power (milliseconds). Single multiplications modulo a 6144-bit number take
     longer in two threads than in one, because handing the lock over costs more than they do. The threads end with the
-    call, so that nothing is left for a process that forks.
+    call, so that nothing is left for a process that forks; and no process that is to end waits for them.
     """
     rows = list(zip(*columns, strict=True))
-    threads = min(len(rows), os.cpu_count() or 1)
-    if threads < 2:
+    count = min(len(rows), os.cpu_count() or 1)
+    if count < 2:
         return [function(*row) for row in rows]
-    with ThreadPoolExecutor(threads, thread_name_prefix="fedveil-powers", initializer=_release) as pool:
-        return list(pool.map(lambda row: function(*row), rows))
+    made: dict[int, _T] = {}
+    failed: list[BaseException] = []
+    left = iter(range(len(rows)))  # whose next number one thread alone is given
 
+    def work() -> None:
+        get_context().allow_release_gil = True  # contexts are the threads' own
+        try:
+            for place in left:
+                if failed:
+                    return
+                made[place] = function(*rows[place])
+        except BaseException as error:
+            failed.append(error)
 
-def _release() -> None:
-    """Let gmpy2 release the lock in this thread; contexts are the threads' own."""
-    get_context().allow_release_gil = True
+    threads = [Thread(target=work, name="fedveil-powers", daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return [made[place] for place in range(len(rows))]

@@ -102,8 +102,9 @@ class Experiment(Section):
             raise ValueError("preprocessing: is of your own tables (data.table), whose schema it refines")
         if self.evaluation is not None and (self.data.table is None or self.data.table.test_file is not None):
             raise ValueError(
-                "evaluation: is of records that are held out of your own tables (data.table without test_file); a test "
-                "table that comes from outside belongs to nobody in a silo, and metrics on it need no noise"
+                "evaluation: is of records that are held out of your own tables (data.table, in Python fedveil.tables, "
+                "without a test file); a test table that comes from outside belongs to nobody in a silo, and metrics "
+                "on it need no noise"
             )
 
     def anchored(self, folder: Path) -> Experiment:

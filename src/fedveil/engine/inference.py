@@ -24,7 +24,7 @@ from fedveil.methods.method import Method
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.inference.equation import Equation
-from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, dumps, read_begun, read_fitted
+from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, read_begun, read_fitted
 from fedveil.statistics.inference.plan import PlannedEffect, check, planned
 
 
@@ -78,7 +78,7 @@ class PreparedInference(PreparedReleases):
 
     def write(self, folder: RunFolder, made: NoisySums) -> None:
         """Put the releases on the disk."""
-        folder.write(FILE, dumps(self._with(made)))
+        folder.write_json(FILE, self._with(made).to_json())
 
     def _with(self, made: NoisySums) -> Fitted:
         found = self.fitted

@@ -13,6 +13,7 @@ import os
 import weakref
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from threading import Thread
 from typing import Any, Final
 
 import numpy as np
@@ -176,7 +177,8 @@ class PartialRange:
         count = min(self.protection.processes, os.cpu_count() or 1)
         if count == 1:
             return None
-        workers = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+        spawned = multiprocessing.get_context("spawn")
+        workers = ProcessPoolExecutor(count, mp_context=spawned, initializer=_end_with_parent)
         weakref.finalize(owner, workers.shutdown)
         return workers
 
@@ -294,3 +296,15 @@ class DividedSums(SiloSums):
 def _vote_std(vote_noise: float, votes: int) -> float:
     """Return the standard deviation of one silo's noise on a count, for ballots of so many votes."""
     return max(_LEAST_VOTE_STD, vote_noise * math.sqrt(votes))
+
+
+def _end_with_parent() -> None:
+    """Have this process end when the one that started it does, however that ends: by itself it would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

@@ -25,6 +25,10 @@ class PastSums:
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Float32[Tensor, " d"], Float64[Tensor, "silos length"]]] = {}
 
+    def __len__(self) -> int:
+        """Return of how many rounds the sums are known."""
+        return len(self._kept)
+
     def keep(self, turn: Turn, sums: Float64[Tensor, "silos length"]) -> None:
         """Keep a round's sums with the model that it began with, and forget those that no round needs any more."""
         memory, number = turn.setting.method.channel.memory, turn.round_number

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.folder import Row, finite
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
@@ -21,7 +22,7 @@ from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.method import Method
-from fedveil.methods.travel import noise_to_travel, step_by_rule
+from fedveil.methods.travel import noise_to_travel, rounds_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.accounting import make_accountant
@@ -114,7 +115,12 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
     rule proposes for it (min(3, 0.25 / rho) mean updates), the way eta T and the noise eta T rho of the last model,
     both in units of the clip, that noise under Laplacian smoothing with sigma = 1, sqrt(d~_sigma / d) of it
     (Proposition 1 of DP-Fed-LS: what smoothing buys; what it takes of the way no public number tells), whether
-    ``denoiser = "by-rule"`` smooths, and what all silos send in float64.
+    ``denoiser = "by-rule"`` smooths, the rounds that go as far as the rule would without its cap on steps, the
+    rho under other weights than the main silo's, and what all silos send in float64.
+
+    With all her weight in one silo a user's sum is as long as her update. By records it may be shorter by sqrt(|S|),
+    for updates at right angles of a user who is everywhere alike; with weights 1 / |S| by |S|, for a user of one silo.
+    The noise is the same, so rho is up to that many times as large.
 
     Args:
         plan: its ``epsilon`` is the target; its own rounds and noise multipliers are not read.
@@ -143,10 +149,13 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
                     "sampling_rate": rate,
                     "noise_multiplier": sigma,
                     "rho": ratio,
+                    "rho_by_records": ratio * math.sqrt(plan.n_silos),
+                    "rho_uniform": ratio * plan.n_silos,
                     "step": step,
                     "way": step * number,
                     "noise": step * number * ratio,
                     "noise_smoothed": step * number * ratio * kept,
+                    "rounds_by_rule": rounds_by_rule(number, ratio),
                     "smoothed_by_rule": ratio >= SMOOTHED_FROM,
                     "mebibytes_up": 8 * parameters * plan.n_silos * number / 2**20,
                 }
@@ -154,23 +163,49 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
     return rows
 
 
-def read_rounds(text: str) -> tuple[int, ...]:
-    """Return the numbers of rounds of ``rounds=T,T,...``.
+def ratio_rows(n_silos: int, parameters: int, ratios: Sequence[float]) -> list[Row]:
+    """Return one row per share r of the parameters under encryption, which need no noise against the server.
 
-    >>> read_rounds("rounds=10,50")
-    (10, 50)
+    Theorem 1 of ParaAegis: what noise and clip leave of the gradient falls as 1 - r. It costs bytes: for every 4,096
+    encrypted numbers a fresh CKKS ciphertext from each silo and one of their sum back, where others are 8 bytes each.
+
+    Args:
+        n_silos: |S|.
+        parameters: d.
+        ratios: every r.
 
     Raises:
-        ConfigError: another key, or no whole numbers.
+        ConfigError: no parameter, or a share outside [0, 1].
+    """
+    if parameters < 1 or not all(0 <= ratio <= 1 for ratio in ratios):
+        raise ConfigError("--over ratio=...: ratios are between 0 and 1, and --parameters is at least 1")
+    ckks, rows = CkksParameters(silos=n_silos), []
+    for ratio in ratios:
+        hidden = round(ratio * parameters)
+        blocks, clear = math.ceil(hidden / ckks.degree), 8 * (parameters - hidden)
+        row: Row = {"ratio": ratio, "error_left": 1 - ratio}
+        row["mebibytes_up"] = n_silos * (blocks * ckks.fresh_bytes + clear) / 2**20
+        row["mebibytes_down"] = n_silos * (blocks * ckks.sum_bytes + clear) / 2**20
+        rows.append(row)
+    return rows
+
+
+def read_over(text: str) -> tuple[str, tuple[float, ...]]:
+    """Return the key and the values of ``rounds=T,T,...`` or ``ratio=r,r,...``.
+
+    >>> read_over("rounds=10,50")
+    ('rounds', (10, 50))
+
+    Raises:
+        ConfigError: another key, or no such numbers.
     """
     key, _, values = text.partition("=")
     try:
-        if key.strip() != "rounds":
-            raise ValueError
-        return tuple(int(value) for value in values.split(","))
-    except ValueError:
+        number = {"rounds": int, "ratio": float}[key.strip()]
+        return key.strip(), tuple(number(value) for value in values.split(","))
+    except (KeyError, ValueError):
         raise ConfigError(
-            f"--over {text}: expected rounds=T,T,..., for instance --over rounds=20,50,200"
+            f"--over {text}: expected rounds=T,T,... or ratio=r,r,..., for instance --over rounds=20,50,200"
         ) from None
 
 

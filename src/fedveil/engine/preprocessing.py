@@ -8,8 +8,6 @@ run, an audit and a bundle read the same file.
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 import tomlkit
 from jaxtyping import Float64
-from pydantic import ValidationError
 
 from fedveil.engine.declared import Declared
 from fedveil.engine.experiment import Experiment
@@ -25,8 +22,8 @@ from fedveil.engine.folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.engine.release_method import release_builder
 from fedveil.engine.release_sum import NoisySum, Release, noisy_sum
 from fedveil.engine.side_releases import SideRelease, charge, multiplier_of, side_release, whole_of
-from fedveil.errors import ConfigError, DataError, RunFolderError
-from fedveil.files import parse_json, read_text, reading
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import read_json
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.population.records import Population
 from fedveil.population.schema import Schema
@@ -34,8 +31,8 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.preprocessing import Wanted, cdf_noise, refined
+from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
 
-SCHEMA_VERSION: Final = 1
 MOST_NOISE: Final = 0.2
 """Largest predicted noise on a sum of leading bins, as a share of all people: bounds have no tail to go by beyond."""
 
@@ -109,25 +106,11 @@ def read_preprocessed(folder: Path) -> Preprocessed | None:
     path = folder / PREPROCESSED
     if not path.exists():
         return None
-    data = parse_json(read_text(path, RunFolderError), path, RunFolderError)
-    with reading(path, RunFolderError):
-        if data["schema_version"] != SCHEMA_VERSION:
-            raise RunFolderError(f"{path}: this fedveil reads schema version {SCHEMA_VERSION}")
-        try:
-            found = Preprocessed(
-                provenance=str(data["provenance"]),
-                wanted=Wanted.model_validate(data["wanted"]),
-                vector=np.array(data["vector"], dtype=np.float64),
-                noise_std=float(data["noise_std"]),
-            )
-            whole = found.vector.shape == (found.wanted.layout.length,) and bool(
-                np.isfinite(found.vector).all()
-            )
-        except (ValidationError, ConfigError, DataError) as error:
-            raise RunFolderError(f"{path} is damaged: it is of nothing that can be refined") from error
-        if not whole or not (math.isfinite(found.noise_std) and found.noise_std > 0):
-            raise RunFolderError(f"{path} is damaged: its numbers do not fit what was asked for")
-        return found
+    data = read_json(path, RunFolderError)
+    with restoring(data, path):
+        wanted, std = Wanted.model_validate(data["wanted"]), float(data["noise_std"])
+        vector = noisy_vector(data["vector"], std, wanted.layout.length, path)
+        return Preprocessed(provenance=str(data["provenance"]), wanted=wanted, vector=vector, noise_std=std)
 
 
 def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | None:
@@ -211,7 +194,7 @@ def make_preprocessing(
 
 def write_preprocessed(folder: RunFolder, found: Preprocessed) -> None:
     """Put a preprocessing on the disk, and the schema that follows from it."""
-    folder.write(PREPROCESSED, (json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n").encode())
+    folder.write_json(PREPROCESSED, found.to_json())
     document = found.schema.model_dump(mode="json", exclude_none=True)
     folder.write(SCHEMA, tomlkit.dumps(document).encode())
 

@@ -25,7 +25,7 @@ from fedveil.statistics.compose import compose
 from fedveil.statistics.limits import SiloWeights
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
-from fedveil.statistics.released import FILE, Released, dumps, read_released, unit_of
+from fedveil.statistics.released import FILE, Released, read_released, unit_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,7 +89,7 @@ class PreparedRelease(PreparedReleases):
             noise_std=found.std,
             vector=found.vector,
         )
-        folder.write(FILE, dumps(released))
+        folder.write_json(FILE, released.to_json())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

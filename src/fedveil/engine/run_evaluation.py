@@ -12,7 +12,7 @@ from fedveil.engine.folder import Checkpoint, RunFolder, finite
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.side_releases import charge
 from fedveil.privacy.ledger import Ledger
-from fedveil.statistics.evaluated import FILE, dumps, read_evaluated
+from fedveil.statistics.evaluated import FILE, read_evaluated
 
 
 def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, float | None] | None:
@@ -57,4 +57,5 @@ def release_evaluation(prepared: Prepared, folder: RunFolder, checkpoint: Checkp
     outputs = outputs_of(prepared.task, prepared.population, model)
     table = scored(evaluation.asked, experiment, prepared.population, outputs)
     privacy = privacy_randomness(experiment)
-    folder.write(FILE, dumps(make_evaluation(evaluation, experiment, checkpoint.round, table, privacy)))
+    found = make_evaluation(evaluation, experiment, checkpoint.round, table, privacy)
+    folder.write_json(FILE, found.to_json())

@@ -201,11 +201,9 @@ class EvaluationSection(Section):
     bins: Annotated[int, Field(ge=LEAST_BINS, le=MOST_BINS)] | None = Field(
         None, description="of scores; default: as few as lose less than a quarter of the noise"
     )
-    lower: float | None = Field(None, description="smallest target, where it is a number")
-    upper: float | None = Field(None, description="largest target, where it is a number")
     largest_error: Positive | None = Field(
         None,
-        description="error that counts in full at most, where the target is a number; default: upper - lower",
+        description="error that counts in full at most, where the target is a number; default: between its bounds",
     )
     horizons: Annotated[tuple[Positive, ...], Field(max_length=MOST_HORIZONS)] = Field(
         (), description="times by which events are predicted, where the target is a survival time; ascending"

@@ -38,7 +38,7 @@ def trained_sums(turn: Turn) -> Float64[Tensor, "silos length"]:
     """Return what every silo's sum was in a round that drew nobody."""
     members = members_of(turn.setting, None, turn.round_number)
     job = turn.job(members, turn.setting.method.local_bound, turn.setting.weights[members])
-    return turn.trainer.sums(job).marked(job).total
+    return turn.trainer.sums(job, turn.progress).marked(job).total
 
 
 class WeightedTraining:

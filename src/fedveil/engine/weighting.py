@@ -105,7 +105,7 @@ class WeightingRange:
     def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
         """Return a silo's side of the cipher for the server's public key."""
         if self.protection.cipher == "paillier":
-            return PaillierEvaluator(plan, public)
+            return PaillierEvaluator(plan, public, bits=self.protection.modulus_bits)
         return RlweEvaluator(plan, public)
 
     def sizes(self) -> CipherSizes:

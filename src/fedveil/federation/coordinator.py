@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
@@ -59,6 +59,9 @@ from fedveil.protection.parts import (
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 from fedveil.protection.refusals import Code
 
+_FRAME_BYTES: Final = 1 << 18
+"""More than a silo's letter has beside messages of the protocol, and counts; a head of every silo's ledger takes 96."""
+
 
 class CoordinatorParty(Generic[EndingT]):
     """The coordinator's state machine for one run, or for one part of it.
@@ -90,7 +93,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._membership, self._identity = membership, identity
         self._run, self._record, self._heads = record.run, record, heads
         self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
-        check_lengths(self._agreement, self._plan.dimension)
+        check_lengths(self._agreement, self._plan, offered)
         self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
@@ -388,6 +391,6 @@ class CoordinatorParty(Generic[EndingT]):
         return outgoing
 
     def _largest_answer(self) -> int:
-        """Return how long an answer may be: messages of the protocol, and a count per user."""
+        """Return how long an answer may be: messages of the protocol, a count per user, heads of all ledgers."""
         up, _ = self._agreement.largest
-        return min(LARGEST_LETTER, up + 4 * self._plan.n_users + (1 << 16))
+        return min(LARGEST_LETTER, up + 4 * self._plan.n_users + _FRAME_BYTES)

@@ -27,11 +27,6 @@ def check_deployable(prepared: Prepared) -> None:
         raise CompositionError(
             f"{method.name}: weights {method.weights.description}: between institutions {NOT_WHOLE}"
         )
-    if method.channel.strengths != (1.0,):
-        raise CompositionError(
-            f"{method.name}: correlated noise: a silo sends parts of its sums of the rounds before, which none keeps "
-            "over a restart between institutions, and its ledger charges every round alike: remove method.correlated"
-        )
     if method.channel.missing and not method.protection.recovers:
         raise CompositionError(
             f'{method.name}: protection.on_missing = "retry" with missing_silos = {method.channel.missing}: between '

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from fedveil.federation.heads import heads_for
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_LETTER, LARGEST_OPENING
+from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.parts import (
@@ -30,6 +31,9 @@ from fedveil.protection.protocol import Agreement, Outgoing
 
 MOST_LEFT: Final = 100
 """How many sessions a silo may leave between two rounds: its process may end at any time, but not for ever."""
+
+_FRAME_BYTES: Final = 1 << 16
+"""More than the terms of a run have beside its document, for all silos that a federation may have."""
 
 
 class Heard(Enum):
@@ -101,14 +105,19 @@ def by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:
     return messages
 
 
-def check_lengths(agreement: Agreement[Any, Any], dimension: int) -> None:
-    """Return if every letter of a protocol, beside a model of so many parameters, is one that a party reads.
+def check_lengths(agreement: Agreement[Any, Any], plan: SessionPlan, offered: str) -> None:
+    """Return if every letter of a session, beside a document that is offered, is one that a party reads.
 
     Raises:
         ProtocolError: one would be too long.
     """
+    opening = len(offered.encode()) + len(b"" if plan.phase is None else plan.phase.encode())
+    if opening + _FRAME_BYTES > LARGEST_OPENING:
+        raise ProtocolError(
+            f"a letter that begins this run would have {opening} bytes: fewer releases before it"
+        )
     up, down = agreement.largest
-    longest = max(up, down + 4 * dimension)
+    longest = max(up, down + 4 * plan.dimension)
     if longest > LARGEST_LETTER:
         raise ProtocolError(
             f"a letter of this protocol would have {longest} bytes, above the limit of {LARGEST_LETTER}: fewer "

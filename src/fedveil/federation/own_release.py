@@ -25,6 +25,7 @@ from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
 from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.share import OwnTable
+from fedveil.federation.store import Tensors
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
 from fedveil.privacy.events import ComposedEvent, Event
@@ -97,7 +98,7 @@ class OwnRelease(OwnWork):
     records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
     states: Callable[[Closing, OwnCharges], None]
 
-    def event(self, number: int) -> Event:
+    def event(self, number: int, *, again: bool) -> Event:
         """Return what the release is charged as."""
         return self.charged
 
@@ -106,6 +107,7 @@ class OwnRelease(OwnWork):
         number: int,
         start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
+        before: Tensors,
     ) -> ReleaseWork:
         """Return what makes the silo's sum, or its people's vectors under private weighting."""
         return ReleaseWork(self.release, self.records(start.model), self.plan.privacy)

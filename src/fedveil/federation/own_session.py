@@ -21,11 +21,12 @@ from fedveil.federation.binding import check_asked, round_context, session_conte
 from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
+from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.own_round import Told
 from fedveil.federation.own_statement import OwnCharges
-from fedveil.federation.own_training import MODEL
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.run_record import attested, concluded, digest_of_model
+from fedveil.federation.session_plan import MODEL
 from fedveil.federation.store import RoundRecord
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
@@ -100,6 +101,12 @@ class OwnSession:
         self._task: Task | None = None
         self._record: RoundRecord | None = None
         self._ended = True
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest letter of the session: a model, totals of users, and messages of the protocol."""
+        plan, (_, down) = self.work.plan, self._agreement.largest
+        return LARGEST_OPENING + down + 4 * (plan.dimension + plan.n_users)
 
     def join(self) -> list[Part]:
         """Return what the silo says when it joins."""
@@ -222,7 +229,7 @@ class OwnSession:
             self._record = last
             return self._agreement.unpack(last.given)
         self._check_follows(last, task.round)
-        before = {} if self._agreement.result_at_server else self.work.after(last)
+        before = self.work.after(last)
         start, drawn = (
             self.told.start(plan, task.round, before.get(MODEL)),
             self.told.drawn(plan, self.number),
@@ -232,14 +239,15 @@ class OwnSession:
             run=books.name,
             round=task.round,
             attempt=again,
-            event=self.work.event(task.round),
+            event=self.work.event(task.round, again=again > 0),
             budget=books.budget,
             origin=books.origin,
         )
+        kept = {**before, **start.tensors()} if before else {}
         self._record = RoundRecord(
-            round=task.round, request=request, binding=binding, head=books.ledger.head, before=before
+            round=task.round, request=request, binding=binding, head=books.ledger.head, before=kept
         )
-        workload = self.work.workload(task.round, start, drawn)
+        workload = self.work.workload(task.round, start, drawn, before)
         workload.begin(0 if repeats else again)
         return workload.give(self.number)
 

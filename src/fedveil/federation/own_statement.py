@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -166,16 +166,33 @@ def _composed(
 ) -> bool:
     """Return whether atoms are each round's as often as it must be, and what is left those of any round begun."""
     begun, charges = counts
-    of_rounds = [atoms(guarantee.of_round(guarantee.event, number)) for number in range(1, begun + 1)]
+    rest = charges - least.total()
+    first, again = (
+        {
+            number: atoms(guarantee.of_round(guarantee.event, number, again=repeated))
+            for number in range(1, begun + 1)
+        }
+        for repeated in (False, True)
+    )
     for number, times in least.items():
-        left.subtract({atom: times * count for atom, count in of_rounds[number - 1].items()})
-    possible = {atom for one in of_rounds for atom in one}
-    size = sum(of_rounds[0].values()) if of_rounds else 0
-    more = {atom for atom, times in left.items() if times}
+        left.subtract(first[number])
+        left.subtract({atom: (times - 1) * count for atom, count in again[number].items()})
+    if _made_of(left, again, rest):
+        return True
+    if not rest or not begun or begun in least:
+        return False
+    left.subtract(first[begun])  # charged, and not asked of this silo
+    return _made_of(left, again, rest - 1)
+
+
+def _made_of(left: Counter[Event], events: Mapping[int, Counter[Event]], number: int) -> bool:
+    """Return whether what is left is so many of these events, which have one size."""
+    size = sum(next(iter(events.values()), Counter[Event]()).values())
+    possible = {atom for one in events.values() for atom in one}
     return (
         min(left.values(), default=0) >= 0
-        and more <= possible
-        and sum(left.values()) == (charges - least.total()) * size
+        and {atom for atom, times in left.items() if times} <= possible
+        and sum(left.values()) == number * size
     )
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from fedveil.engine.coordinator_side import coordinate
+from fedveil.engine.past_sums import PastSums
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import Workload
@@ -20,7 +21,7 @@ from fedveil.federation.own_round import OwnTurn, as_tensor
 from fedveil.federation.own_statement import OwnCharges, check_training
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.promise import Promise
-from fedveil.federation.session_plan import SessionPlan, Start
+from fedveil.federation.session_plan import MODEL, UNIT, SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.parts import Closing, Phase
@@ -28,8 +29,8 @@ from fedveil.protection.refusals import Code
 from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State, matching
 
-MODEL: Final = "model"
-"""The name of the model in what is kept of a round."""
+_WEIGHTS: Final = "weights"
+"""The name of the silo's weights in what is kept of a round whose user is in others too."""
 _STATE: Final = "state."
 """Before the names of the optimiser's tensors in what is kept of a round."""
 
@@ -69,20 +70,27 @@ class OwnTraining(OwnWork):
         self.promise = Promise.of(prepared, event)
         self.rounds = prepared.experiment.rounds
         self.whole = prepared.guarantee.after(event, self.rounds)
+        self._past = PastSums()
 
-    def event(self, number: int) -> Event:
+    def event(self, number: int, *, again: bool) -> Event:
         """Return what a round is charged as, if it is trained with the weights of its guarantee."""
-        return self.promise.of_round(self.prepared.setting, number)
+        return self.promise.of_round(self.prepared.setting, number, again=again)
 
     def workload(
         self,
         number: int,
         start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
+        before: Tensors,
     ) -> Workload:
-        """Return what trains, and makes the silo's message or its contributions."""
+        """Return what trains, and makes the silo's message or its contributions.
+
+        A session that begins in the middle of a stream trains the rounds again that it sends parts of: they take as
+        long, each, as a round may.
+        """
+        rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
         turn = OwnTurn.of(self.prepared, number, start, drawn, self.plan.privacy)
-        turn = replace(turn, progress=Deadline(self._seconds))
+        turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
         return self.prepared.agreed.workload(turn, self.prepared.task.initial())
 
     def scores(self) -> Int64[np.ndarray, " users"]:
@@ -106,9 +114,39 @@ class OwnTraining(OwnWork):
         """Return if a run states what its terms give, and charges what the silo's ledger shows."""
         check_training(self.prepared, closing, own)
 
+    def after(self, last: RoundRecord | None) -> Tensors:
+        """Return what a silo itself has to know of the rounds before the next one.
+
+        Raises:
+            RefusalError: the next round does not go on from the last one.
+        """
+        method = self.prepared.method
+        if method.protection.divides:
+            return self._own_model(last)
+        return {} if method.sampler.period == 1 else self._stream(last)
+
+    # --- where a user's rounds belong together -----------------------------------------------------------------
+
+    def _stream(self, last: RoundRecord | None) -> Tensors:
+        """Return how the rounds before the next one began that its message has parts of, and the silo's weights.
+
+        The guarantee is about a stream: a user's weights must be the same in all of its rounds.
+
+        Raises:
+            RefusalError: they are not: her totals, or her records here, are others than before.
+        """
+        method, weights = self.prepared.method, self.prepared.setting.weights.cpu().numpy()
+        if last is None:
+            return {_WEIGHTS: weights, **_named(method.undecoded(self.prepared.task.initial()))}
+        if not np.array_equal(weights, last.before[_WEIGHTS]):
+            raise RefusalError(Code.WEIGHTS)
+        played, model = method.clipped_to(float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
+        _, state = played.decoded(np.zeros(0), model, _state(last.before))
+        return {_WEIGHTS: weights, **_named(state)}
+
     # --- where the silos alone have the models -----------------------------------------------------------------
 
-    def after(self, last: RoundRecord | None) -> Tensors:
+    def _own_model(self, last: RoundRecord | None) -> Tensors:
         """Return what the next round begins with, model and optimiser's state: the first, or those of the last round.
 
         Raises:
@@ -145,8 +183,11 @@ class OwnTraining(OwnWork):
 
 def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:
     """Return what a silo keeps of a model and of its optimiser's state, by name."""
-    tensors = {MODEL: model} | {_STATE + name: value for name, value in state.items()}
-    return {name: value.cpu().numpy() for name, value in tensors.items()}
+    return {MODEL: model.cpu().numpy(), **_named(state)}
+
+
+def _named(state: State) -> Tensors:
+    return {_STATE + name: value.cpu().numpy() for name, value in state.items()}
 
 
 def _state(kept: Tensors) -> State:

@@ -34,8 +34,8 @@ class OwnWork(ABC):
     rounds: int
 
     @abstractmethod
-    def event(self, number: int) -> Event:
-        """Return what the silo's own ledger is charged with for a round.
+    def event(self, number: int, *, again: bool) -> Event:
+        """Return what the silo's own ledger is charged with for a round, which may have been charged before.
 
         Raises:
             RefusalError: the round would not be what its guarantee speaks of.
@@ -47,6 +47,7 @@ class OwnWork(ABC):
         number: int,
         start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
+        before: Tensors,
     ) -> Workload | ReleaseWork:
         """Return what the silo gives to a round, as the protocol takes it; it has been charged.
 
@@ -54,6 +55,7 @@ class OwnWork(ABC):
             number: of the round, from 1.
             start: of the round.
             drawn: (|U|,) who of its users takes part; None: all of them, or nobody is told.
+            before: what :meth:`after` returned.
         """
 
     def scores(self) -> Int64[np.ndarray, " users"]:
@@ -77,8 +79,15 @@ class OwnWork(ABC):
         """
 
     def after(self, last: RoundRecord | None) -> Tensors:
-        """Return what the next round begins with, where the silos alone have the models."""
-        raise RefusalError(Code.SHAPE)
+        """Return what a silo itself has to know of the rounds before the next one; nothing where it is told all.
+
+        Args:
+            last: the round that it gave something to before, with what this returned ahead of it and how it began.
+
+        Raises:
+            RefusalError: the next round does not go on from that one.
+        """
+        return {}
 
     def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
         """Make the server's step, where the silos alone have the models; return what to keep, and the model."""

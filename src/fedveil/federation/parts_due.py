@@ -28,10 +28,10 @@ from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.errors import RunFolderError
 from fedveil.federation.release_rounds import DueRelease, phase_of
-from fedveil.files import parse_json, read_text, reading
+from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Phase
-from fedveil.statistics.evaluated import FILE, dumps
+from fedveil.statistics.evaluated import FILE
 
 _EVALUATING: Final = "checkpoint/evaluation.json"
 """In the run folder: releases of an evaluation that is not whole yet."""
@@ -134,7 +134,7 @@ def evaluating(folder: RunFolder) -> NoisySums:
     path = folder / _EVALUATING
     if not path.exists():
         return ()
-    content = parse_json(read_text(path, RunFolderError), path, RunFolderError)
+    content = read_json(path, RunFolderError)
     with reading(path, RunFolderError):
         return tuple(
             NoisySum(np.array(one["vector"], dtype=np.float64), float(one["std"]))
@@ -202,7 +202,7 @@ def _keep(
 ) -> None:
     """Put releases of an evaluation on the disk; all of them are the evaluation."""
     if len(made) == len(evaluation.releases):
-        folder.write(FILE, dumps(evaluation.evaluated(prepared.experiment.name, round_number, made)))
+        folder.write_json(FILE, evaluation.evaluated(prepared.experiment.name, round_number, made).to_json())
     else:
         releases = [{"std": one.std, "vector": one.vector.tolist()} for one in made]
         folder.write_json(_EVALUATING, {"releases": releases})

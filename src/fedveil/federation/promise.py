@@ -66,12 +66,17 @@ class Promise:
             raise OwnRecordsError("a user has fewer records over all silos than in this one")
         return replace(self, weights=torch.from_numpy(scores / held))
 
-    def of_round(self, setting: Setting, number: int) -> Event:
+    def of_round(self, setting: Setting, number: int, *, again: bool) -> Event:
         """Return what a round is charged as, if it is trained with the weights of this promise.
+
+        Args:
+            setting: with which it is trained.
+            number: of the round.
+            again: whether it was charged before.
 
         Raises:
             RefusalError: other weights, or none yet.
         """
         if self.weights is None or not torch.equal(setting.weights, self.weights):
             raise RefusalError(Code.WEIGHTS)
-        return self.guarantee.of_round(self.event, number)
+        return self.guarantee.of_round(self.event, number, again=again)

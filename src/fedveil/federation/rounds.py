@@ -140,7 +140,7 @@ class Rounds:
         self._attempts += 1
         self._began = time.perf_counter()
         if due:
-            event = prepared.guarantee.of_round(prepared.guarantee.event, number)
+            event = prepared.guarantee.of_round(prepared.guarantee.event, number, again=charged > 0)
             self._ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
         self._draw = self._drawn(number, 0 if repeats else charged)
         return self._draw
@@ -154,7 +154,7 @@ class Rounds:
     def _drawn(self, number: int, attempt: int) -> Draw:
         """Return who takes part, drawn once and kept: an attempt that is asked for again is the same."""
         path, method, users = self._folder / _DRAWN, self._prepared.method, self._prepared.population.n_users
-        if method.protection.draws_blindly or method.sampler.rate == 1:
+        if method.protection.draws_blindly or not method.draws:
             return EVERYBODY
         document = None
         if path.exists():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
@@ -50,6 +50,11 @@ class SessionPlan:
         return (*self.method.sends(), *(() if self.phase is None else (Sent(Phase, Role.SILO),)))
 
 
+MODEL: Final = "model"
+UNIT: Final = "unit"
+"""The names of a round's model, and of the unit of its messages, in what a silo keeps of the round."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Start:
     """What silos are told that a round begins with: all of it follows what was released before.
@@ -61,6 +66,10 @@ class Start:
 
     model: Float32[np.ndarray, " d"]
     clip: float | None = None
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return what a silo keeps of it: the model, and the unit of the messages."""
+        return {MODEL: self.model, UNIT: np.array([1.0 if self.clip is None else self.clip])}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

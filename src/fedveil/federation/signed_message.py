@@ -104,8 +104,8 @@ class SignedMessage:
             raise ProtocolError(f"a letter of {len(data)} bytes is above the limit of {largest}", silo=silo)
         if len(data) < _HEADER.size + SIGNATURE_BYTES:
             raise ProtocolError(f"a letter has at least {_HEADER.size + SIGNATURE_BYTES} bytes", silo=silo)
-        content, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
-        magic, version, run, session, number, said, to, head, count = _HEADER.unpack_from(content)
+        signed = b"".join((_SIGNED_AS, memoryview(data)[:-SIGNATURE_BYTES]))
+        magic, version, run, session, number, said, to, head, count = _HEADER.unpack_from(data)
         if magic != _MAGIC:
             raise ProtocolError("not a letter", silo=silo)
         if version != _VERSION:
@@ -116,18 +116,25 @@ class SignedMessage:
         if said != sender or to != recipient:
             raise ProtocolError("a letter names another sender or recipient than its carrier", silo=silo)
         try:
-            identity.verify(_SIGNED_AS + content, signature)
+            identity.verify(signed, data[-SIGNATURE_BYTES:])
         except CryptoError as error:
             raise ProtocolError(f"a letter is not signed by its sender: {error}", silo=silo) from None
         try:
-            parts = _parts(content[_HEADER.size :], count)
+            parts = _parts(Reader(signed, len(_SIGNED_AS) + _HEADER.size), count)
         except ProtocolError as error:
             raise ProtocolError(error.reason, silo=silo) from None
         return cls(run=run, session=session, number=number, sender=said, recipient=to, parts=parts, head=head)
 
 
-def _parts(body: bytes, count: int) -> tuple[Part, ...]:
-    reader = Reader(body)
+def session_in(header: bytes) -> tuple[bytes, bytes]:
+    """Return the run and the session that a letter's beginning names; nothing of it is checked yet."""
+    if len(header) < _HEADER.size:
+        return b"", b""
+    _, _, run, session, *_ = _HEADER.unpack_from(header)
+    return run, session
+
+
+def _parts(reader: Reader, count: int) -> tuple[Part, ...]:
     parts = []
     for _ in range(count):
         kind = reader.number(1)

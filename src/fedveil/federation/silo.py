@@ -27,12 +27,13 @@ from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
+from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.own_session import OwnSession
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.proposals import own_work
 from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import Share
-from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.signed_message import SignedMessage, session_in
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.standing import Standing
 from fedveil.federation.store import ModelStore, RecordStore
@@ -149,13 +150,23 @@ class SiloParty:
         """
         return self._open(data).answer(Working()).seal(self._identity)
 
+    def longest(self, beginning: bytes) -> int:
+        """Return how many bytes a letter that begins so may have; it is judged before the rest is read or believed.
+
+        Args:
+            beginning: its first :data:`~.limits.BEGINNING` bytes, or more.
+        """
+        session, last = self._session, self._last
+        known = session is not None and last is not None and session_in(beginning) == (last.run, last.session)
+        return min(self._policy.largest_letter, session.longest if known and session else LARGEST_OPENING)
+
     def _open(self, data: bytes) -> SignedMessage:
         return SignedMessage.open(
             data,
             sender=SERVER,
             identity=self._membership.coordinator,
             recipient=self._number,
-            largest=self._policy.largest_letter,
+            largest=self.longest(data),
         )
 
     def _receive(self, data: bytes) -> bytes:

@@ -75,8 +75,8 @@ class RoundRecord:
         binding: SHA-256 of what else the contribution belongs to, as its protocol says.
         head: of the silo's ledger when the round was charged.
         given: what the silo gives to the round, as its protocol packs it; not empty from before anything leaves.
-        before: where the silos alone have the models, what the round began with: ``model`` (d,) float32, and whatever
-            the server's step keeps.
+        before: where a silo itself has to know how rounds began, which is where the silos alone have the models and
+            where messages have parts of earlier rounds: ``model`` (d,) float32, and whatever the next round needs.
         after: what it ended with; empty until the sum has arrived.
     """
 

@@ -119,7 +119,7 @@ class Guard:
         self._party.close()
 
     def _answer(self, connection: socket.socket) -> None:
-        letter = receive_frame(connection)
+        letter = receive_frame(connection, self._party.longest)
         connection.settimeout(None)
         status, answer = self._answer_to(letter, time.monotonic() + self._sign_of_life)
         connection.sendall(bytes([status]))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import BEGINNING, LARGEST_LETTER
 from fedveil.flower.sockets import address
 from fedveil.foreign import foreign
 from fedveil.protection.errors import ProtocolError
@@ -28,7 +29,7 @@ def ask(path: Path, letter: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(address(path))
         send_frame(connection, letter)
-        status = _exactly(connection, 1)[0]
+        status = _exactly(connection, b"", 1)[0]
         answer = receive_frame(connection)
     if status:
         raise ProtocolError(foreign(answer.decode(errors="replace")))
@@ -41,20 +42,28 @@ def send_frame(connection: socket.socket, data: bytes) -> None:
     connection.sendall(data)
 
 
-def receive_frame(connection: socket.socket) -> bytes:
+def receive_frame(
+    connection: socket.socket, longest: Callable[[bytes], int] = lambda beginning: LARGEST_LETTER
+) -> bytes:
     """Return the bytes of a frame.
 
+    Args:
+        connection: where they come from.
+        longest: how many they may be, by the first :data:`BEGINNING` of them; no more are read of a longer frame.
+
     Raises:
-        ProtocolError: longer than any letter, or cut short.
+        ProtocolError: longer than that, or cut short.
     """
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > LARGEST_LETTER:
-        raise ProtocolError(f"a frame of {length} bytes is above the limit of {LARGEST_LETTER}")
-    return _exactly(connection, length)
+    (length,) = _LENGTH.unpack(_exactly(connection, b"", _LENGTH.size))
+    beginning = _exactly(connection, b"", min(length, BEGINNING))
+    if length > (limit := longest(beginning)):
+        raise ProtocolError(f"a frame of {length} bytes is above the limit of {limit}")
+    return _exactly(connection, beginning, length)
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    received = bytearray()
+def _exactly(connection: socket.socket, begun: bytes, length: int) -> bytes:
+    """Return so many bytes, of which some have been received."""
+    received = bytearray(begun)
     while len(received) < length:
         some = connection.recv(min(length - len(received), 1 << 20))
         if not some:

@@ -11,6 +11,7 @@ The width of a stack follows from its largest, and no product runs over it: each
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Final, cast
 
 import numpy as np
@@ -126,20 +127,22 @@ def stack_layouts(
 
     Arguments as in :func:`block_layouts`, and the batch size of the steps. Contributions whose steps read equally
     many records may share a stack: its width decides no product, because products run over tiles
-    (:func:`fedveil.local.span_steps.train_batches`). Steps of all records without a batch size are as wide as a row of
-    theirs, where that is less than a tile. A stack is closed before a contribution of less than half its
-    width when it has enough entries to keep the processor busy, so at most three quarters of a large one are padding.
+    (:func:`fedveil.local.span_steps.train_batches`). Those whose every step reads all of their records have stacks of
+    their own: batches are laid out once, and a row is as wide as a step where that is less than a tile. A stack is
+    closed before a contribution of less than half its width when it has enough entries to keep the processor busy, so
+    at most three quarters of a large one are padding.
     """
     sizes = held.sizes
     reads = step_widths(sizes[members], batch_size)
-    for step in np.unique(reads)[::-1].tolist():
-        left = members[reads == step]
+    whole_reads = sizes[members] <= reads
+    for step, in_whole in product(np.unique(reads)[::-1].tolist(), (False, True)):
+        left = members[(reads == step) & (whole_reads == in_whole)]
         left = left[np.argsort(-sizes[left], kind="stable")]
         tile, multiple = tile_of(step), unit(step)
         while len(left):
             largest = int(sizes[left[0]])
             longest = -(-largest // step) * step
-            width = step if batch_size is None and step < tile else -(-max(longest, tile) // tile) * tile
+            width = step if in_whole and step < tile else -(-max(longest, tile) // tile) * tile
             halves = int(np.searchsorted(-sizes[left], -(largest // 2), side="left"))
             count = min(max(1, most // width**2), max(halves, _BUSY // largest**2, 1))
             count = -(-count // multiple) * multiple

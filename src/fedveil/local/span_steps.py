@@ -19,8 +19,8 @@ whose two products follow a step that moves b records at the cost of their b x b
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
+from itertools import cycle, repeat
 from typing import Final, NamedTuple
 
 import torch
@@ -179,26 +179,24 @@ def train_batches(
     drift = torch.zeros_like(scale)
     ball = None if sgd.projection is None else Ball(sgd, count, stack.start_norm, device)
     tiles = _Tiles(grams, stack.tile)
-    read = (logits, targets, stack.step, len(steps))
-    for orders in _orders(sgd, stack, logits):
-        for step, batch in zip(cycle(steps), _batches(orders, *read), strict=False):
-            active, taken = step.active, len(step.present)
-            started = batch.logits[:taken]
-            batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
-            learned = tiles.learned(coefficients, batch.rows[:taken])
-            batch_logits = batch_logits + learned
-            slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
-            slopes = slopes.mul_(step.rates)
-            if ball is not None:
-                among = (batch.rows[:taken].unsqueeze(-1) * longest) + batch.places[:taken, :1]
-                ball.step(slopes, learned, grams.take(among), started, active)
-            moving = None if velocity is None else velocity[:active]
-            _descend(sgd, coefficients[:active], moving, slopes[:active], batch.places[:active])
-            if sgd.weight_decay:
-                drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
-                scale[:active] -= sgd.learning_rate * drift[:active]
-            if ball is not None:
-                ball.project_(coefficients[:active], scale[:active])
+    for step, batch in zip(cycle(steps), _batches(sgd, stack, logits, targets), strict=False):
+        active, taken = step.active, len(step.present)
+        started = batch.logits[:taken]
+        batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
+        learned = tiles.learned(coefficients, batch.rows[:taken])
+        batch_logits = batch_logits + learned
+        slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
+        slopes = slopes.mul_(step.rates)
+        if ball is not None:
+            among = (batch.rows[:taken].unsqueeze(-1) * longest) + batch.places[:taken, :1]
+            ball.step(slopes, learned, grams.take(among), started, active)
+        moving = None if velocity is None else velocity[:active]
+        _descend(sgd, coefficients[:active], moving, slopes[:active], batch.places[:active])
+        if sgd.weight_decay:
+            drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
+            scale[:active] -= sgd.learning_rate * drift[:active]
+        if ball is not None:
+            ball.project_(coefficients[:active], scale[:active])
     return Trained(coefficients=coefficients, shrink=scale[:, 0, 0] - 1)
 
 
@@ -243,6 +241,20 @@ class _Batch(NamedTuple):
 
 
 def _batches(
+    sgd: LocalSgd, stack: Stack, logits: Float32[Tensor, "g k n"], targets: Shaped[Tensor, "g n *target"]
+) -> Iterator[_Batch]:
+    """Yield the batches of all epochs; where an epoch is one batch, which has no order, each time the same."""
+    steps = -(-int(stack.sizes[0]) // stack.step)
+    if steps == 1:
+        (orders,) = _orders(replace(sgd, epochs=1), stack, logits)
+        for batch in _in_order(orders, logits, targets, stack.step, steps):
+            yield from repeat(batch, sgd.epochs)
+        return
+    for orders in _orders(sgd, stack, logits):
+        yield from _in_order(orders, logits, targets, stack.step, steps)
+
+
+def _in_order(
     orders: Int64[Tensor, "epochs g n"],
     logits: Float32[Tensor, "g k n"],
     targets: Shaped[Tensor, "g n *target"],

@@ -106,6 +106,11 @@ class Method:
         """Whether silos and server are sent how many records each user has: weights by records in the open."""
         return bool(self.weights.sends()) and not self.protection.weighs
 
+    @property
+    def draws(self) -> bool:
+        """Whether who takes part in a round is drawn, so that silos or clients must be told."""
+        return self.sampler.samples and self.sampler.rate < 1
+
     def sends(self) -> tuple[Sent, ...]:
         """Return every message of the setup and of a round, and who reads it."""
         setup = (
@@ -193,6 +198,10 @@ class Method:
             **_named(_BOUND, bound),
             **_named(_STREAM, stream),
         }
+
+    def undecoded(self, model: Float32[Tensor, " d"]) -> State:
+        """Return what a silo remembers before the first round: it decodes nothing, so its totals have no numbers."""
+        return _named(_STREAM, self.channel.init(model, 0))
 
     def decoded(
         self, total: Float64[np.ndarray, " length"], model: Float32[Tensor, " d"], state: State

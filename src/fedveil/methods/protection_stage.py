@@ -130,6 +130,6 @@ def unmaskable(method: Any) -> str:
 def plain_round(method: Any) -> Sends:
     """Return the model and the task of a round, and who takes part where some are drawn, as silos are told."""
     found = [Sent(Model, Role.SILO), Sent(Task, Role.SILO)]
-    if method.sampler.rate < 1:
+    if method.draws:
         found.append(Sent(OwnDraw if method.contribution.drawn_alone else DrawnUsers, Role.SILO))
     return tuple(found)

@@ -56,6 +56,17 @@ def step_by_rule(ratio: float) -> float:
     return MOST if ratio == 0 else min(MOST, SCALE / ratio)
 
 
+def rounds_by_rule(rounds: int, ratio: float) -> int:
+    """Return how many rounds go 0.25 T / rho mean updates along: T, and more where the rule's step is capped at 3.
+
+    At one epsilon, without sampling, rho is the same for every T; so is the noise that these rounds leave, 0.25 T C.
+
+    >>> rounds_by_rule(30, 0.24), rounds_by_rule(30, 0.025)
+    (30, 100)
+    """
+    return rounds if ratio == 0 else max(rounds, round(rounds * SCALE / (MOST * ratio)))
+
+
 def rate_by_rule(method: Method, public: PublicFacts, rounds: int) -> float:
     """Return the server's learning rate that goes eta mean updates of a user along, by :func:`step_by_rule`.
 

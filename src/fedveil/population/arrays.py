@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import read_content
-from fedveil.population.given import Label, read_features, read_ids, read_labels, read_numbers
+from fedveil.population.given import Label, read_features, read_ids, read_labels, read_numbers, refuse_outside
 from fedveil.population.identities import keys_of, numbered
 from fedveil.population.records import Features, Population, Records, Targets, Task, check_task
 from fedveil.population.schema import Label as LabelTarget
@@ -30,6 +31,17 @@ _PREPARED: Final = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where tables were read, and what of them is held out."""
+
+    schema_file: Path
+    files: tuple[Path, ...]
+    test_file: Path | None
+    test_share: float
+    seed: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People(Population):
     """A population that knows how to read new records like those it was made of.
@@ -39,12 +51,14 @@ class People(Population):
         classes: the labels, in the order of their numbers; empty for other tasks.
         public_test: whether the test table was handed over as public, and not held out of the training records.
         schema: the document of the schema that encoded its tables; None for arrays.
+        source: where they were read; None for arrays.
     """
 
     feature_names: tuple[str, ...] | None = None
     classes: tuple[Label, ...] = ()
     public_test: bool = False
     schema: bytes | None = None
+    source: Source | None = None
 
 
 def population(
@@ -56,6 +70,7 @@ def population(
     n_users: int | Counted | None = None,
     task: Task | None = None,
     classes: Sequence[Any] | None = None,
+    target_range: tuple[float, float] | None = None,
     silos: Sequence[str | int] | None = None,
     test: tuple[Any, Any] | None = None,
     test_share: float = 0.2,
@@ -75,6 +90,8 @@ def population(
             records; then the statement says that no guarantee covers it.
         task: ``"classification"``, ``"regression"`` or ``"survival"``.
         classes: the labels in the order of the model's outputs. None takes those that occur, and the statement says so.
+        target_range: (lower, upper), of regression: DECLARED bounds of the targets. One outside is refused;
+            ``numpy.clip`` takes it for the bound.
         silos: names of the silos; one without a record takes part like any other. None takes those that have records,
             and the statement says so.
         test: PUBLIC (features, targets) to test on. None holds records out.
@@ -102,11 +119,13 @@ def population(
     """
     _check_arguments(task, n_users, test_share, test)
     assert task is not None
+    within = _range(task, target_range)
     assert n_users is not None
     columns = _columns(features, targets, user, silo)
     table = read_features(columns["features"])
     notes = [_PREPARED]
     labels, words = _targets(columns["targets"], task, classes, "targets")
+    refuse_outside(labels, within, "targets")
     users, place = numbered(read_ids(columns["user"], "user"))
     names, of_silo = _silos(read_ids(columns["silo"], "silo"), silos)
     _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
@@ -136,6 +155,7 @@ def population(
             raise DataError("test features: the columns are not those of the features, in the same order")
         kept, test_values = np.ones(len(place), dtype=np.bool_), tested.values
         test_labels = _targets(test[1], task, words or None, "test targets")[0]
+        refuse_outside(test_labels, within, "test targets")
         notes.append("The test table was handed over as public; no guarantee covers its records.")
     else:
         held_out = holdout_by_user(
@@ -188,19 +208,21 @@ def tables(
     Raises:
         DataError: a table that does not fit the schema; names file, record and column.
     """
-    declared = read_schema(Path(schema))
-    read = read_tables(
-        declared,
-        [Path(one) for one in files],
-        test=None if test is None else Path(test),
+    source = Source(
+        schema_file=Path(schema).absolute(),
+        files=tuple(Path(one).absolute() for one in files),
+        test_file=None if test is None else Path(test).absolute(),
         test_share=test_share,
         seed=seed,
     )
+    declared = read_schema(source.schema_file)
+    read = read_tables(declared, source.files, test=source.test_file, test_share=test_share, seed=seed)
     return People(
         **{one.name: getattr(read, one.name) for one in fields(Population)},
         classes=declared.target.classes if isinstance(declared.target, LabelTarget) else (),
         public_test=test is not None,
-        schema=read_content(Path(schema), DataError),
+        schema=read_content(source.schema_file, DataError),
+        source=source,
     )
 
 
@@ -224,6 +246,22 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
             f"population: test_share must be between 0 and 1, not {test_share!r}; public records to test on go "
             "into test="
         )
+
+
+def _range(task: Task, given: Any) -> tuple[float, float] | None:
+    if given is None:
+        return None
+    if task != "regression":
+        raise ConfigError(f"population: target_range belongs to regression, not to {task}")
+    try:
+        lower, upper = (float(one) for one in given)
+    except (TypeError, ValueError):
+        lower = upper = math.nan
+    if not -math.inf < lower < upper < math.inf:
+        raise ConfigError(
+            "population: target_range must be (lower, upper), two finite numbers, lower below upper"
+        )
+    return lower, upper
 
 
 def _columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int64, UInt64
 
 from fedveil.population.columns import Column, Places, State
 from fedveil.population.outcomes import SUSPICIOUS, named_like_an_outcome, tells_alone
-from fedveil.population.schema import Category, Label, Schema, Survival
+from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.population.whole_table import WholeTable
 
 Bears = Literal["guarantee", "model", "run"]
@@ -153,6 +153,8 @@ def _numbers_of(names: Sequence[str | None]) -> UInt64[np.ndarray, "n"]:
 
 def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Finding]:
     """What each column's cells do to a run and a model."""
+    target = tables.schema.target
+    refused = isinstance(target, Amount) and target.outside == "error"
     for one in facts:
         feature = tables.schema.features.get(one.name)
         needed = feature is None or feature.missing == "error"
@@ -179,7 +181,14 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
                 found=f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})",
                 effect="mend the cells or the declaration: a decimal mark, a date's format, an undeclared category",
             )
-        if one.outside > OFTEN_CLIPPED:
+        if feature is None and one.outside and refused:
+            yield Finding(
+                bears_on="run",
+                where=one.name,
+                found=f"{one.outside:.1%} of the targets lie outside of the declared bounds",
+                effect="a run refuses them: mend the cells or the bounds, or declare outside = 'clip'",
+            )
+        elif one.outside > OFTEN_CLIPPED:
             yield Finding(
                 bears_on="model",
                 where=one.name,
@@ -279,7 +288,9 @@ def classes_of(tables: WholeTable) -> dict[str, int]:
 def facts_of(schema: Schema, name: str, column: Column) -> ColumnFacts:
     feature = schema.features.get(name)
     valid = column.values[column.state == State.VALID]
-    lower, upper = (-np.inf, np.inf) if feature is None or isinstance(feature, Category) else feature.bounds
+    declared = schema.target if feature is None else feature
+    bounds = declared.bounds if isinstance(declared, Number | Date | Amount) else None
+    lower, upper = bounds or (-np.inf, np.inf)
     return ColumnFacts(
         name=name,
         kind=schema.target.kind if feature is None else feature.kind,

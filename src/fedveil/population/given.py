@@ -165,6 +165,21 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
     return as_float32(values, where).astype(np.float32)
 
 
+def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: str) -> None:
+    """Return if every number to predict lies within its declared range, or none is declared.
+
+    Raises:
+        DataError: names the first row that does not.
+    """
+    if within is not None:
+        lower, upper = np.float32(within[0]), np.float32(within[1])
+        _refuse(
+            (targets < lower) | (targets > upper),
+            where,
+            f"the target is outside of target_range, {lower:g} to {upper:g}; numpy.clip takes it for the bound",
+        )
+
+
 def _label(one: Any) -> str:
     return str(_plain(one))
 

@@ -182,10 +182,31 @@ class Label(_Part):
 
 
 class Amount(_Part):
-    """A number to predict, as it is."""
+    """A number to predict, as it is, within its declared bounds where it has some.
+
+    A target outside of them is invalid, or ("clip") taken for the bound.
+    """
 
     kind: Literal["number"]
     column: str
+    lower: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+    upper: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+    outside: Literal["error", "clip"] = "error"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Amount":
+        if (self.lower is None) != (self.upper is None):
+            raise ValueError("lower and upper go together: give both or neither")
+        if self.bounds is None and self.outside == "clip":
+            raise ValueError("outside: clipping needs bounds; give lower and upper")
+        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
+            raise ValueError("lower must be below upper")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Between what a target lies; None where nothing is declared."""
+        return None if self.lower is None or self.upper is None else (self.lower, self.upper)
 
 
 class Survival(_Part):

@@ -125,7 +125,18 @@ class TableReader:
             self._count((event != 0) & (event != 1), target.event, "the event must be 0 or 1")
             self._count(time < 0, target.time, "the time must not be negative")
             return np.stack((event, time), axis=1).astype(np.float32)
-        return self._required(target.column).astype(np.float32)
+        values = self._required(target.column)
+        if target.bounds is not None:
+            inside = np.clip(values, *target.bounds)
+            if target.outside == "error":
+                lower, upper = target.bounds
+                self._count(
+                    inside != values,
+                    target.column,
+                    f"the target is outside of its bounds, {lower:g} to {upper:g}",
+                )
+            values = inside
+        return values.astype(np.float32)
 
     def _scaled(self, column: str, feature: Number | Date) -> Float32[np.ndarray, "n width"]:
         values, missing = (

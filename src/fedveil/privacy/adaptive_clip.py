@@ -104,9 +104,10 @@ class AdaptiveClip(Shortening):
                 f"user; contributions of this method are those of a {method.contribution.per}: give clip a number"
             )
         if method.noise_decay != 1:
-            yield "adaptive clipping measures the noise in a clip that moves; noise that falls is a second schedule"
-        if method.denominator == "actual":
-            yield "adaptive clipping divides by the expected number of users"
+            yield (
+                "adaptive clipping measures the noise in a clip that moves, and noise that falls is a second schedule: "
+                "take noise_decay = 1"
+            )
         if method.protection.divides:
             yield (
                 "adaptive clipping needs the mark beside the whole update at the server, and partial encryption "

@@ -52,8 +52,8 @@ def check_coefficients(coefficients: Sequence[float], period: int) -> None:
         )
     if not all(0 <= after <= before for before, after in pairwise(coefficients)):
         raise PrivacyError(
-            f"coefficients {tuple(coefficients)}: they must fall and not be negative: with signs the sensitivity is "
-            "known as a bound alone"
+            f"coefficients {tuple(coefficients)}: with signs, or if they rise, the sensitivity is known as a bound "
+            "alone; take coefficients that fall and are not negative"
         )
     if any(one * 2**BITS != math.floor(one * 2**BITS) for one in coefficients):
         raise PrivacyError(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.files import parse_json, read_text
+from fedveil.files import read_json
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
@@ -103,7 +103,7 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
 
 def _statement(folder: Path) -> Statement:
     path = folder / "privacy.json"
-    return Statement.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError))
+    return Statement.from_json(read_json(path, RunFolderError))
 
 
 def _grid_loss(statement: Statement) -> float:

@@ -21,7 +21,7 @@ from gmpy2 import mpz
 
 from fedveil.privacy.claims import Key, Tells, tells
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.wire import Reader, Writer
+from fedveil.protection.wire import LARGEST_COUNT, Reader, Writer
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -96,8 +96,8 @@ def pair(first: Layout[_T], second: Layout[_U]) -> Layout[tuple[_T, _U]]:
     return Layout(write, lambda reader: (first.read(reader), second.read(reader)), first.least + second.least)
 
 
-def many(item: Layout[_T], *, size: int) -> Layout[tuple[_T, ...]]:
-    """Return the layout of values of one layout, preceded by their count as a number of ``size`` bytes."""
+def many(item: Layout[_T], *, size: int, most: int = LARGEST_COUNT) -> Layout[tuple[_T, ...]]:
+    """Return the layout of up to ``most`` values of one layout, preceded by their count in ``size`` bytes."""
 
     def write(writer: Writer, values: tuple[_T, ...]) -> None:
         writer.number(len(values), size)
@@ -105,7 +105,7 @@ def many(item: Layout[_T], *, size: int) -> Layout[tuple[_T, ...]]:
             item.write(writer, value)
 
     def read(reader: Reader) -> tuple[_T, ...]:
-        return tuple(item.read(reader) for _ in range(reader.count(size, item.least)))
+        return tuple(item.read(reader) for _ in range(reader.count(size, item.least, most)))
 
     return Layout(write, read, least=size)
 

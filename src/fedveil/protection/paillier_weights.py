@@ -20,7 +20,7 @@ from jaxtyping import Float64, Int64
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.masks import UniformIntegers
 from fedveil.crypto.multiexp import SimultaneousPowers, straus_cost
-from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
+from fedveil.crypto.paillier import PaillierPrivateKey, PaillierPublicKey, Rerandomizer
 from fedveil.crypto.threads import in_threads
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.private_weighting import Contributions
@@ -177,21 +177,19 @@ class PaillierEvaluator:
     Args:
         plan: what all parties agreed on.
         public: the modulus n as the server sent it.
-        smallest_bits: refuses smaller moduli; below 2048 only in tests.
+        bits: of the modulus that was agreed on; below 2048 only in tests.
 
     Raises:
-        ProtocolError: a modulus that is too small, or no modulus.
+        ProtocolError: a modulus of another size, or no modulus.
     """
 
-    def __init__(self, plan: WeightingPlan, public: bytes, *, smallest_bits: int = min(KEY_BITS)) -> None:
+    def __init__(self, plan: WeightingPlan, public: bytes, *, bits: int) -> None:
+        if 8 * len(public) != bits or not public[0] >> 7:
+            raise ProtocolError(f"the server's key is no number of {bits} bits, which were agreed on")
         try:
             self._key = PaillierPublicKey(mpz.from_bytes(public, "big"))
         except CryptoError as error:
             raise ProtocolError(f"the server's key was refused: {error}") from error
-        if self._key.bits < smallest_bits:
-            raise ProtocolError(
-                f"the server's key has {self._key.bits} bits; at least {smallest_bits} are required"
-            )
         self._plan = plan
         self._layout = choose_layout(plan, self._key.bits)
         self._served = 1 if plan.renewed else plan.rounds

@@ -13,7 +13,9 @@ from fedveil.protection.fields import BLOCK, REST, integers, many, number, sent_
 from fedveil.protection.messages import Message, message
 from fedveil.protection.wire import Reader, Writer
 
-_BLOCKS: Final = many(BLOCK, size=4)
+_MOST: Final = 1 << 19
+"""No letter holds more ciphertexts: they have 512 bytes or more each; and there is one for every user."""
+_BLOCKS: Final = many(BLOCK, size=4, most=_MOST)
 
 
 @message(20, "the server's public encryption key")
@@ -41,7 +43,7 @@ class BlindedHistogram(Message):
 class Participants(Message):
     """Which users have a record anywhere (one byte each)."""
 
-    present: tuple[bool, ...] = sent_as(many(number(1).of(int, bool), size=4), Tells.PRESENCE)
+    present: tuple[bool, ...] = sent_as(many(number(1).of(int, bool), size=4, most=_MOST), Tells.PRESENCE)
 
 
 @message(24, "the round's encrypted weights")

@@ -10,7 +10,8 @@ from gmpy2 import mpz
 
 from fedveil.protection.errors import ProtocolError
 
-_LARGEST_COUNT: Final = 2**28
+LARGEST_COUNT: Final = 2**28
+"""Items that any message has."""
 
 
 class Writer:
@@ -56,10 +57,14 @@ class Reader:
     """Takes fields off a body, in the order they were written.
 
     Every method raises ProtocolError when the body is shorter than the field asked for.
+
+    Args:
+        body: the bytes.
+        at: where the first field begins.
     """
 
-    def __init__(self, body: bytes) -> None:
-        self._body, self._at = body, 0
+    def __init__(self, body: bytes, at: int = 0) -> None:
+        self._body, self._at = body, at
 
     @property
     def left(self) -> int:
@@ -77,10 +82,10 @@ class Reader:
         """Take an unsigned number of ``size`` bytes."""
         return int.from_bytes(self.fixed(size), "big")
 
-    def count(self, size: int, item_bytes: int) -> int:
-        """Take a count of items of at least ``item_bytes`` each: memory is bounded by the message."""
+    def count(self, size: int, item_bytes: int, most: int = LARGEST_COUNT) -> int:
+        """Take a count of at most ``most`` items of ``item_bytes`` or more: memory is bounded by the message."""
         value = self.number(size)
-        if value > _LARGEST_COUNT or value * item_bytes > self.left:
+        if value > most or value * item_bytes > self.left:
             raise ProtocolError(f"a message announces {value} items and has {self.left} bytes left for them")
         return value
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.errors import RunFolderError
-from fedveil.files import parse_json, read_text
+from fedveil.files import read_json
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import (
     EMPTY,
@@ -44,7 +44,7 @@ def stated(folder: Path) -> Statement:
         RunFolderError: it has none.
     """
     path = folder / "privacy.json"
-    return Statement.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError))
+    return Statement.from_json(read_json(path, RunFolderError))
 
 
 def statistics_page(released: Released, statement: Statement) -> str:

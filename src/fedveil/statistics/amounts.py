@@ -52,7 +52,6 @@ from fedveil.statistics.intervals import (
     ratio,
     share,
 )
-from fedveil.statistics.strategy import Strategy
 
 _STATES: Final = "states"
 _POWERS: Final = "powers"
@@ -60,15 +59,12 @@ _POWERS: Final = "powers"
 
 @dataclass(frozen=True)
 class _Errors:
-    """Prediction and target of a record, under what is declared of them.
+    """Prediction and target of a record.
 
     Attributes:
-        lower, upper: bounds of the target.
         largest: R, bound of the error.
     """
 
-    lower: float
-    upper: float
     largest: float
 
     @property
@@ -78,24 +74,31 @@ class _Errors:
 
 
 class ErrorStates(_Errors, Partition):
-    """Whether error and target of a record lie within what is declared of them."""
+    """Whether the error of a record lies within what is declared of it."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Four."""
-        return ("within", "larger error", "target out of bounds", UNREADABLE)
+        """Three."""
+        return ("within", "larger error", UNREADABLE)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the state of every record; a target out of bounds comes first."""
+        """Return the state of every record."""
         predicted, target = table.numbers(SCORE), table.numbers(TARGET)
         readable = (predicted.state == State.VALID) & (target.state == State.VALID)
-        outside = (target.values < self.lower) | (target.values > self.upper)
         large = np.abs(predicted.values - target.values) > self.largest
-        return np.where(~readable, 3, np.where(outside, 2, np.where(large, 1, 0))).astype(np.int64)
+        return np.where(~readable, 2, np.where(large, 1, 0)).astype(np.int64)
 
 
+@dataclass(frozen=True)
 class ErrorPowers(_Errors, Encoder):
-    """(a, a^2, y, y^2) of a record; zero where prediction or target is unreadable."""
+    """(a, a^2, y, y^2) of a record; zero where prediction or target is unreadable.
+
+    Attributes:
+        lower, upper: bounds of the target.
+    """
+
+    lower: float
+    upper: float
 
     @property
     def width(self) -> int:
@@ -122,7 +125,7 @@ class Amounts(Evaluator):
     """A number that is predicted.
 
     Attributes:
-        lower, upper: declared bounds of the target; targets out of them are taken for a bound.
+        lower, upper: declared bounds of the target, within which the schema keeps it.
         largest: R; larger errors are taken for it.
     """
 
@@ -145,16 +148,12 @@ class Amounts(Evaluator):
 
     def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
         """Return states and powers."""
-        declared = (self.lower, self.upper, self.largest)
-        encoders = {_STATES: OneHot(ErrorStates(*declared)), _POWERS: ErrorPowers(*declared)}
+        encoders = {
+            _STATES: OneHot(ErrorStates(self.largest)),
+            _POWERS: ErrorPowers(self.largest, self.lower, self.upper),
+        }
         return tuple(
-            Block(
-                release=name,
-                part=part,
-                encoder=encoder,
-                groups=groups,
-                strategy=Strategy("flat", 0, encoder.width),
-            )
+            Block(release=name, part=part, encoder=encoder, groups=groups)
             for part, encoder in encoders.items()
         )
 
@@ -166,25 +165,21 @@ class Amounts(Evaluator):
     def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
         """Yield every figure of all people."""
         found, states = _Moments(self, everybody), everybody.parts[_STATES]
-        yield everybody.counted, "", normal(float(states.values.sum()), 4 * states.variance, 0.0)
+        yield everybody.counted, "", normal(float(states.values.sum()), 3 * states.variance, 0.0)
         for name, estimate in self.estimates(everybody, placed).items():
             yield name, "", None if estimate is None else estimate.interval
         baseline = found.spread
         yield "rmse of the mean of all targets", "", None if baseline is None else baseline.interval
         total = float(states.values.sum())
-        for place, name in (
-            (1, "share of errors above largest_error"),
-            (2, "share of targets out of bounds"),
-        ):
-            part = float(states.values[place])
-            p = float(np.clip(part / total, 0, 1)) if total > 0 else 0.0
-            noise = (states.variance, 4 * states.variance, states.variance)
-            people = everybody.people_per_unit * (max(total, 0.0) * p * (1 - p) + at_the_ends(-p, 1 - p))
-            yield name, "", ratio(part, total, noise, people)
+        part = float(states.values[1])
+        p = float(np.clip(part / total, 0, 1)) if total > 0 else 0.0
+        noise = (states.variance, 3 * states.variance, states.variance)
+        people = everybody.people_per_unit * (max(total, 0.0) * p * (1 - p) + at_the_ends(-p, 1 - p))
+        yield "share of errors above largest_error", "", ratio(part, total, noise, people)
 
     def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
         """Return what noise alone gives the mean absolute error, as a part of R, where it is half of it."""
-        return math.sqrt(variance[_POWERS] + 3 * variance[_STATES] / 4) / people
+        return math.sqrt(variance[_POWERS] + variance[_STATES] / 2) / people
 
 
 class _Moments:
@@ -193,7 +188,7 @@ class _Moments:
     def __init__(self, of: Amounts, group: Group) -> None:
         states, powers = group.parts[_STATES], group.parts[_POWERS]
         self._of, self._powers, self._per_unit = of, powers, group.people_per_unit
-        self._n, self._of_n = float(states.values[:3].sum()), 3 * states.variance
+        self._n, self._of_n = float(states.values[:2].sum()), 2 * states.variance
         self._enough = self._n >= LEAST_CLASS * math.sqrt(self._of_n) and self._n > 0
         n = self._n if self._enough else 1.0
         self._m1, self._m2, self._mu, square = (float(value) / n for value in powers.values)

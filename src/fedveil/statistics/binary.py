@@ -46,7 +46,6 @@ from fedveil.statistics.intervals import Estimate, Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.rising import isotonic_regression
 from fedveil.statistics.scores import equal_mass_edges, first_layout, probabilities
-from fedveil.statistics.strategy import Strategy
 
 THRESHOLD: Final = 0.0
 """The log-odds above which class 1 is predicted."""
@@ -171,7 +170,8 @@ class TwoClasses(Evaluator):
 
     def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
         """Return the counts of labels by bins."""
-        return (_block(name, groups, LabelledBins(placed.edges)),)
+        encoder = OneHot(LabelledBins(placed.edges))
+        return (Block(release=name, part=_LABELS, encoder=encoder, groups=groups),)
 
     def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
         """Return area, accuracy and balanced accuracy."""
@@ -300,11 +300,6 @@ def tilted_ties(cells: Float64[np.ndarray, "2 B"]) -> float:
     rise = np.clip(np.gradient(np.log(smooth / (1 - smooth))), 0, STEEPEST)
     n0, n1 = cells.sum(axis=1)
     return float((h0 * h1 * rise).sum() / (12 * n0 * n1))
-
-
-def _block(name: str, groups: Partition, cells: Partition) -> Block:
-    strategy = Strategy("flat", 0, cells.size)
-    return Block(release=name, part=_LABELS, encoder=OneHot(cells), groups=groups, strategy=strategy)
 
 
 def _counts(group: Group, placed: Placed) -> ScoreCounts:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -17,8 +18,8 @@ from scipy import sparse
 
 from fedveil.errors import ConfigError
 from fedveil.population.columns import ColumnTable, State
-from fedveil.statistics.cells import Partition
-from fedveil.statistics.strategy import Strategy
+from fedveil.statistics.cells import Everybody, Partition
+from fedveil.statistics.strategy import Kind, Strategy
 
 
 class Encoder(ABC):
@@ -173,28 +174,31 @@ class Block:
         encoder: the record's vector.
         groups: a partition; the vector stands at its record's group and is zero at all others, so that its norm is
             that of one group.
-        strategy: what is sent of every group.
+        kind: of the strategy by which every group is sent.
         weight: how much its error counts beside that of other blocks.
 
     Raises:
-        ConfigError: a strategy of another width, or a code of vectors that are not one-hot: its norm would be more.
+        ConfigError: a code of vectors that are not one-hot, whose norm would be more; more bins than a code has.
     """
 
     release: str
     part: str
     encoder: Encoder
-    groups: Partition
-    strategy: Strategy
+    groups: Partition = field(default_factory=Everybody)
+    kind: Kind = "flat"
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what the closed form of the norm does not hold for."""
-        if self.strategy.width != self.encoder.width:
-            raise ConfigError(
-                f"{self.release}: the strategy has {self.strategy.width} cells for {self.encoder.width}"
-            )
-        if self.strategy.kind != "flat" and not self.encoder.one_hot:
-            raise ConfigError(f"{self.release}: only one-hot vectors are coded as {self.strategy.kind}")
+        if self.kind != "flat" and not self.encoder.one_hot:
+            raise ConfigError(f"{self.release}: only one-hot vectors are coded as {self.kind}")
+        assert self.strategy.width == self.encoder.width
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """What is sent of every group; cells that are in no order are sent as they are."""
+        ordered = 0 if self.kind == "flat" else self.encoder.ordered
+        return Strategy(self.kind, ordered, self.encoder.width - ordered)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from fedveil.statistics.request import (
     Request,
     SurvivalRelease,
 )
-from fedveil.statistics.strategy import Kind, Strategy
+from fedveil.statistics.strategy import Kind
 
 _BINS = 32
 CELLS, MOMENTS, EXITS, EVENTS = "cells", "moments", "exits", "events"
@@ -154,16 +154,8 @@ class _Composer:
         kind: Kind = "flat",
         but: tuple[str, ...] = (),
     ) -> Block:
-        ordered = 0 if kind == "flat" else encoder.ordered
-        strategy = Strategy(kind, ordered, encoder.width - ordered)
-        return Block(
-            release=name,
-            part=part,
-            encoder=encoder,
-            groups=self.groups(but),
-            strategy=strategy,
-            weight=weight,
-        )
+        groups = self.groups(but)
+        return Block(release=name, part=part, encoder=encoder, groups=groups, kind=kind, weight=weight)
 
     def _edges(self, column: str, release: ColumnRelease, key: str) -> tuple[float, ...]:
         if release.edges is not None:

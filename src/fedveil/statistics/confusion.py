@@ -20,7 +20,6 @@ from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.counts import Counts, accuracy, against_majority, balanced_accuracy
 from fedveil.statistics.evaluator import SCORE, TARGET, Evaluator, Figure, Group, Placed, places
 from fedveil.statistics.intervals import Estimate
-from fedveil.statistics.strategy import Strategy
 
 _MATRIX: Final = "confusion"
 
@@ -84,9 +83,8 @@ class Classes(Evaluator):
 
     def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
         """Return the confusion matrix."""
-        cells = ConfusionCells(self.names)
-        strategy = Strategy("flat", 0, cells.size)
-        return (Block(release=name, part=_MATRIX, encoder=OneHot(cells), groups=groups, strategy=strategy),)
+        encoder = OneHot(ConfusionCells(self.names))
+        return (Block(release=name, part=_MATRIX, encoder=encoder, groups=groups),)
 
     def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
         """Return accuracy and balanced accuracy."""

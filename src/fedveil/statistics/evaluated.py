@@ -5,8 +5,6 @@ Every figure is a function of this file; reading it again costs nothing and touc
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from fedveil.errors import ConfigError, DataError, RunFolderError
-from fedveil.files import parse_json, read_text, reading
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import read_json
 from fedveil.population.columns import categories_of
 from fedveil.population.schema import Label, Schema, Survival
 from fedveil.statistics.amounts import Amounts
@@ -32,8 +30,8 @@ from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.lifetimes import BINS, Lifetimes
 from fedveil.statistics.limits import LEAST_BINS, SiloWeights
+from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
 
-SCHEMA_VERSION: Final = 1
 FILE: Final = "evaluation.json"
 
 
@@ -46,8 +44,8 @@ class Asked(BaseModel):
         silos: a person's weights over silos.
         by: columns whose groups are compared.
         bins: of scores; None where there are none, or as many as are usual.
-        lower, upper: declared bounds of a target that is a number.
-        largest_error: the largest error of such a target that counts in full; None for the width of its bounds.
+        largest_error: the largest error of a target that is a number that counts in full; None for the width of its
+            bounds.
         horizons: by which events of a survival time are predicted.
     """
 
@@ -58,8 +56,6 @@ class Asked(BaseModel):
     silos: SiloWeights
     by: tuple[str, ...]
     bins: int | None = None
-    lower: float | None = None
-    upper: float | None = None
     largest_error: float | None = None
     horizons: tuple[float, ...] = ()
 
@@ -89,20 +85,18 @@ class Asked(BaseModel):
                     "taken from the records would tell of them"
                 )
             return Lifetimes(self.horizons, BINS if self.bins is None else self.bins)
-        self._only("numbers", ("lower", "upper", "largest_error"))
-        if self.lower is None or self.upper is None:
+        self._only("numbers", ("largest_error",))
+        if target.bounds is None:
             raise ConfigError(
-                "evaluation.lower, evaluation.upper: give the bounds of the target; bounds taken from the records "
-                "would tell of them"
+                "evaluation: give the bounds of the target, target.lower and target.upper of the schema; bounds taken "
+                "from the records would tell of them"
             )
-        if not self.lower < self.upper:
-            raise ConfigError("evaluation.lower: must be below evaluation.upper")
-        width = self.upper - self.lower
-        return Amounts(self.lower, self.upper, width if self.largest_error is None else self.largest_error)
+        lower, upper = target.bounds
+        return Amounts(lower, upper, upper - lower if self.largest_error is None else self.largest_error)
 
     def _only(self, of: str, keys: tuple[str, ...]) -> None:
         """Refuse keys of other targets."""
-        for key in ("bins", "lower", "upper", "largest_error", "horizons"):
+        for key in ("bins", "largest_error", "horizons"):
             if key not in keys and getattr(self, key) not in (None, ()):
                 raise ConfigError(
                     f"evaluation.{key}: the schema's target is of {of}, which has no such key; remove it"
@@ -260,41 +254,14 @@ class Evaluated:
         Raises:
             RunFolderError: another version, or numbers that do not fit what was asked for.
         """
-        if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION:
-            raise RunFolderError(f"{origin}: no evaluation of schema version {SCHEMA_VERSION}")
-        with reading(origin, RunFolderError):
-            try:
-                found = cls(
-                    name=str(data["name"]),
-                    round=int(data["round"]),
-                    asked=Asked.model_validate(data["asked"]),
-                    releases=tuple(
-                        (np.array(one["vector"], dtype=np.float64), float(one["noise_std"]))
-                        for one in data["releases"]
-                    ),
-                )
-                found.check()
-            except (ValidationError, ConfigError, DataError) as error:
-                raise RunFolderError(
-                    f"{origin} is damaged: it is of nothing that can be evaluated"
-                ) from error
-            except ValueError as error:
-                raise RunFolderError(
-                    f"{origin} is damaged: its numbers do not fit what was asked for"
-                ) from error
-            return found
-
-    def check(self) -> None:
-        """Return if the numbers fit.
-
-        Raises:
-            ValueError: they do not.
-        """
-        for (vector, std), layout in zip(self.releases, self.asked.layouts, strict=True):
-            if vector.shape != (layout.length,) or not np.isfinite(vector).all():
-                raise ValueError
-            if not (math.isfinite(std) and std > 0):
-                raise ValueError
+        with restoring(data, origin):
+            asked, releases = Asked.model_validate(data["asked"]), []
+            for one, layout in zip(data["releases"], asked.layouts, strict=True):
+                std = float(one["noise_std"])
+                releases.append((noisy_vector(one["vector"], std, layout.length, origin), std))
+            return cls(
+                name=str(data["name"]), round=int(data["round"]), asked=asked, releases=tuple(releases)
+            )
 
 
 def read_evaluated(folder: Path) -> Evaluated | None:
@@ -306,12 +273,7 @@ def read_evaluated(folder: Path) -> Evaluated | None:
     path = folder / FILE
     if not path.exists():
         return None
-    return Evaluated.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError), path)
-
-
-def dumps(evaluated: Evaluated) -> bytes:
-    """Return the file's content."""
-    return (json.dumps(evaluated.to_json(), indent=1, allow_nan=False) + "\n").encode()
+    return Evaluated.from_json(read_json(path, RunFolderError), path)
 
 
 def _row(figure: str, group: str, interval: Interval | None, cell: str = "") -> Row:

@@ -48,7 +48,6 @@ from fedveil.statistics.intervals import Estimate, normal
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.rising import isotonic_regression
 from fedveil.statistics.scores import equal_mass_edges, first_layout
-from fedveil.statistics.strategy import Strategy
 
 BINS: Final = 8
 """Of scores, where nobody says: what binning loses after its correction is about a thousandth."""
@@ -160,9 +159,8 @@ class Lifetimes(Evaluator):
 
     def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
         """Return the counts of exits."""
-        cells = ExitCells(self.horizons, placed.edges)
-        strategy = Strategy("flat", 0, cells.size)
-        return (Block(release=name, part=_EXITS, encoder=OneHot(cells), groups=groups, strategy=strategy),)
+        encoder = OneHot(ExitCells(self.horizons, placed.edges))
+        return (Block(release=name, part=_EXITS, encoder=encoder, groups=groups),)
 
     def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
         """Return the area at every horizon."""

@@ -26,15 +26,15 @@ from pydantic import BaseModel, ConfigDict
 
 from fedveil.errors import ConfigError
 from fedveil.population.schema import Category, Number, Schema
-from fedveil.statistics.blocks import Block, Encoder, OneHot
-from fedveil.statistics.cells import Bins, Categories, Everybody
+from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.cells import Bins, Categories
 from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.intervals import NORMAL_95
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import SiloWeights
 from fedveil.statistics.rising import isotonic_regression
-from fedveil.statistics.strategy import Strategy
 
+_CELLS: Final = "cells"
 _TAIL: Final = 0.02
 _MOST_TAIL: Final = 0.4
 _SURE: Final = 2.0
@@ -104,19 +104,14 @@ class Wanted(BaseModel):
         return feature
 
     def _number(self, name: str) -> Block:
-        cells = OneHot(Bins(name, self.edges(name)))
-        return _block(name, cells, Strategy("prefix", cells.ordered, cells.width - cells.ordered))
+        return Block(release=name, part=_CELLS, encoder=OneHot(Bins(name, self.edges(name))), kind="prefix")
 
     def _category(self, name: str) -> Block:
         feature = self.schema_.features.get(name)
         if not isinstance(feature, Category):
             raise ConfigError(f"preprocessing.pool: '{name}' is no category among the features of the schema")
-        cells = OneHot(Categories(name, feature.categories, pooled=True))
-        return _block(name, cells, Strategy("flat", 0, cells.width))
-
-
-def _block(name: str, encoder: Encoder, strategy: Strategy) -> Block:
-    return Block(release=name, part="cells", encoder=encoder, groups=Everybody(), strategy=strategy)
+        encoder = OneHot(Categories(name, feature.categories, pooled=True))
+        return Block(release=name, part=_CELLS, encoder=encoder)
 
 
 def refined(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float) -> Schema:
@@ -130,7 +125,7 @@ def refined(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float)
     cells = decode(wanted.layout, vector, noise_std, wanted.unit)
     document = wanted.schema_.model_dump(mode="json", exclude_none=True)
     for name in wanted.numbers:
-        found = _Distribution.of(wanted.edges(name), cells[name, "cells"])
+        found = _Distribution.of(wanted.edges(name), cells[name, _CELLS])
         feature = document["features"][name]
         if found is None:
             continue
@@ -139,7 +134,7 @@ def refined(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float)
         if name in wanted.impute:
             feature["fill"] = float(np.clip(found.quantile(0.5), feature["lower"], feature["upper"]))
     for name, least in wanted.pool.items():
-        document["features"][name] |= _kept(document["features"][name], cells[name, "cells"], least)
+        document["features"][name] |= _kept(document["features"][name], cells[name, _CELLS], least)
     return Schema.model_validate(document)
 
 

@@ -5,8 +5,6 @@ Every figure is a function of this file, so a figure that nobody asked for befor
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,17 +13,16 @@ from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import ValidationError
 
-from fedveil.errors import ConfigError, DataError, RunFolderError
-from fedveil.files import parse_json, read_text, reading
+from fedveil.errors import RunFolderError
+from fedveil.files import read_json
 from fedveil.population.schema import Schema
 from fedveil.statistics.compose import compose
 from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.request import Request
+from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
 
-SCHEMA_VERSION: Final = 1
 FILE: Final = "statistics.json"
 
 
@@ -113,25 +110,21 @@ class Released:
         Raises:
             RunFolderError: another version, or no release, or one whose layout is not that of its request.
         """
-        if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION:
-            raise RunFolderError(f"{origin}: no release of schema version {SCHEMA_VERSION}")
-        with reading(origin, RunFolderError):
-            try:
-                found = cls(
-                    name=str(data["name"]),
-                    request=Request.model_validate(data["request"]),
-                    schema=Schema.model_validate(data["schema"]),
-                    silos=tuple(str(name) for name in data["silos"]),
-                    noise_multiplier=float(data["noise"]["multiplier"]),
-                    noise_std=float(data["noise"]["std"]),
-                    vector=np.array(data["vector"], dtype=np.float64),
-                )
-                whole = found.vector.shape == (found.layout.length,) and np.isfinite(found.vector).all()
-            except (ValidationError, ConfigError, DataError) as error:
-                raise RunFolderError(f"{origin} is damaged: its request is none") from error
-            noisy = math.isfinite(found.noise_std) and found.noise_std > 0
-            if not whole or not noisy or found.to_json()["layout"] != data["layout"]:
-                raise RunFolderError(f"{origin} is damaged: its numbers do not fit its request")
+        with restoring(data, origin):
+            request, schema = Request.model_validate(data["request"]), Schema.model_validate(data["schema"])
+            silos, std = tuple(str(name) for name in data["silos"]), float(data["noise"]["std"])
+            length = compose(request, schema, silos).layout.length
+            found = cls(
+                name=str(data["name"]),
+                request=request,
+                schema=schema,
+                silos=silos,
+                noise_multiplier=float(data["noise"]["multiplier"]),
+                noise_std=std,
+                vector=noisy_vector(data["vector"], std, length, origin),
+            )
+            if found.to_json()["layout"] != data["layout"]:
+                raise RunFolderError(f"{origin} is damaged: its layout is not that of its request")
             return found
 
 
@@ -149,9 +142,4 @@ def read_released(folder: Path) -> Released:
     path = folder / FILE
     if not path.exists():
         raise RunFolderError(f"{folder}: no run of `fedveil stats`: it has no {FILE}")
-    return Released.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError), path)
-
-
-def dumps(released: Released) -> bytes:
-    """Return the file's content."""
-    return (json.dumps(released.to_json(), indent=1, allow_nan=False) + "\n").encode()
+    return Released.from_json(read_json(path, RunFolderError), path)

@@ -14,11 +14,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.statistics.blocks import Block, OneHot
-from fedveil.statistics.cells import Bins, Everybody
+from fedveil.statistics.cells import Bins
 from fedveil.statistics.evaluator import SCORE
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.rising import isotonic_regression
-from fedveil.statistics.strategy import Strategy
 
 _WIDE: Final = tuple(0.125 * step for step in range(1, 65))
 _NARROW: Final = tuple(0.125 / 2**step for step in range(8, 0, -1))
@@ -30,11 +29,7 @@ where the scores of models lie that noise keeps small."""
 
 def first_layout() -> Layout:
     """Return the layout of the first release: the scores of all people."""
-    cells = OneHot(Bins(SCORE, FINE))
-    strategy = Strategy("prefix", cells.ordered, cells.width - cells.ordered)
-    return Layout(
-        (Block(release="scores", part="cells", encoder=cells, groups=Everybody(), strategy=strategy),)
-    )
+    return Layout((Block(release="scores", part="cells", encoder=OneHot(Bins(SCORE, FINE)), kind="prefix"),))
 
 
 def equal_mass_edges(cells: Float64[np.ndarray, " cells"], bins: int, *fixed: float) -> tuple[float, ...]:

@@ -5,9 +5,6 @@ Coefficients, intervals and the thetas in between are functions of this file, so
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from fedveil.errors import ConfigError, DataError, RunFolderError
-from fedveil.files import parse_json, read_text, reading
+from fedveil.errors import RunFolderError
+from fedveil.files import read_json
 from fedveil.population.schema import Schema
 from fedveil.statistics.inference.covariance import Effect, covariance, effect
 from fedveil.statistics.inference.design import Design
@@ -27,8 +24,8 @@ from fedveil.statistics.inference.families import Family
 from fedveil.statistics.inference.newton import SOLVABLE, Estimate, estimate, solvable, step
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.schedule import Part, schedule
+from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
 
-SCHEMA_VERSION: Final = 1
 _LEAST_BOUND: Final = 1.5
 FILE: Final = "inference.json"
 TOO_FEW: Final = "too few people or events for this budget"
@@ -180,41 +177,27 @@ class Fitted:
         Raises:
             RunFolderError: another version, or no regression, or one whose numbers do not follow from each other.
         """
-        if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION:
-            raise RunFolderError(f"{origin}: no regression of schema version {SCHEMA_VERSION}")
-        with reading(origin, RunFolderError):
-            try:
-                found = cls(
-                    name=str(data["name"]),
-                    request=_REQUEST.validate_python(data["request"]),
-                    schema=Schema.model_validate(data["schema"]),
-                    silos=tuple(str(name) for name in data["silos"]),
-                )
-                for one in data["releases"]:
-                    noisy = Noisy(
-                        vector=np.array(one["vector"], dtype=np.float64),
-                        multiplier=float(one["multiplier"]),
-                        std=float(one["std"]),
-                    )
-                    found = _checked(found, noisy, np.array(one["theta"], dtype=np.float64), origin)
-            except (ValidationError, ConfigError, DataError) as error:
-                raise RunFolderError(f"{origin} is damaged: its request is none") from error
-            if not 0 < len(found.releases) <= len(found.parts):
+        with restoring(data, origin):
+            found = cls(
+                name=str(data["name"]),
+                request=_REQUEST.validate_python(data["request"]),
+                schema=Schema.model_validate(data["schema"]),
+                silos=tuple(str(name) for name in data["silos"]),
+            )
+            if not 0 < len(data["releases"]) <= len(found.parts):
                 raise RunFolderError(
-                    f"{origin} is damaged: {len(found.releases)} of {len(found.parts)} releases"
+                    f"{origin} is damaged: {len(data['releases'])} of {len(found.parts)} releases"
                 )
+            for one in data["releases"]:
+                own, std = found.equation(len(found.releases)), float(one["std"])
+                theta, vector = np.array(one["theta"]), noisy_vector(one["vector"], std, own.length, origin)
+                if theta.shape != (own.width,) or not np.allclose(theta, own.theta, rtol=1e-6, atol=1e-9):
+                    raise RunFolderError(
+                        f"{origin} is damaged: its coefficients do not follow from what was released"
+                    )
+                noisy = Noisy(vector=vector, multiplier=float(one["multiplier"]), std=std)
+                found = found.with_release(noisy)
             return found
-
-
-def _checked(found: Fitted, noisy: Noisy, theta: Float64[np.ndarray, " d"], origin: object) -> Fitted:
-    """Return a regression with one more release, whose theta must follow from those before."""
-    own = found.equation(len(found.releases))
-    whole = noisy.vector.shape == (own.length,) and bool(np.isfinite(noisy.vector).all())
-    if not whole or not (math.isfinite(noisy.std) and noisy.std > 0):
-        raise RunFolderError(f"{origin} is damaged: its numbers do not fit its request")
-    if theta.shape != (own.width,) or not np.allclose(theta, own.theta, rtol=1e-6, atol=1e-9):
-        raise RunFolderError(f"{origin} is damaged: its coefficients do not follow from what was released")
-    return found.with_release(noisy)
 
 
 def read_fitted(folder: Path) -> Fitted:
@@ -241,9 +224,4 @@ def read_begun(folder: Path) -> Fitted:
     path = folder / FILE
     if not path.exists():
         raise RunFolderError(f"{folder}: no run of `fedveil infer`: it has no {FILE}")
-    return Fitted.from_json(parse_json(read_text(path, RunFolderError), path, RunFolderError), path)
-
-
-def dumps(fitted: Fitted) -> bytes:
-    """Return the file's content."""
-    return (json.dumps(fitted.to_json(), indent=1, allow_nan=False) + "\n").encode()
+    return Fitted.from_json(read_json(path, RunFolderError), path)

@@ -1,0 +1,232 @@
+"""Hostile bytes for every decoder: a typed error or a value, within 2 seconds and 64 MiB.
+
+    python -m tests.fuzz 1000000            all of them, in this process
+    python -m tests.fuzz 250000 500000      a slice: 250,000 from number 500,000
+
+Input number i is a function of i alone, so slices add up. The last line tells how many were refused, the slowest, and
+by how much the process grew.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
+from fedveil.crypto.keys import IdentityKey
+from fedveil.crypto.rlwe import Ring
+from fedveil.crypto.seal_format import (
+    ciphertext_bytes,
+    parse_ciphertext,
+    parse_plaintext,
+    parse_seeded_ciphertext,
+    plaintext_bytes,
+    seeded_ciphertext_bytes,
+)
+from fedveil.errors import FedveilError
+from fedveil.federation.document import canonical, read_canonical
+from fedveil.federation.run_record import TERMS, read_terms
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.methods.sending import Coded
+from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protection.partial_sums import PartialGiven
+from fedveil.protection.weighted_sums import WeightedGiven
+from fedveil.quantization import decode_any
+from fedveil.quantization.streams import TAG_BYTES
+from tests.federation_world import asked
+from tests.test_coder_fuzz import LENGTH, STREAMS
+from tests.test_coder_fuzz import seeds as coded_messages
+from tests.test_federation_silo import EXAMPLES as PART_EXAMPLES
+from tests.test_files import FileKind, alone, federation
+from tests.test_protection_fuzz import EXAMPLES, envelope
+
+SECONDS: Final = 2.0
+GROWTH: Final = 64 << 10
+"""KiB by which reading all inputs may let the process grow."""
+
+_EDGES: Final = (b"\0", b"\1", b"\x7f", b"\x80", b"\xff")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """What reads bytes from elsewhere.
+
+    Attributes:
+        name: of it.
+        read: returns a value, or raises an error of this project.
+        good: bytes that it reads.
+        seal: makes altered bytes whole again, as somebody would who has the key or knows the format.
+    """
+
+    name: str
+    read: Callable[[bytes], Any]
+    good: tuple[bytes, ...]
+    seal: Callable[[bytes], bytes] = bytes
+
+
+def decoders(folder: Path) -> tuple[Decoder, ...]:
+    """Every decoder of messages, letters, ciphertexts, what is kept, and files; the files stand in a folder."""
+    key = IdentityKey.generate()
+    letter = SignedMessage(
+        run=bytes(16),
+        session=bytes(16),
+        number=0,
+        sender=SERVER,
+        recipient=0,
+        parts=tuple(PART_EXAMPLES),
+    ).seal(key)
+
+    def signed(content: bytes) -> bytes:
+        return content[:-64] + key.sign(b"fedveil/1/letter" + content[:-64])
+
+    def opened(data: bytes) -> SignedMessage:
+        return SignedMessage.open(data, sender=SERVER, identity=key.public, recipient=0, largest=1 << 20)
+
+    def tagged(content: bytes) -> bytes:
+        return content[:-TAG_BYTES] + STREAMS.tag(content[:-TAG_BYTES])
+
+    ring, words = Ring(degree=8192, primes=3), np.arange(2 * 3 * 8192, dtype=np.uint64).reshape(2, 3, 8192)
+    ckks = CkksParameters(silos=3)
+    hidden = CkksKey(ckks).encrypt(np.arange(5))
+    weighted = WeightedGiven(contributions=np.arange(6).reshape(2, 3), noise=np.arange(3), dither=bytes(32))
+    partial = PartialGiven(values=np.arange(9.0), message=np.arange(9.0))
+    files = federation(folder / "run") | alone(folder / "alone")
+    (terms,) = (folder / "run").rglob(TERMS)
+    return (
+        Decoder(name="envelope", read=Envelope.decode, good=tuple(envelope(one) for one in EXAMPLES)),
+        Decoder(name="letter", read=opened, good=(letter,)),
+        Decoder(name="letter, signed", read=opened, good=(letter,), seal=signed),
+        *(
+            Decoder(name=f"part {type(one).__name__}", read=type(one).decode, good=(one.encode(),))
+            for one in PART_EXAMPLES
+        ),
+        Decoder(name="codec", read=_decoded, good=tuple(coded_messages()), seal=tagged),
+        Decoder(
+            name="codec's frame", read=Coded.from_bytes, good=(Coded(key=bytes(32), message=b"m").to_bytes(),)
+        ),
+        Decoder(name="ring", read=ring.decode, good=(words.tobytes(),)),
+        Decoder(name="ckks", read=lambda data: CkksSum(ckks, 5).add(data), good=(hidden,)),
+        Decoder(name="seal", read=parse_ciphertext, good=(ciphertext_bytes((1, 2, 3, 4), words, ntt=False),)),
+        Decoder(
+            name="seal, seeded",
+            read=parse_seeded_ciphertext,
+            good=(seeded_ciphertext_bytes((1, 2, 3, 4), words[0, 0], bytes(64)),),
+        ),
+        Decoder(name="seal, plain", read=parse_plaintext, good=(plaintext_bytes(words[0, 0, :9]),)),
+        Decoder(name="weighted input", read=WeightedGiven.decode, good=(weighted.encode(),)),
+        Decoder(name="partial input", read=PartialGiven.decode, good=(partial.encode(),)),
+        Decoder(
+            name="experiment",
+            read=lambda data: read_canonical(data.decode(errors="replace")),
+            good=(canonical(asked()).encode(),),
+        ),
+        Decoder(name="terms of a run", read=read_terms, good=(terms.read_bytes(),)),
+        *(_of_file(name, kind) for name, kind in files.items()),
+    )
+
+
+def _decoded(data: bytes) -> Any:
+    return decode_any(data, STREAMS, length=LENGTH)
+
+
+def _of_file(name: str, kind: FileKind) -> Decoder:
+    good = kind.path.read_bytes()
+
+    def read(data: bytes) -> Any:
+        kind.path.write_bytes(data)
+        try:
+            return kind.read(kind.path)
+        finally:
+            kind.path.write_bytes(good)
+
+    return Decoder(name=name, read=read, good=(good,), seal=kind.seal)
+
+
+def altered(good: bytes, source: random.Random) -> bytes:
+    """Bytes changed, cut out, put in, announced in other numbers, doubled, or random."""
+    data = bytearray(good)
+    for _ in range(source.randrange(1, 4)):
+        at, some = source.randrange(len(data) + 1), source.randrange(1, 9)
+        match source.randrange(8):
+            case 0:
+                data[at : at + 1] = bytes([source.randrange(256)])
+            case 1:
+                del data[at:]
+            case 2:
+                del data[at : at + some]
+            case 3:
+                data[at:at] = source.randbytes(some)
+            case 4:
+                data[at : at + some] = some * source.choice(_EDGES)
+            case 5:
+                data[at:] = good[source.randrange(len(good) + 1) :]
+            case 6:
+                data[at : at + 8] = source.randrange(1 << source.randrange(1, 64)).to_bytes(8, "big")
+            case _:
+                data = bytearray(source.randbytes(source.randrange(200)))
+    return bytes(data)
+
+
+@dataclass
+class Found:
+    """What reading hostile bytes has come to.
+
+    Attributes:
+        inputs: how many were read.
+        refused: how many of them with a typed error.
+        slowest: seconds of the slowest, and what read it.
+        grown: KiB by which the process grew.
+    """
+
+    inputs: int = 0
+    refused: int = 0
+    slowest: tuple[float, str] = (0.0, "")
+    grown: int = 0
+
+
+def play(known: tuple[Decoder, ...], count: int, first: int = 0) -> Found:
+    """Have the decoders read so many inputs; anything but a value or a typed error is raised, with its number."""
+    for one in known:
+        for good in one.good:
+            one.read(good)
+    found, before = Found(), _largest()
+    for number in range(first, first + count):
+        source = random.Random(number)
+        one = source.choice(known)
+        data = altered(source.choice(one.good), source)
+        data = one.seal(data) if len(data) > 100 else data
+        began = time.process_time()
+        try:
+            one.read(data)
+        except FedveilError:
+            found.refused += 1
+        except Exception as error:
+            raise AssertionError(f"input {number} of '{one.name}': {type(error).__name__}") from error
+        found.slowest = max(found.slowest, (time.process_time() - began, f"{one.name}, input {number}"))
+        found.inputs += 1
+    found.grown = _largest() - before
+    return found
+
+
+def _largest() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def main(arguments: list[str]) -> None:
+    """Play a slice and say what came of it."""
+    count, first = (int(one) for one in (*arguments, "0")[:2])
+    with tempfile.TemporaryDirectory() as folder:
+        print(play(decoders(Path(folder)), count, first))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,194 @@
+"""Correlated noise between institutions: what a silo keeps and charges, and lies about rounds and weights."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.past_sums import PastSums
+from fedveil.engine.setup import prepare
+from fedveil.engine.turn import Turn
+from fedveil.federation.own_statement import _composed
+from fedveil.federation.share import FixedPopulation
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.store import RecordStore
+from fedveil.privacy.claims import Role
+from fedveil.privacy.correlated import squared_sensitivity
+from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.parts import Attested, Model, Part, Refused, Relay, Task, Totals
+from fedveil.protection.refusals import Code
+from tests.federation_world import RUN, World, asked, population
+
+PERIOD, ROUNDS = 3, 7
+
+
+def correlated(**changes: Any) -> Experiment:
+    method = {"correlated": {"period": PERIOD}} | changes.pop("method", {})
+    return asked(rounds=ROUNDS, method=method, **changes)
+
+
+def world_of(folder: Path, **changes: Any) -> World:
+    return World(folder, correlated(**changes), population())
+
+
+def task(number: int, value: float = 0.0) -> tuple[Part, ...]:
+    return Model(values=np.full(4, value, dtype=np.float32)), Task(round=number)
+
+
+def played(world: World, last: int, *before: Part) -> None:
+    """Have silo 0 play rounds up to this one in session 1."""
+    world.tell(world.terms(world.experiment))
+    for number in range(1, last + 1):
+        first = before if number == 1 else ()
+        answer, signed = world.tell(*first, *task(number, number / 8), number=number)
+        assert isinstance(answer, Relay)
+        assert isinstance(signed, Attested)
+
+
+def restarted(world: World) -> None:
+    party = world.silos[0]
+    assert party is not None
+    party.close()
+    world.silos[0] = world.silo(0)
+
+
+def multiplier(events: list[Event]) -> float:
+    """Of Gaussian releases together; those without any noise beside them tell nothing."""
+    single = [one for one in events if isinstance(one, GaussianEvent)]
+    assert all(one in single or one == ComposedEvent(events=()) for one in events)
+    return 1 / math.sqrt(math.fsum(one.noise_multiplier**-2 for one in single))
+
+
+def charges(world: World) -> list[Event]:
+    return [entry.event for entry in read_entries(world.folder / "state-0" / LEDGER)]
+
+
+def test_a_silo_s_ledger_composes_to_the_stream_at_every_stop(tmp_path: Path) -> None:
+    """Against the coordinator, who sees its messages in the open: one share of the noise, all of a user's weight."""
+    world = world_of(tmp_path)
+    played(world, ROUNDS)
+    prepared = prepare(world.experiment, FixedPopulation(world.held))
+    channel: Any = prepared.method.channel
+    alone = prepared.guarantee.against(Role.SERVER)
+    assert isinstance(alone, GaussianEvent)
+    charged = charges(world)
+    for stop in range(1, ROUNDS + 1):
+        moved = squared_sensitivity(channel.coefficients, PERIOD, stop)
+        assert multiplier(charged[:stop]) == pytest.approx(
+            alone.noise_multiplier / math.sqrt(moved), rel=1e-12
+        )
+    world.close()
+
+
+def test_a_round_whose_answer_was_lost_in_a_crash_is_paid_as_another_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some user's first part is in round 2: another draw of its noise costs what a whole round does, not c_1^2."""
+    world = world_of(tmp_path)
+    played(world, 1)
+    write = RecordStore.write
+    monkeypatch.setattr(RecordStore, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        world.tell(*task(2, 0.25), number=2)
+    monkeypatch.setattr(RecordStore, "write", write)
+    restarted(world)
+    world.tell(world.terms(world.experiment), session=2)
+    answer, _ = world.tell(*task(2, 0.25), session=2, number=1)
+    assert isinstance(answer, Relay)
+    first, second, again = charges(world)
+    assert multiplier([again]) == multiplier([first]) < multiplier([second])
+    world.close()
+
+
+def test_what_a_silo_sent_before_is_trained_again_and_in_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of the rounds before are exact; what is kept of a round is how it began, which was released."""
+    sums: list[tuple[int, np.ndarray]] = []
+    keep = PastSums.keep
+
+    def watched(self: PastSums, turn: Turn, total: torch.Tensor) -> None:
+        sums.append((turn.round_number, total[0].numpy().copy()))
+        keep(self, turn, total)
+
+    sent = []
+    for cut in (False, True):
+        (tmp_path / str(cut)).mkdir()
+        world = world_of(tmp_path / str(cut))
+        with monkeypatch.context() as patch:
+            patch.setattr(PastSums, "keep", watched)
+            played(world, 4)
+            if cut:
+                restarted(world)
+                world.tell(world.terms(world.experiment), session=2)
+            answer, _ = world.tell(*task(5, 0.625), session=1 + cut, number=5)
+        assert isinstance(answer, Relay)
+        record = RecordStore(world.folder / "state-0" / "answers").read(RUN)
+        assert record is not None
+        sent.append(record.given)
+        written = b"".join(
+            path.read_bytes() for path in (world.folder / "state-0").rglob("*") if path.is_file()
+        )
+        for _, total in sums:
+            largest = np.float64(total[np.argmax(np.abs(total))])
+            assert largest
+            assert largest.tobytes() not in written
+        world.close()
+    assert sent[0] == sent[1]
+    assert [number for number, _ in sums] == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5]
+
+
+def test_a_silo_plays_no_stream_in_which_a_user_weighs_otherwise_than_before(tmp_path: Path) -> None:
+    """Another total in a later session would let her be whole in every round, each at the silo whose turn it is."""
+    world = world_of(tmp_path, method={"name": "uldp-avg-w"})
+    played(world, 2, Totals(counts=np.full(6, 50)))
+    charged = len(charges(world))
+    for session, totals, allowed in ((2, np.full(6, 40), False), (3, np.full(6, 50), True)):
+        world.tell(world.terms(world.experiment), session=session)
+        answer = world.tell(Totals(counts=totals), *task(3, 0.375), session=session, number=1)[0]
+        assert isinstance(answer, Relay if allowed else Refused)
+        if isinstance(answer, Refused):
+            assert answer.why.code is Code.WEIGHTS
+        assert len(charges(world)) == charged + allowed
+    world.close()
+
+
+def test_no_round_of_a_stream_is_left_out_or_comes_twice(tmp_path: Path) -> None:
+    """A coordinator that chose the rounds would choose the cheap ones: those of strength 0 are paid for in advance."""
+    world = world_of(tmp_path)
+    played(world, 1)
+    for session, number, code in ((2, 3, Code.ROUND_AHEAD), (3, 1, Code.ASKED_OTHERWISE)):
+        world.tell(world.terms(world.experiment), session=session)
+        (answer,) = world.tell(*task(number, 0.5), session=session, number=1)
+        assert isinstance(answer, Refused)
+        assert answer.why.code is code
+    assert len(charges(world)) == 1
+    world.close()
+
+
+def test_a_statement_may_have_the_round_that_was_begun_and_no_cheaper_one() -> None:
+    """Of two bands round 2 costs the second part, round 3 nothing, and one that is repeated a whole round."""
+    method = {"correlated": {"period": PERIOD, "bands": 2}}
+    guarantee = prepare(correlated(method=method), FixedPopulation(population())).guarantee
+    first, last, free, again = (
+        guarantee.of_round(guarantee.event, number, again=number == 6) for number in (1, 2, 3, 6)
+    )
+    for event, charges, least, right in (
+        ((first, last), 2, {1: 1, 2: 1}, True),
+        ((first, last, free), 3, {1: 1, 2: 1}, True),  # round 3 was begun, and costs nothing
+        ((first, last, free, again), 4, {1: 1, 2: 1}, True),  # and was begun again
+        ((first, last, free, free), 4, {1: 1, 2: 1}, False),
+        ((first, last, again), 3, {1: 1, 2: 2}, True),
+        ((first, last, last), 3, {1: 1, 2: 2}, False),
+        ((first, free), 2, {1: 1, 2: 1}, False),
+    ):
+        counts = 3, charges
+        assert _composed(guarantee, Counter(least), counts, ComposedEvent(events=event)) is right

@@ -1,0 +1,20 @@
+"""No lie costs its reader more than a second of a processor and 64 MiB, or a few copies of the letter."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.letter_costs import COPIES, MIB, NAMES, SECONDS, costs, dearest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_no_letter_costs_its_reader_much(name: str, tmp_path: Path) -> None:
+    if name in ("encrypted", "blind, ring"):
+        pytest.importorskip("tenseal")
+    best = dearest(costs((name,), tmp_path))
+    assert len(best) > 20
+    longest = max(cost.letter for cost in best.values())
+    for cost in best.values():
+        assert not cost.lie or cost.seconds <= SECONDS, cost
+        assert not cost.lie or cost.mib <= max(MIB, COPIES * longest), cost
