@@ -109,6 +109,7 @@ TRIED = {
     "docs/how-to/evaluate-privately.md:0": "laid over a run by test_the_example_of_the_page_is_prepared",
     "docs/how-to/evaluate-privately.md:1": "laid over a run by test_the_sections_of_the_page_are_planned",
     "docs/how-to/evaluate-privately.md:2": "laid over a run by test_the_sections_of_the_page_are_planned",
+    "docs/how-to/evaluate-privately.md:3": "laid over a run by test_a_study_to_odds_ratios_costs_one_epsilon",
     "docs/how-to/hide-record-counts.md:0": PARSED + "needs the data set heart_disease",
     "docs/how-to/hide-record-counts.md:1": "read as a policy by test_fragments_of_documents_are_valid",
     "docs/how-to/hide-record-counts.md:2": "run by test_what_is_said_of_the_first_run_is_true",

@@ -241,6 +241,19 @@ def test_a_silo_refuses_what_its_policy_does_not_allow(
     assert not (world.run.path / "statistics.json").exists()
 
 
+@pytest.mark.parametrize("changes", [{}, WEIGHTED], ids=["masked", "weighted"])
+def test_counting_beyond_the_deadline_of_a_round_ends_the_release_and_stays_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    small_keys(monkeypatch)
+    hurried = POLICY.model_copy(update={"round_seconds": 1e-9})
+    world = Hospitals(tmp_path, statistics(tmp_path, **changes), hurried)
+    assert "the round took longer than" in (world.play() or "")
+    world.close()
+    assert len(world.charges(SILOS[0])) == 1
+    assert not (world.run.path / "statistics.json").exists()
+
+
 def test_a_policy_allows_no_release_unless_it_names_it(tmp_path: Path) -> None:
     assert Policy(epsilon=1.0, clip=1.0).releases == ()
     path = tmp_path / "policy.toml"

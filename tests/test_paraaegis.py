@@ -489,7 +489,6 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
         ({"he_noise": 1.0}, "not paid for"),
         ({"he_noise": 1.0, "strategy": "random", "clip": "parts"}, "needs he_clip"),
         ({"vote_noise": 1.0}, "belong together"),
-        ({"partition": "noisy-votes"}, "belong together"),
         ({"partition": "noisy-votes", "vote_noise": 1.0}, "secagg"),
         ({"strategy": "random", "partition": "released"}, "random"),
         ({"strategy": "min", "partition": "released"}, "min"),

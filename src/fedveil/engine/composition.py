@@ -14,7 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 from fedveil.engine.experiment import Experiment
-from fedveil.engine.side_releases import SideRelease, check_beside, together
+from fedveil.engine.side_releases import (
+    SideRelease,
+    check_beside,
+    multiplier_of,
+    of_others,
+    together,
+    whole_of,
+)
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
@@ -66,6 +73,10 @@ class Composition:
             raise CompositionError(
                 f"protection '{experiment.protection.name}' is none: {type(protection).__name__}"
             )
+        if share := experiment.shares.votes:
+            ballots = method.contribution.ballots(population.n_silos)
+            each = multiplier_of(share / experiment.rounds, whole_of(experiment.privacy))
+            protection = protection.paying(each, ballots)
         protected: Method = protection.over(method, population.n_users)
         return protected
 
@@ -187,7 +198,8 @@ class Composition:
             role = _counted(method)
             rounds = guarantee.after(guarantee.against(role), experiment.rounds)
             loss = guarantee.grid_loss_after(experiment.rounds, dimension)
-            return together(rounds, loss, self.beside, role)
+            event, loss = together(rounds, loss, self.beside, role)
+            return ComposedEvent(events=(event, *of_others(experiment.privacy))), loss
 
         def event(noise_multiplier: float) -> Event:
             return spent(noise_multiplier)[0]

@@ -87,10 +87,14 @@ class Experiment(Section):
     def _check_shares(self) -> None:
         """Refuse releases beside the rounds that nothing pays for, or of people who are in no silo."""
         asked = [name for name in ("preprocessing", "evaluation") if getattr(self, name) is not None]
+        asked += ["budget.votes"] if self.shares.votes else []
+        if self.privacy.share < 1:
+            asked.append("privacy.share")
         if not asked:
             if self.budget is not None:
                 raise ValueError(
-                    "budget: shares epsilon between training, [preprocessing] and [evaluation]; give one of them too"
+                    "budget: shares epsilon between training, [preprocessing], [evaluation] and votes; give one of "
+                    "them too"
                 )
             return
         if self.method.get("noise_multiplier") != "calibrated":
@@ -98,7 +102,7 @@ class Experiment(Section):
                 f"{asked[0]}: spends a share of privacy.epsilon, and the noise of training is found for the rest: give "
                 "privacy.epsilon and method.noise_multiplier = 'calibrated'"
             )
-        if self.data.table is None and self.evaluation is None:
+        if self.preprocessing is not None and self.data.table is None and self.evaluation is None:
             raise ValueError("preprocessing: is of your own tables (data.table), whose schema it refines")
         if self.evaluation is not None and (self.data.table is None or self.data.table.test_file is not None):
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import Final
 
 from fedveil.engine.folder import RunFolder, finite
 from fedveil.engine.sections import PrivacySection
+from fedveil.engine.side_releases import of_others
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
@@ -157,7 +158,8 @@ def calibrated(privacy: PrivacySection, guaranteed: Callable[[float], Guaranteed
         return Series(privacy=privacy, accountant=accountant, guarantees=guarantees, lengths=lengths)
 
     budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
-    found = calibrate_noise(lambda z: series(z).event, budget, loss=lambda z: series(z).loss)
+    others = of_others(privacy)
+    found = calibrate_noise(lambda z: _all([series(z).event, *others]), budget, loss=lambda z: series(z).loss)
     return found, series(found)
 
 

@@ -25,7 +25,7 @@ from fedveil.privacy.bounds import FixedVector
 from fedveil.protection.driver import Driver
 from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import PrivacyRandomness
-from fedveil.statistics.local import LocalStep, silo_sums
+from fedveil.statistics.local import LocalStep, Progress, silo_sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +93,18 @@ class ReleaseWork:
         release: the release.
         table: the records.
         privacy: where noise comes from.
+        progress: is told between chunks how far the sums are.
     """
 
-    def __init__(self, release: Release, table: ColumnTable, privacy: PrivacyRandomness) -> None:
+    def __init__(
+        self,
+        release: Release,
+        table: ColumnTable,
+        privacy: PrivacyRandomness,
+        progress: Progress | None = None,
+    ) -> None:
         self._release, self._table, self._privacy, self._attempt = release, table, privacy, 0
+        self._progress = progress
         self._groups = table.pairs()
         self.agreed = release.agreed(self._groups)
 
@@ -132,14 +140,17 @@ class ReleaseWork:
     def _sums(self) -> Float64[np.ndarray, "silos d"]:
         release = self._release
         weights = release.method.weights.of(self._groups, release.n_silos, release.n_users)
-        return silo_sums(release.step, self._table, weights, release.bound)
+        return silo_sums(release.step, self._table, weights, release.bound, self._progress)
 
     def _vectors(self, silo: int) -> Float64[np.ndarray, "m d"]:
         """Return a silo's people's vectors of weight 1, on the grid: a person's counts stay with her silos."""
         step, bound = self._release.step, self._release.bound
         condensed, _, mixed = step.pairs(self._table)
         found = [np.zeros((0, step.length))]
-        for _, vectors in step.vectors(condensed, mixed[np.flatnonzero(self._groups.silo == silo)]):
+        own = mixed[np.flatnonzero(self._groups.silo == silo)]
+        for some, vectors in step.vectors(condensed, own):
+            if self._progress is not None:
+                self._progress(some.start, own.shape[0])
             weights = torch.ones(len(vectors), dtype=torch.float64)
             found.append(bound.quantize_(vectors, bound.norms(vectors), weights).numpy() * bound.grid)
         return np.concatenate(found)

@@ -177,6 +177,10 @@ class PrivacySection(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     accountant: Literal["pld", "rdp"] = "pld"
     epsilon: Positive | None = Field(None, description="target of method.noise_multiplier = 'calibrated'")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="of epsilon that this document spends, a share of mu^2; others about the same people have the rest",
+    )
     budget: Positive | None = Field(None, description="the run stops before the round that would exceed it")
     colluding_silos: Annotated[int, Field(ge=0)] = Field(
         0,
@@ -186,6 +190,12 @@ class PrivacySection(Section):
     insecure_seed: int | None = Field(
         None, description="repeatable noise that protects nobody: for tests; the statement says so"
     )
+
+    @model_validator(mode="after")
+    def _of_a_target(self) -> PrivacySection:
+        if self.share < 1 and self.epsilon is None:
+            raise ValueError("share: of privacy.epsilon, which is not given")
+        return self
 
 
 class EvaluationSection(Section):
@@ -250,13 +260,16 @@ class PreprocessingSection(Section):
 
 
 class BudgetSection(Section):
-    """How privacy.epsilon is shared: shares of mu^2, of which training has the rest."""
+    """How a run's epsilon is shared: shares of mu^2, of which training has the rest."""
 
     preprocessing: Annotated[float, Field(gt=0, lt=1)] = Field(0.07, description="of [preprocessing]")
     evaluation: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="of [evaluation]")
+    votes: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="of protection.partition = 'noisy-votes', whose vote_noise is found for it"
+    )
 
     @model_validator(mode="after")
     def _rest(self) -> BudgetSection:
-        if self.preprocessing + self.evaluation >= 1:
+        if self.preprocessing + self.evaluation + self.votes >= 1:
             raise ValueError("the shares leave nothing for training; together they must be below 1")
         return self

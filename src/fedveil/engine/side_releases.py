@@ -107,8 +107,19 @@ def check_beside(releases: Sequence[SideRelease], rounds: Guarantee) -> None:
 
 
 def whole_of(privacy: PrivacySection) -> float:
-    """Return the noise multiplier of the one release that spends what an experiment declares."""
-    assert privacy.epsilon is not None, "Experiment asks for it"
+    """Return the noise multiplier of the one release that spends what a document may: its share of epsilon."""
+    return multiplier_of(privacy.share, _declared(privacy))
+
+
+def of_others(privacy: PrivacySection) -> tuple[Event, ...]:
+    """Return what other documents may release of the same people: one Gaussian release, or nothing."""
+    if privacy.share == 1:
+        return ()
+    return (GaussianEvent(noise_multiplier=multiplier_of(1 - privacy.share, _declared(privacy))),)
+
+
+def _declared(privacy: PrivacySection) -> float:
+    assert privacy.epsilon is not None, "documents ask for it"
     accountant = make_accountant(privacy.accountant)
     return whole_multiplier(Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant))
 

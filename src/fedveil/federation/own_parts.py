@@ -137,6 +137,7 @@ class OwnParts:
             charged=policy.event(side.guarantee),
             records=read,
             states=partial(check_training, prepared),
+            seconds=policy.round_seconds,
         )
 
     def _whole(self) -> tuple[Event, int]:

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float32, Float64
 
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
+from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_statement import OwnCharges, check_releases
 from fedveil.federation.own_work import OwnWork
@@ -88,6 +89,7 @@ class OwnRelease(OwnWork):
         charged: what the silo's ledger is charged with.
         records: its own records, as the step reads them; of a model, where one is sent.
         states: returns if the run states what its terms give, as :meth:`OwnWork.check_statement`.
+        seconds: that counting them may take.
     """
 
     plan: SessionPlan
@@ -97,6 +99,7 @@ class OwnRelease(OwnWork):
     charged: Event
     records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
     states: Callable[[Closing, OwnCharges], None]
+    seconds: float
 
     def event(self, number: int, *, again: bool) -> Event:
         """Return what the release is charged as."""
@@ -110,7 +113,8 @@ class OwnRelease(OwnWork):
         before: Tensors,
     ) -> ReleaseWork:
         """Return what makes the silo's sum, or its people's vectors under private weighting."""
-        return ReleaseWork(self.release, self.records(start.model), self.plan.privacy)
+        records, deadline = self.records(start.model), Deadline(self.seconds)
+        return ReleaseWork(self.release, records, self.plan.privacy, deadline)
 
     def check_statement(self, closing: Closing, own: OwnCharges) -> None:
         """Return if the run states what its terms give, and charges what the silo's ledger shows."""
@@ -150,4 +154,5 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
         charged=events[len(made)],
         records=lambda _: own,
         states=partial(check_releases, prepared),
+        seconds=policy.round_seconds,
     )

@@ -95,12 +95,12 @@ class PartialEncryption(ProtectionStage):
         super().__post_init__()
         if self.he_clip is not None:
             object.__setattr__(self, "clip", "parts")
-        if (self.vote_noise > 0) != (self.partition == "noisy-votes"):
+        if self.vote_noise > 0 and self.partition != "noisy-votes":
             raise CompositionError(
                 f"vote_noise = {self.vote_noise:g} with partition = {self.partition!r}: noise on votes and "
                 "partition = 'noisy-votes' belong together"
             )
-        if self.vote_noise and self.votes != "secagg":
+        if self.partition == "noisy-votes" and self.votes != "secagg":
             raise CompositionError(
                 "votes = 'plain' shows every ballot without its noise; noisy votes need votes = 'secagg'"
             )
@@ -139,6 +139,8 @@ class PartialEncryption(ProtectionStage):
         """Refuse what nobody could add up partly encrypted."""
         for reason in self._unaddable(method):
             yield f"cannot run under partial encryption: {reason}"
+        if self.partition == "noisy-votes" and self.vote_noise == 0:
+            yield "partition = 'noisy-votes': give vote_noise, or a share of the budget for it (budget.votes)"
 
     def _unaddable(self, method: Any) -> Iterable[str]:
         if method.local.own_noise:
@@ -151,6 +153,18 @@ class PartialEncryption(ProtectionStage):
             yield "parts can be bounded by themselves only where a message holds one contribution"
         if method.denoiser.needs_noise_std:
             yield f"{method.denoiser.description} needs one size of noise, and the two parts have their own"
+
+    def paying(self, multiplier: float, ballots: int) -> PartialEncryption:
+        """Return the protection whose noisy votes (:meth:`_votes`) are a release of this noise multiplier a round.
+
+        Raises:
+            CompositionError: nobody votes, votes have no noise, or have one that was given.
+        """
+        if not self.asks or self.partition != "noisy-votes":
+            super().paying(multiplier, ballots)
+        if self.vote_noise:
+            raise CompositionError("budget.votes: finds protection.vote_noise; remove one of the two")
+        return replace(self, vote_noise=math.sqrt(2) * ballots * multiplier)
 
     def over(self, method: Any, n_users: int) -> Any:
         """Return a method under partial encryption, its noise moved to where it can be added.
@@ -213,7 +227,7 @@ class PartialEncryption(ProtectionStage):
             Claim(covering(Tells.SUM), self._both_parts(moves, moves.total / math.sqrt(n), n)),
             Claim(covering(Tells.SUM, Tells.OWN), pooled),
             Claim(covering(Tells.SUM, Tells.OWN, Tells.BALLOT), pooled, but),
-            Claim(covering(*whole), self._every_message(moves), but),
+            Claim(covering(*whole), self._pooled(moves, moves.messages), but),
         )
 
     def _in_clear(self, moves: Moves) -> Event:
@@ -231,19 +245,12 @@ class PartialEncryption(ProtectionStage):
         parts = self._together(_precision(moves.messages, std), summed)
         return _released(parts, self._votes(n, n, moves.ballots))
 
-    def _pooled(self, moves: Moves) -> Event:
-        """Return the event of the sum for a sender, who knows its own share of the noise."""
+    def _pooled(self, moves: Moves, messages: float = 0.0) -> Event:
+        """Return the event of the sum, or of messages that move so far, for a sender, who knows its own noise."""
         n = moves.n_senders
         if n < 2:
             return NoGuarantee(reason="no share of the noise is left")
-        return self._both_parts(moves, moves.pooled(n - 1, 1, n), n - 1)
-
-    def _every_message(self, moves: Moves) -> Event:
-        """Return the event of all senders' messages for a server with one of them."""
-        n = moves.n_senders
-        if n < 2:
-            return NoGuarantee(reason="no share of the noise is left")
-        return self._both_parts(moves, max(moves.messages, moves.pooled(n - 1, 1, n)), n - 1)
+        return self._both_parts(moves, max(messages, moves.pooled(n - 1, 1, n)), n - 1)
 
     def _both_parts(self, moves: Moves, moved: float, unknown: int) -> Event:
         """Return the event of both parts, whose messages' noise covers moves of this length, and of the votes.

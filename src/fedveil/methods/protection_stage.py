@@ -70,6 +70,21 @@ class ProtectionStage(Stage):
             )
         return replace(method, channel=method.channel.lacking(self.missing_silos), protection=self)
 
+    def paying(self, multiplier: float, ballots: int) -> ProtectionStage:
+        """Return the protection whose votes are a release of this noise multiplier in every round.
+
+        Args:
+            multiplier: of the votes of one round.
+            ballots: how many of them one unit can change.
+
+        Raises:
+            CompositionError: nobody votes.
+        """
+        raise CompositionError(
+            f"budget.votes: under {type(self).__name__} nobody votes; partial encryption counts votes with noise by "
+            "partition = 'noisy-votes'"
+        )
+
     def agree(self, method: Any, public: Any) -> Any:
         """Return what the parties of a run agree on before any training (``fedveil.engine.parties.Agreed``).
 

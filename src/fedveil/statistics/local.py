@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -19,6 +19,8 @@ from fedveil.privacy.bounds import FixedVector
 from fedveil.stage import Source
 from fedveil.statistics.layout import Layout, Slot
 
+Progress = Callable[[int, int], None]
+"""Is told between chunks how many pairs are done, and of how many."""
 Combine = Literal["mean", "first", "last", "any"]
 _MOST_FILLED = 8
 _CHUNK_ELEMENTS = 1 << 20  # vectors of a block of people, in numbers: 8 MiB, so that few calls are made
@@ -161,7 +163,11 @@ class LocalStatistic(LocalStep):
 
 
 def silo_sums(
-    step: LocalStep, table: ColumnTable, weights: Float64[Tensor, " m"], bound: FixedVector
+    step: LocalStep,
+    table: ColumnTable,
+    weights: Float64[Tensor, " m"],
+    bound: FixedVector,
+    progress: Progress | None = None,
 ) -> Float64[np.ndarray, "silos d"]:
     """Return every silo's sum of weighted, bounded vectors; exact multiples of the bound's grid.
 
@@ -170,8 +176,11 @@ def silo_sums(
         table: the records of all silos.
         weights: of every (silo, user) pair, in the order of :meth:`ColumnTable.pairs`.
         bound: enforced on every vector.
+        progress: is told of the pairs that are added.
     """
     table, groups, mixed = step.pairs(table)
+    if progress is not None:
+        progress(0, len(groups))
     sums = np.zeros((len(table.silo_names), step.length))
     few = step.few(table, mixed)
     if few is not None:
@@ -185,6 +194,8 @@ def silo_sums(
         ).tolist():  # pairs are sorted by silo; whole numbers, so any order gives this sum
             first, last = np.searchsorted(silo, [own, own + 1])
             sums[own] += units[first:last].sum(0).numpy()
+        if progress is not None:
+            progress(some.stop, len(groups))
     return sums * bound.grid
 
 

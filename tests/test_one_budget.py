@@ -1,0 +1,149 @@
+"""One epsilon over a study: preprocessing, training, evaluation, a regression and votes spend what was declared."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.engine.experiment import parse
+from fedveil.engine.inference import make_inference, prepare_inference
+from fedveil.engine.release_document import InferenceDocument, parse_releases
+from fedveil.engine.run import run
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.federation.share import FixedPopulation
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import ConcentratedEvent, GaussianEvent
+from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.together import spent_by
+from tests.doc_examples import BLOCKS
+from tests.federation_world import asked, population
+from tests.test_preprocessing import FILES, prepared_in, tables
+from tests.test_run import Silent
+
+EPSILON, PEOPLE = 20.0, 1500
+needs_tenseal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
+
+
+def regression(folder: Path, share: float) -> InferenceDocument:
+    document = {
+        "name": "odds",
+        "data": {
+            "table": {
+                "schema_file": str(folder / "schema.toml"),
+                "files": [str(folder / f"{name}.csv") for name in FILES],
+            }
+        },
+        "privacy": {"epsilon": EPSILON, "share": share},
+        "protection": {"name": "secure-aggregation"},
+        "inference": {"family": "logistic", "target": "sick", "features": ["ward"], "silos": "uniform"},
+    }
+    return parse_releases(document, InferenceDocument, "test")
+
+
+def strength(folder: Path) -> float:
+    """mu^2 of what a run was charged."""
+    events = [entry.event for entry in read_entries(folder / "ledger.jsonl")]
+    assert all(isinstance(one, GaussianEvent) for one in events)
+    return math.fsum(one.noise_multiplier**-2 for one in events if isinstance(one, GaussianEvent))
+
+
+def test_a_study_to_odds_ratios_costs_one_epsilon(
+    tmp_path: Path,
+) -> None:
+    """Preprocessing, training and evaluation have 0.7 of mu^2, a regression of the same people the rest."""
+    tables(tmp_path, people=PEOPLE)
+    page = tomllib.loads(BLOCKS["docs/how-to/evaluate-privately.md:3"].text)["privacy"]
+    prepared = prepared_in(
+        tmp_path, privacy=page | {"epsilon": EPSILON}, evaluation={}, data={"table": {"test_share": 0.5}}
+    )
+    trained = run(prepared, tmp_path / "runs", Silent())
+    estimated = make_inference(prepare_inference(regression(tmp_path, 0.3)), tmp_path / "runs")
+    whole = strength(trained.folder) + strength(estimated.folder)
+    assert strength(trained.folder) / whole == pytest.approx(0.7, abs=1e-3)
+    assert strength(estimated.folder) / whole == pytest.approx(0.3, abs=1e-3)
+    assert trained.statement.epsilon is not None
+    assert trained.statement.epsilon < EPSILON
+    spent = spent_by([trained.folder, estimated.folder])
+    assert spent.epsilon == pytest.approx(EPSILON, abs=1e-3)
+
+
+def test_a_share_of_the_whole_is_the_whole(tmp_path: Path) -> None:
+    tables(tmp_path, people=PEOPLE)
+    found = [prepare_inference(regression(tmp_path, share)).multiplier for share in (1.0, 0.25)]
+    assert found[1] / found[0] == pytest.approx(2.0, rel=1e-3)
+
+
+def voting(**changes: Any) -> Prepared:
+    votes = {
+        "name": "partial-encryption",
+        "ratio": 0.25,
+        "partition": "noisy-votes",
+        "votes": "secagg",
+        "he_noise": 1.0,
+    }
+    given = changes.pop("protection", {})
+    document = {
+        "method": {"noise_multiplier": "calibrated"},
+        "privacy": {"epsilon": 3.0, "insecure_seed": None, "accountant": "rdp"},
+        "budget": {"votes": 0.2},
+        "protection": {"name": "none"} if given is None else votes | given,
+    }
+    return prepare(parse(asked_as(document | changes), "test"), FixedPopulation(population()))
+
+
+def asked_as(changes: dict[str, Any]) -> dict[str, Any]:
+    document = asked().model_dump(mode="json", exclude_none=True)
+    del document["privacy"]
+    document["method"] |= changes.pop("method")
+    return document | changes
+
+
+@needs_tenseal
+def test_votes_have_their_share_and_the_whole_run_the_declared_epsilon() -> None:
+    """The noise of the votes is found for their share, that of training last: what is left of one epsilon."""
+    prepared = voting()
+    rounds, event = prepared.experiment.rounds, prepared.guarantee.event
+    assert isinstance(event, ConcentratedEvent)
+    protection: Any = prepared.method.protection
+    ballots = prepared.method.contribution.ballots(prepared.population.n_silos)
+    votes = (math.sqrt(2) * ballots / protection.vote_noise) ** 2
+    assert votes * event.noise_multiplier**2 == pytest.approx(0.2, abs=0.002)
+    assert prepared.epsilon_with(Role.READER, rounds, ()) == pytest.approx(3.0, abs=1e-3)
+    assert voting(budget={"votes": 0.4}).method.protection.vote_noise == pytest.approx(
+        protection.vote_noise / math.sqrt(2), rel=1e-6
+    )
+
+
+@needs_tenseal
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protection": {"vote_noise": 1.0}}, "finds protection.vote_noise; remove one of the two"),
+        ({"protection": {"partition": "released", "votes": "plain"}}, "nobody votes"),
+        ({"budget": None}, r"give vote_noise, or a share of the budget for it \(budget\.votes\)"),
+        ({"budget": {"votes": 1.0}}, "must be < 1"),
+        ({"budget": {"votes": 0.9}}, "leave nothing for training"),
+        ({"privacy": {"share": 0.5}}, r"share: of privacy\.epsilon, which is not given"),
+        ({"privacy": {"epsilon": 3.0, "share": 0.0}}, r"privacy\.share: must be > 0"),
+        (
+            {"method": {"noise_multiplier": 5.0}, "privacy": {}},
+            "budget.votes: spends a share of privacy.epsilon",
+        ),
+        ({"protection": {}, "budget": {"evaluation": 0.1}}, "budget: shares epsilon between"),
+    ],
+)
+def test_what_no_share_is_of_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(FedveilError, match=reason) as found:
+        voting(**changes)
+    assert isinstance(found.value, (ConfigError, CompositionError))
+
+
+def test_without_votes_there_is_no_share_of_them() -> None:
+    with pytest.raises(CompositionError, match="under NoProtection nobody votes"):
+        voting(protection=None)
