@@ -375,6 +375,9 @@ def test_a_ledger_that_lost_a_charge_or_is_anothers_is_refused(made: Path, tmp_p
     assert len(lines) == 2
     short = failures(fv.verify(rewritten(made, tmp_path / "short", {"ledger.jsonl": lines[0]})))
     assert set(short) == {"ledger", "statement"}
+    more = read_files(made)["bundle.json"].replace(b'"rounds": 2', b'"rounds": 3')
+    uncharged = failures(fv.verify(rewritten(made, tmp_path / "more", {"bundle.json": more})))
+    assert "3 rounds made the model, and round 3 was not charged" in uncharged["ledger"]
     other = train(tmp_path / "runs", "mlp", rounds=3).folder / "ledger.jsonl"
     strange = failures(fv.verify(rewritten(made, tmp_path / "other", {"ledger.jsonl": other.read_bytes()})))
     assert set(strange) == {"ledger", "statement"}

@@ -60,8 +60,8 @@ class _Uncut(Table):
         yield from super().__rich_console__(console, options)
 
 
-class _Resumable:
-    """Leaves how to go on as a note on the interruption of a run.
+class _Advising:
+    """Leaves how to go on as a note on an interruption, and says once what a run's public numbers say about its noise.
 
     Args:
         resume: the command that goes on; the run's folder follows it.
@@ -76,10 +76,6 @@ class _Resumable:
             error.add_note(
                 f"`{self._resume} {shlex.quote(str(self._folder))}` goes on from the last complete round"
             )
-
-
-class _Advising(_Resumable):
-    """Says once, as soon as they give a reason, what a run's public numbers say about its noise."""
 
     def _listen(self, experiment: Experiment) -> None:
         """Begin with a run."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
@@ -27,60 +27,6 @@ from fedveil.privacy.events import (
 from fedveil.randomness import BitSource
 
 _WORD_BITS: Final = 64
-
-
-class Sampler(Protocol):
-    """Chooses the users of one round and says what that choice does to a release.
-
-    Attributes:
-        samples: whether some of the users may be left out of a round.
-        fixed_size: whether how many take part is a fixed, public number.
-        period: b where a user takes part in every b-th round at most, by a public schedule; 1 where there is none.
-    """
-
-    samples: ClassVar[bool]
-    fixed_size: ClassVar[bool]
-    period: int
-
-    @property
-    def size(self) -> int | None:
-        """How many take part, where the sampler fixes a number of its own."""
-        ...
-
-    def refuses(self, method: Any) -> Iterable[str]:
-        """Return the reasons why the sampler has no place in a method."""
-        ...
-
-    @property
-    def rate(self) -> float:
-        """Probability that a given user takes part; the server divides by it."""
-        ...
-
-    @property
-    def replaces(self) -> bool:
-        """Whether neighbours replace a unit's data, so that accountants double what it moves."""
-        ...
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The neighbouring populations for which :meth:`event` is valid."""
-        ...
-
-    def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
-        """Return who of ``n`` users takes part this round."""
-        ...
-
-    def event(self, base: Event) -> Event:
-        """Return the event of a release over the drawn users, given the event ``base`` over all of them."""
-        ...
-
-    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
-        """Return what a round claims over the drawn users: amplified unless a claim covers who was drawn."""
-        ...
-
-    def mechanisms(self, unit: str) -> tuple[str, ...]:
-        """Return who takes part in a round, in words, where not everyone does."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +262,13 @@ def _of_whole_silos(method: Any) -> tuple[str, ...]:
 
 
 AnySampler: TypeAlias = Everyone | PoissonUsers | UniformClients
+"""What chooses the users of a round, and says what that choice does to a release.
+
+Beside ``draw``, ``event``, ``over`` and words it tells whether users may be left out (``samples``), with which
+probability each takes part (``rate``; the server divides by it), whether their number is fixed and public
+(``fixed_size``, ``size``), whether each takes part in every b-th round at most (``period``), and which neighbours its
+event is for (``adjacency``; ``replaces``: accountants double what a unit moves).
+"""
 
 _DRAWS: Final = frozenset({Tells.OWN_DRAW, Tells.DRAWN})
 

@@ -234,16 +234,7 @@ class PaillierEvaluator:
         own_mask: bytes,
         dither: bytes,
     ) -> list[bytes]:
-        """Return the silo's ciphertexts: weighted contributions, noise and masks, re-randomised.
-
-        Args:
-            contributions: (m, d) y_{s,u,j} of the users whose weights were loaded, in grid units.
-            counts: (m,) n_{s,u} of the same users.
-            noise: (d+1,) whole numbers to be added C-fold: the noise share, and the blind of the check.
-            mask_keys: keys of the pairwise masks.
-            own_mask: seed of the silo's own mask.
-            dither: 32-byte key of the v_{s,j}.
-        """
+        """Return the silo's ciphertexts, re-randomised; see :mod:`fedveil.protection.private_weighting`."""
         assert self._powers is not None
         counted = np.concatenate([contributions * counts[:, None], counts[:, None]], axis=1)
         shares = noise.tolist()

@@ -290,16 +290,7 @@ class RlweEvaluator:
         own_mask: bytes,
         dither: bytes,
     ) -> list[bytes]:
-        """Return the silo's ciphertexts: weighted contributions, noise and masks, flooded.
-
-        Args:
-            contributions: (m, d) y_{s,u,j} of the users whose weights were loaded, in grid units.
-            counts: (m,) n_{s,u} of the same users.
-            noise: (d+1,) whole numbers to be added C-fold: the noise share, and the blind of the check.
-            mask_keys: keys of the pairwise masks.
-            own_mask: seed of the silo's own mask.
-            dither: 32-byte key of the v_{s,j}.
-        """
+        """Return the silo's ciphertexts, flooded; see :mod:`fedveil.protection.private_weighting`."""
         ring, plan = self.parameters.ring, self._plan
         plaintexts = self._plaintexts(noise, mask_keys, own_mask, dither)
         blocks = []

@@ -60,7 +60,6 @@ def _first_contexts() -> Int64[np.ndarray, " eighths"]:
 _FIRST = _first_contexts()
 _STEPS = [_offset_steps(eighth) for eighth in range(_LOW, _HIGH)]
 _DOUBLE_STEPS = 2.0 * (1.0 - 2.0**-40) * np.array(_STEPS)
-_COUNT = int(_FIRST[-1]) + _EIGHTHS
 
 
 def _deviations(eighth: int, points: int = 4) -> Float64[np.ndarray, " points"]:
