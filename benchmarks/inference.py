@@ -109,6 +109,11 @@ class Coverage:
         return 100 * float(self.held[self.shown].mean()) if self.shown.any() else math.nan
 
     @property
+    def spread(self) -> float:
+        """Three standard errors in percent: runs are independent, and coefficients of a run nearly so."""
+        return 300 * math.sqrt(0.95 * 0.05 / self.held.size)
+
+    @property
     def by_coefficient(self) -> np.ndarray:
         """Coverage in percent of every coefficient."""
         return np.asarray(100 * self.held.mean(axis=0))
@@ -186,17 +191,14 @@ def told(cell: Cell, found: Coverage, peer: tuple[float | None, float | None]) -
         found: its simulations.
         peer: coverage and error of statsmodels; None where it stands beside another cell of the same people.
     """
-    runs, d = found.held.shape
-    # runs are independent, coefficients of a run nearly so: errors count as those of runs x d draws, three of them
-    spread = 300 * math.sqrt(0.95 * 0.05 / (runs * d))
     coverage, error = peer
     for what, ours, theirs in (
         ("coverage; peer: statsmodels without noise", found.all, coverage),
         ("coverage of runs that are shown", found.given_shown, None),
     ):
-        met = LEAST - spread <= ours <= MOST + spread
+        met = LEAST - found.spread <= ours <= MOST + found.spread
         yield Row(case=f"{cell.label}: {what}", unit="%", ours=ours, peer=theirs, met=met)
-    one = 400 * math.sqrt(0.95 * 0.05 / runs)  # the worst of d draws
+    one = 400 * math.sqrt(0.95 * 0.05 / len(found.held))  # the worst of d draws
     least = float(found.by_coefficient.min())
     yield Row(
         case=f"{cell.label}: coverage of the worst coefficient",

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from benchmarks.harness import Row
-from benchmarks.price_cases import POOLED, PriceCell, cells
+from benchmarks.price_cases import POOLED, PROFILE, PriceCell, cells
 from fedveil import __version__
 from fedveil.engine.experiment import parse
 from fedveil.engine.parties import Parties
@@ -28,27 +28,30 @@ from fedveil.engine.setup import Populations, Prepared, prepare, privacy_randomn
 from fedveil.engine.turn import Turn
 from fedveil.errors import FedveilError
 from fedveil.federation.share import FixedPopulation
+from fedveil.methods.channels import Identity
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.methods.travel import noise_to_travel
 from fedveil.methods.weights import Weights
 from fedveil.population.records import Population
+from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.randomness import ExperimentRandomness
 from fedveil.reproduction.results import ResultFolder, Results, Run, Values, digest, rounded
 
-SEEDS: Final = range(20, 36)
 TABLE: Final = "price"
 FOLDER: Final = Path("results")
+MORE: Final = 4
+"""How many times the rounds the profile's last column plays."""
 
 
 def rows(quick: bool) -> Iterator[Row]:
     """Play what the result file does not have; with ``quick`` two data sets on four seeds, kept nowhere."""
-    asked, seeds = list(cells(quick)), SEEDS[:4] if quick else SEEDS
+    asked = list(cells(quick))
     kept = Results(table=TABLE, command="fedveil bench price") if quick else read()
     populations = Populations()
-    for cell, seed in in_order(asked, seeds):
+    for cell, seed in in_order(asked, 4 if quick else None):
         settings = settings_of(cell)
         if kept.has(cell.name, seed, settings):
             continue
@@ -62,11 +65,11 @@ def rows(quick: bool) -> Iterator[Row]:
         yield Row(case=f"{cell.name} ({len(runs)} seeds)", unit=cell.case.metric, ours=mean)
 
 
-def in_order(asked: list[PriceCell], seeds: range) -> Iterator[tuple[PriceCell, int]]:
+def in_order(asked: list[PriceCell], most: int | None) -> Iterator[tuple[PriceCell, int]]:
     """Yield data set by data set all columns of one seed before those of the next, so that what there is, is paired."""
     for name in dict.fromkeys(cell.case.name for cell in asked):
-        for seed in seeds:
-            yield from ((cell, seed) for cell in asked if cell.case.name == name)
+        found = [(seed, cell) for cell in asked if cell.case.name == name for seed in cell.seeds[:most]]
+        yield from ((cell, seed) for seed, cell in sorted(found, key=lambda one: one[0]))
 
 
 def read() -> Results:
@@ -77,7 +80,8 @@ def read() -> Results:
 
 def settings_of(cell: PriceCell) -> str:
     """Return the digest of what a cell runs, the seed left out."""
-    return digest({**cell.document(0), "pooled": cell.column in POOLED})
+    asked = {**cell.document(0), "pooled": cell.column in POOLED}
+    return digest({**asked, "without": left_out(cell.column)} if cell.column in PROFILE else asked)
 
 
 def played(cell: PriceCell, seed: int, settings: str, populations: Populations) -> Run:
@@ -87,7 +91,7 @@ def played(cell: PriceCell, seed: int, settings: str, populations: Populations) 
     population = populations.of(experiment.data, experiment.seed)
     if cell.column in POOLED:
         population = pooled(population)
-    prepared = prepare(experiment, FixedPopulation(population))
+    prepared = without(cell.column, prepare(experiment, FixedPopulation(population)))
     found = evaluate(prepared, trained(prepared))
     assert found is not None, "no metric is released here"
     values = _values(prepared, found)
@@ -99,6 +103,27 @@ def played(cell: PriceCell, seed: int, settings: str, populations: Populations) 
         cpu_seconds=rounded(time.process_time() - before),
         values=values,
     )
+
+
+def left_out(column: str | tuple[float, float]) -> list[str]:
+    """Return what a column of the profile is played without: its own part, and those of all before it."""
+    parts = list(PROFILE)
+    return parts[: parts.index(column) + 1] if isinstance(column, str) and column in PROFILE else []
+
+
+def without(column: str | tuple[float, float], prepared: Prepared) -> Prepared:
+    """Return recipe U without what a column of the profile leaves out; all other columns as they are.
+
+    Its rate and its denoiser stay those that the rule found for the noise.
+    """
+    parts, method, experiment = left_out(column), prepared.method, prepared.experiment
+    if "no noise" in parts:
+        method = replace(method, channel=Identity())
+    if "no clip" in parts:
+        method = replace(method, bound=Unbounded())
+    if "more rounds" in parts:
+        experiment = experiment.model_copy(update={"rounds": MORE * experiment.rounds})
+    return replace(prepared, experiment=experiment, setting=replace(prepared.setting, method=method))
 
 
 def pooled(population: Population) -> Population:

@@ -10,8 +10,11 @@ import pytest
 
 ROOMS = ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
 ROOT = Path(__file__).resolve().parents[1]
-TOGETHER = (("tests/test_run.py", "tests/test_distributed.py"),)
-"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from."""
+TOGETHER = (
+    ("tests/test_run.py", "tests/test_distributed.py"),
+    ("tests/test_accounting.py", "tests/test_dpsgd.py"),
+)
+"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from, Opacus."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

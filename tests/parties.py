@@ -24,7 +24,7 @@ class Inside:
     def __init__(self, agreement: Agreement[Any, Any], plan: Any) -> None:
         self.transcript = Transcript()
         self.driver = Driver(agreement, self.transcript)
-        self.server: Any = self.driver._server._server  # type: ignore[attr-defined]
+        self.server: Any = self.driver._server
         self.silos: list[Any] = [client._silo for client in self.driver._clients]  # type: ignore[attr-defined]
         self.plan = replace(plan, run=self.driver._run)
 

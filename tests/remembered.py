@@ -18,7 +18,9 @@ from torch import nn
 from fedveil.crypto import paillier
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.engine import setup, task_choice
+from fedveil.federation.membership import Membership
 from fedveil.local.models import MODELS
+from fedveil.privacy import ledger_lines, statement
 from fedveil.privacy.events import Event
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.randomness import ExperimentRandomness
@@ -36,6 +38,8 @@ def remember() -> None:
     remember_primes()
     remember_guarantees()
     remember_compositions()
+    remember_epsilons()
+    remember_documents()
     remember_models()
 
 
@@ -102,6 +106,17 @@ def remember_compositions() -> None:
         return known[asked]
 
     PldAccountant._compose = composed  # type: ignore[method-assign]
+
+
+def remember_epsilons() -> None:
+    """Find the epsilon of what was released once: every party of a run finds it before each round, and at the end."""
+    setup.epsilon_on_grid = statement.epsilon_on_grid = _remembering(setup.epsilon_on_grid)
+
+
+def remember_documents() -> None:
+    """Write each membership once, and read each line of a ledger once: a silo that comes back reads its own again."""
+    Membership.to_toml = _remembering(Membership.to_toml)  # type: ignore[method-assign]
+    ledger_lines._read_line = _remembering(ledger_lines._read_line)
 
 
 def remember_models() -> None:

@@ -9,9 +9,9 @@ from benchmarks import correlated, ergonomics, flamby, flamby_page
 from benchmarks.curves import Place, Point, fit, write_page
 from benchmarks.harness import Row, report
 from benchmarks.price import read, settings_of
-from benchmarks.price_cases import cells
+from benchmarks.price_cases import DATA, GRID, SOURCES, TRANSFERRED, PriceCell, cells
 from benchmarks.price_page import page, plot
-from benchmarks.statistics_page import SOURCES
+from benchmarks.statistics_page import SOURCES as STATISTICS
 from benchmarks.statistics_page import page as statistics_page
 
 from fedveil.engine.experiment import parse
@@ -57,11 +57,31 @@ def test_the_page_of_the_price_is_that_of_its_runs(monkeypatch: pytest.MonkeyPat
 
 def test_every_cell_of_the_price_is_an_experiment_of_its_own() -> None:
     asked = list(cells(quick=False))
-    assert len({settings_of(cell) for cell in asked}) == len(asked)
+    assert len({cell.name for cell in asked}) == len(asked)
+    own = [settings_of(cell) for cell in asked if cell.column not in (*GRID, "transferred")]
+    assert len(set(own)) == len(own)
     for cell in asked:
         found = parse(cell.document(20), cell.name)
         assert found.seed == 20
         assert found.data.seed == 0
+
+
+def test_a_clip_and_a_step_that_are_transferred_are_the_best_of_the_grid_on_other_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    kept, short = read(), {}
+    for case in (one for one in DATA if one.name in SOURCES):
+        means = []
+        for point in GRID:
+            runs = kept.of(PriceCell(case=case, column=point).name)
+            assert [run.seed for run in runs] == [0, 1, 2]
+            means.append(sum(run.values[case.metric] or 0.0 for run in runs) / 3)
+        short[case.data["name"]] = [max(means) - mean for mean in means]
+    for data, chosen in TRANSFERRED.items():
+        others = [values for name, values in short.items() if name != data]
+        total = [sum(values) for values in zip(*others, strict=True)]
+        assert chosen == GRID[total.index(min(total))], data
 
 
 def test_flamby_s_claims_are_counted_and_the_page_is_that_of_its_runs(
@@ -78,7 +98,7 @@ def test_flamby_s_claims_are_counted_and_the_page_is_that_of_its_runs(
     found = [kept.of(claim.name)[0].values["epsilon"] for claim in flamby.claims()]
     assert found[:4] == pytest.approx([1.50, 1.64, 4.56, 2.45], abs=0.006)
     assert found[6] == pytest.approx(25.4, abs=0.1)
-    for cell in flamby.USER_LEVEL:
+    for cell in (*flamby.USER_LEVEL, *flamby.PROFILED):
         assert parse(cell.document(20), cell.name).privacy.delta == cell.delta
 
 
@@ -87,7 +107,7 @@ def test_the_page_of_statistics_is_that_of_its_results(monkeypatch: pytest.Monke
     monkeypatch.chdir(Path(__file__).parents[1])
     assert Path("docs/measured-statistics.md").read_text(encoding="utf-8") == statistics_page()
     missed = []
-    for name in SOURCES.values():
+    for name in STATISTICS.values():
         rows = json.loads(Path(f"results/{name}.json").read_text(encoding="utf-8"))["rows"]
         assert rows
         missed += [row["case"] for row in rows if row["met"] is False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -288,6 +289,16 @@ def test_help_waits_for_no_library(tmp_path: Path) -> None:
 def test_help_says_of_a_command_what_the_command_says_of_itself(name: str) -> None:
     said = (COMMANDS[name].load(name).help or "").split("\n\n")[0]
     assert " ".join(said.split()) == COMMANDS[name].summary
+
+
+def test_no_help_is_taken_for_markup() -> None:
+    """What stands in square brackets is a style to the library that prints it, and is not shown."""
+    waiting, hidden = [COMMANDS[name].load(name) for name in COMMANDS], list[str]()
+    for command in waiting:
+        waiting += getattr(command, "commands", {}).values()
+        texts = [command.help, *(getattr(one, "help", None) for one in command.params)]
+        hidden += [text for text in texts if re.search(r"\[[a-z]", text or "")]
+    assert hidden == []
 
 
 def test_an_unknown_command_is_named_with_its_neighbour() -> None:

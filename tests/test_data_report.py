@@ -103,11 +103,16 @@ CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
         [*rows(), ["q", *rows()[0][1:]]],
         "guarantee",
         "patient",
-        "1 records equal one of another id",
+        "records that equal one of another id in every feature and target: 1",
     ),
-    "copies": ([*rows(), rows()[0], rows()[0]], "model", "records", "2 records repeat another one"),
-    "no id": (changed({(0, "patient"): ""}), "run", "patient", "1 records have no id"),
-    "no silo": (changed({(0, "hospital"): "NA"}), "run", "hospital", "1 records name no silo"),
+    "copies": (
+        [*rows(), rows()[0], rows()[0]],
+        "model",
+        "records",
+        "records that repeat another one, its person and silo included: 2",
+    ),
+    "no id": (changed({(0, "patient"): ""}), "run", "patient", "records without an id: 1"),
+    "no silo": (changed({(0, "hospital"): "NA"}), "run", "hospital", "records that name no silo: 1"),
     "one for all": (
         changed({(i, "patient"): "unknown" for i in range(9)}),
         "model",
@@ -220,7 +225,7 @@ def test_the_command_says_for_whom_it_is_and_writes_a_page(tmp_path: Path) -> No
     said = CliRunner().invoke(app, [*arguments, "--page", str(page)])
     assert said.exit_code == 0, said.output
     assert "for whoever holds them" in said.output
-    assert "model: records: 1 records repeat another one" in said.output
+    assert "model: records: records that repeat another one" in said.output
     assert "as private as the records" in page.read_text()
     printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert printed["findings"][0]["where"] == "records"

@@ -282,7 +282,7 @@ def test_without_signatures_masks_do_not_cancel(
     lying(world, Model, bit, silos=silos)
     world.play()
     assert world.coordinator is not None
-    plan = world.coordinator._server._server._plan  # type: ignore[attr-defined]
+    plan = world.coordinator._server._plan  # type: ignore[attr-defined]
     by_chance = (2 * plan.largest_sum + 1) / 2.0 ** (8 * plan.word.itemsize)
     assert by_chance**plan.length < 1e-6
     assert world.coordinator.outcome is not None

@@ -36,7 +36,8 @@ from fedveil.protection.ballots import largest
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from fedveil.protection.partial_messages import Ballot, PartialUpdate
-from fedveil.protection.partial_sums import Divided, PartialGiven, PartialSumsClient, PartialSumsServer
+from fedveil.protection.partial_server import PartialServer
+from fedveil.protection.partial_sums import Divided, PartialGiven, PartialSumsClient
 from fedveil.protection.refusals import Code
 from tests.federation_world import (
     ADAPTIVE,
@@ -179,9 +180,9 @@ class Seen:
         self.ballots: dict[tuple[int, int], set[bytes]] = {}
         self.clear: dict[tuple[int, int], set[bytes]] = {}
         self.all: list[bytes] = []
-        receive = PartialSumsServer.receive
+        receive = PartialServer.receive
 
-        def noted(party: PartialSumsServer, silo: int, message: bytes) -> Any:
+        def noted(party: PartialServer, silo: int, message: bytes) -> Any:
             self.all.append(message)
             envelope = Envelope.decode(message)
             key = (silo, envelope.round_id.round)
@@ -191,7 +192,7 @@ class Seen:
                 self.clear.setdefault(key, set()).add(envelope.message.clear.tobytes())
             return receive(party, silo, message)
 
-        monkeypatch.setattr(PartialSumsServer, "receive", noted)
+        monkeypatch.setattr(PartialServer, "receive", noted)
 
 
 def secretly(experiment: Experiment) -> Experiment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fedveil.flower.joining import DraftedPolicy
 from fedveil.flower.provisioning import provision
 from fedveil.flower.submission import create_run, due_parts, read_document
 from fedveil.privacy.ledger import read_entries
+from tests import test_evaluation_targets
 from tests.test_preprocessing import FILES, tables
 from tests.test_run import Silent
 
@@ -56,16 +58,21 @@ class Study:
     Args:
         folder: where everything is; it has the tables.
         releases: those that every policy allows.
-        changes: to the experiment.
+        base: the experiment, whose tables are the hospitals'.
+        changes: to it.
     """
 
-    def __init__(self, folder: Path, releases: str = BOTH, **changes: Any) -> None:
-        asked = parse(merge(ASKED, changes), "test")
+    def __init__(
+        self, folder: Path, releases: str = BOTH, base: dict[str, Any] = ASKED, **changes: Any
+    ) -> None:
+        asked = parse(merge(base, changes), "test")
+        assert asked.data.table is not None
+        files = [path.stem for path in asked.data.table.files]
         (folder / "experiment.toml").write_text(asked.to_toml())
-        (folder / "users.txt").write_text("".join(f"p{number}\n" for number in range(PEOPLE)))
+        (folder / "users.txt").write_text("".join(f"p{number}\n" for number in range(people_of(folder))))
         made = provision(
             folder / "federation",
-            FILES,
+            files,
             schema=folder / "schema.toml",
             host="127.0.0.1",
             port=9443,
@@ -104,6 +111,11 @@ class Study:
         return [(entry.run[32:], entry.round) for entry in entries]
 
 
+def people_of(folder: Path) -> int:
+    """How many people a folder's schema declares."""
+    return int(tomllib.loads((folder / "schema.toml").read_text())["n_users"])
+
+
 def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool = True) -> str | None:
     """Carry every letter of a part, and the silos' signatures of the end; return why it ended early."""
     while party.outcome is None:
@@ -117,9 +129,9 @@ def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool
     return stopped
 
 
-def alone(folder: Path) -> Path:
+def alone(folder: Path, base: dict[str, Any] = ASKED) -> Path:
     """The run folder of the same experiment with all tables in this process."""
-    experiment: Experiment = parse(ASKED, "test").anchored(folder)
+    experiment: Experiment = parse(base, "test").anchored(folder)
     return run(prepare(experiment), folder / "alone", Silent()).folder
 
 
@@ -172,6 +184,38 @@ def test_the_whole_run_is_held_against_the_budget_before_its_first_release(tmp_p
     assert "5 rounds would bring" in (stopped or "")
     assert RunFolder(study.run.path).read_checkpoint() is None
     assert not any(study.charges(silo) for silo in range(3))
+
+
+LOSSES = {"classes": "cross_entropy", "amounts": "squared_error", "lifetimes": "cox"}
+
+
+@pytest.mark.parametrize("case", test_evaluation_targets.TARGETS)
+def test_metrics_of_every_target_between_institutions_are_the_simulations(case: str, tmp_path: Path) -> None:
+    """Several classes, numbers and survival: the same released numbers, byte for byte, and the same statement."""
+    test_evaluation_targets.tables(tmp_path, case)
+    base = merge(
+        ASKED,
+        {
+            "data": {"table": {"files": ["north.csv", "south.csv"]}},
+            "model": {"loss": LOSSES[case]},
+            "privacy": {"epsilon": 30.0},
+            "preprocessing": None,
+            "evaluation": test_evaluation_targets.SECTIONS[case],
+            "budget": None,
+        },
+    ) | {"budget": {"evaluation": 0.5}}
+    simulated = alone(tmp_path, base)
+    study = Study(tmp_path, '"evaluation"', base)
+    for path in study.paths:
+        policy = path / "policy.toml"
+        policy.write_text("by_silo = true\n" + policy.read_text())
+    parts = 3 if case == "lifetimes" else 2
+    assert study.play() == [None] * parts
+    for name in ("evaluation.json", "model.safetensors"):
+        assert (study.run.path / name).read_bytes() == (simulated / name).read_bytes(), name
+    said, known = (json.loads((path / "privacy.json").read_text()) for path in (study.run.path, simulated))
+    for key in ("event", "mechanisms", "trust"):
+        assert said[key] == known[key], key
 
 
 def test_scoring_beyond_the_deadline_of_a_round_ends_the_release_and_stays_charged(tmp_path: Path) -> None:

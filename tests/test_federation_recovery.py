@@ -21,7 +21,6 @@ from fedveil.federation.rounds import _DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
-from fedveil.protection.ends import ServerEnd
 from fedveil.protection.parts import Model, Task
 from fedveil.protection.recovery_server import RecoverableServer
 from fedveil.protection.recovery_silo import RecoverableSilo
@@ -51,9 +50,7 @@ def step(coordinator: CoordinatorParty) -> str:
     """Which step of an attempt is awaited: KNOCK, IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
     if coordinator._exchange is not None and coordinator._exchange.knocks:
         return "KNOCK"
-    end = coordinator._server
-    assert isinstance(end, ServerEnd)
-    machine = end._server
+    machine = coordinator._server
     assert isinstance(machine, RecoverableServer)
     return machine._phase.name
 

@@ -210,6 +210,21 @@ def test_a_regression_between_institutions_is_the_simulations_and_survives_resta
         assert [charge.run[32:] for charge in world.charges(silo)] == ["/1", "/2", "/3"]
 
 
+def test_a_release_that_was_begun_is_not_begun_again_where_that_is_another_release(tmp_path: Path) -> None:
+    """Under "recover" silos that are asked again draw noise anew, which nobody declared: the charge stands."""
+    recovering = 'name = "secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
+    world = Hospitals(tmp_path, statistics(tmp_path, protection=recovering))
+    party = world.coordinator()
+    while not world.charges("north"):
+        for number, data in party.letters():
+            party.receive(number, world.silos[number].receive(data))
+    party.close()  # killed: silos have given their sums, and the coordinator has none
+    assert "begun before and is charged" in (world.play() or "")
+    assert [len(world.charges(silo)) for silo in SILOS] == [1, 1, 1]
+    assert not (world.run.path / "statistics.json").exists()
+    world.close()
+
+
 # --- what a silo does not take part in ----------------------------------------------------------------------
 
 

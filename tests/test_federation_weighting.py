@@ -29,7 +29,8 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Part, Task, Totals
 from fedveil.protection.refusals import Code
-from fedveil.protection.weighted_sums import WeightedClient, WeightedGiven, WeightedServer
+from fedveil.protection.weighted_sums import WeightedClient, WeightedGiven
+from fedveil.protection.weighting_server import WeightingServer
 from fedveil.randomness import ExperimentRandomness
 from tests.federation_world import (
     MOVING,
@@ -100,19 +101,19 @@ class Record:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: dict[tuple[int, int], list[WeightedGiven]] = {}
         self.learned: dict[int, list[bytes]] = {}
-        contribute, result = WeightedClient.contribute, WeightedServer.result
+        contribute, result = WeightedClient.contribute, WeightingServer.result
 
         def giving(client: WeightedClient, round_id: RoundId, given: WeightedGiven) -> list[bytes]:
             self.given.setdefault((client._silo.index, round_id.round), []).append(given)
             return contribute(client, round_id, given)
 
-        def learning(server: WeightedServer) -> np.ndarray:
+        def learning(server: WeightingServer) -> np.ndarray:
             found = result(server)
-            self.learned.setdefault(server._server.round_id.round, []).append(found.tobytes())
+            self.learned.setdefault(server.round_id.round, []).append(found.tobytes())
             return found
 
         monkeypatch.setattr(WeightedClient, "contribute", giving)
-        monkeypatch.setattr(WeightedServer, "result", learning)
+        monkeypatch.setattr(WeightingServer, "result", learning)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import Authority, days_left, new_server_key, node_key_pem
-from fedveil.flower.child import settings_of_parent
+from fedveil.flower.child import ProcessError, settings_of_parent
 from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import Guard, open_silo
@@ -352,12 +352,16 @@ def test_a_link_that_every_user_of_the_host_reaches_is_not_used(
     running.close()
 
 
-def test_why_a_letter_was_not_answered_stays_with_the_silo(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def flowers_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the numbers that Flower gives a task's, without which it makes no message."""
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name in ("run_id", "task_id", "node_id"):
         monkeypatch.setattr(identity, f"_{name}", 1)
+
+
+@pytest.mark.usefixtures("flowers_task")
+def test_why_a_letter_was_not_answered_stays_with_the_silo(caplog: pytest.LogCaptureFixture) -> None:
     from flwr.app import Message, RecordDict
 
     from fedveil.flower.envelope import content_of
@@ -382,12 +386,8 @@ def test_a_run_is_submitted_where_a_coordinator_is_served(made: Demonstration) -
         Submission(home, home / "runs")
 
 
-def test_flowers_messages_carry_a_run_though_some_are_lost(
-    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
+@pytest.mark.usefixtures("flowers_task")
+def test_flowers_messages_carry_a_run_though_some_are_lost(made: Demonstration, guards: list[Path]) -> None:
     from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
@@ -407,13 +407,9 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     assert [row["round"] for row in told.rows] == []
 
 
-def test_flowers_messages_carry_releases_that_the_policies_allow(
-    made: Demonstration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("flowers_task")
+def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstration) -> None:
     """From a file with [statistics] to what is shown: refused as policies come, and then allowed by name."""
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
@@ -441,12 +437,10 @@ def test_flowers_messages_carry_releases_that_the_policies_allow(
         party.close()
 
 
+@pytest.mark.usefixtures("flowers_task")
 def test_flowers_messages_carry_private_weighting(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     small_keys(monkeypatch)
     from fedveil.flower.transport import carry
 
@@ -466,12 +460,10 @@ def test_flowers_messages_carry_private_weighting(
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
 
 
+@pytest.mark.usefixtures("flowers_task")
 def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
-    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Demonstration, guards: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.transport import carry
 
     text = made.experiment.read_text()
@@ -493,12 +485,10 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     assert [row["summed"] for row in rows[1:]] == [3, 3]
 
 
+@pytest.mark.usefixtures("flowers_task")
 def test_patience_ends_with_the_model_and_the_run_goes_on_later(
-    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
+    made: Demonstration, guards: list[Path]
 ) -> None:
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
@@ -516,6 +506,24 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     carry(LoopGrid(nodes, guards), again, home)  # type: ignore[arg-type]
     assert again.outcome is not None
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
+
+
+def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(
+    made: Demonstration, guards: list[Path]
+) -> None:
+    """Whatever it waits for: a process that is to end has seconds, and a silo may take minutes."""
+    pytest.importorskip("flwr")
+    from fedveil.flower.transport import carry
+
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
+    looks = iter([False, False, True])
+    with pytest.raises(ProcessError, match="was stopped"):
+        carry(LoopGrid([], guards), party, home, lambda: next(looks))  # type: ignore[arg-type]
+    assert party.outcome is None
+    assert party.letters()
+    party.close()
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
@@ -552,6 +560,9 @@ class Slow:
         self.read.append(letter)
         assert self.let.wait(30)
         return b"answer to " + letter
+
+    def longest(self, beginning: bytes) -> int:
+        return LARGEST_OPENING
 
     def working(self, letter: bytes) -> bytes:
         if letter == b"forged":
@@ -604,13 +615,11 @@ def test_a_silence_is_of_one_silo_and_signs_of_life_end_it_for_a_while(
     assert silence.beyond(0.0) == ()
 
 
+@pytest.mark.usefixtures("flowers_task")
 def test_a_run_ends_though_silos_work_for_longer_than_patience(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent silo is waited for as long as twenty questions take; this one works for longer, and pays once."""
-    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(identity, f"_{name}", 1)
     from fedveil.flower import transport
 
     receive, now, signs = SiloParty.receive, [0.0], [0]

@@ -372,11 +372,11 @@ def test_a_thousand_people_at_epsilon_1_are_enough(family: str) -> None:
 def test_intervals_of_a_hundred_simulations_hold(cell: Cell) -> None:
     """All runs, those that are shown, and every coefficient; `fedveil bench inference` plays a thousand of each cell.
 
-    A hundred runs of five to eight coefficients have a standard error of 1 at most, and one coefficient's is 2.2.
+    Three standard errors are allowed, and four of one coefficient, which is 2.2 each.
     """
     found = simulate(cell, range(100))
-    assert LEAST - 1 <= found.all <= MOST + 1
-    assert LEAST - 1 <= found.given_shown <= MOST + 1
+    assert LEAST - found.spread <= found.all <= MOST + found.spread
+    assert LEAST - found.spread <= found.given_shown <= MOST + found.spread
     assert found.shown.mean() >= (0.7 if cell.keys.get("covariates") == 5 and cell.epsilon == 1.0 else 0.9)
     assert found.by_coefficient.min() >= LEAST - 4 * 2.2
     if cell.family in MOST_ERROR and (cell.n_users, cell.epsilon) == (1000, 1.0):

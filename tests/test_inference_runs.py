@@ -154,11 +154,15 @@ def test_people_cannot_be_weighed_in_the_open(tmp_path: Path) -> None:
         prepare_inference(read_inference_document(path))
 
 
-def test_a_budget_that_is_too_small_names_one_that_would_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_budget_that_is_too_small_names_one_that_would_do(share: float, tmp_path: Path) -> None:
     with pytest.raises(FedveilError, match="too few people") as caught:
-        prepare_inference(read_inference_document(written(tmp_path, privacy="epsilon = 0.05")))
+        prepare_inference(
+            read_inference_document(written(tmp_path, privacy=f"epsilon = 0.05\nshare = {share}"))
+        )
     needed = float(str(caught.value).split("epsilon = ")[1].split(",")[0])
-    prepare_inference(read_inference_document(written(tmp_path, privacy=f"epsilon = {1.1 * needed}")))
+    enough = f"epsilon = {1.1 * needed}\nshare = {share}"
+    prepare_inference(read_inference_document(written(tmp_path, privacy=enough)))
 
 
 def test_the_plan_reads_no_table_and_costs_what_is_declared(

@@ -42,6 +42,9 @@ def paillier_key(bits):
     return PaillierPrivateKey.generate_insecure(bits)
 
 
+EVERYBODY = (0, 1, 2)
+
+
 def evaluator(bits=768):
     return partial(PaillierEvaluator, bits=bits)
 
@@ -361,7 +364,7 @@ def test_the_noise_of_a_weighted_sum_stays_below_what_the_flood_is_sized_for():
 def test_inputs_outside_the_plan_are_refused_with_their_silo():
     counts = np.ones((3, 6), dtype=np.int64)
     session = session_of(plan_of(), counts)
-    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY))
     silo = session.silos[2]
     rows, zero = np.zeros((6, 5), dtype=np.int64), np.zeros(5, dtype=np.int64)
     for bad_rows, bad_noise, message in (
@@ -405,7 +408,7 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
     session = session_of(plan_of(), counts)
     contributions, noise = inputs(session, rng)
     first = RoundId(run=session.plan.run, round=1, attempt=0)
-    session.deliver(session.server.begin(first))
+    session.deliver(session.server.begin(first, EVERYBODY))
     late = [session.silos[s].contribute(contributions[s], noise[s]) for s in range(3)]
     session.server.receive(0, late[0])
     session.server.receive(1, late[1])
@@ -414,7 +417,7 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
     with pytest.raises(ProtocolError, match=r"silos \[2\] are missing"):
         session.server.result()
     with pytest.raises(ProtocolError, match="keys are used once"):
-        session.server.begin(first)
+        session.server.begin(first, EVERYBODY)
     found = session.aggregate(1, zip(contributions, noise, strict=True), attempt=1)
     assert np.abs(found - plain_sum(session, counts, contributions, noise)).max() <= 2
     assert session.server.may_have_released
@@ -429,7 +432,7 @@ def test_a_silo_that_missed_the_weights_gets_them_with_the_next_attempt():
     rng = np.random.default_rng(12)
     counts = np.full((3, 6), 2)
     session = session_of(plan_of(rounds=3), counts)
-    for recipient, data in session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)):
+    for recipient, data in session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY):
         if recipient != 2:
             session.silos[recipient].receive(data)
     for round_number, attempt in ((1, 1), (2, 0), (3, 0)):
@@ -460,7 +463,7 @@ def test_ciphertexts_outside_the_group_are_refused(blocks, message):
     rng = np.random.default_rng(11)
     session = session_of(plan_of(), np.full((3, 6), 2))
     contributions, noise = inputs(session, rng)
-    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY))
     data = session.silos[1].contribute(contributions[1], noise[1])
     old = Envelope.decode(data).message.blocks
     with pytest.raises(ProtocolError, match=f"silo 1: .*{message}"):
@@ -469,7 +472,7 @@ def test_ciphertexts_outside_the_group_are_refused(blocks, message):
 
 def test_weights_outside_the_group_are_refused_by_the_silo():
     session = session_of(plan_of(), np.full((3, 6), 2))
-    ((_, data), *_) = session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0))
+    ((_, data), *_) = session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY)
     old = Envelope.decode(data).message.blocks
     with pytest.raises(ProtocolError, match="no unit"):
         session.silos[0].receive(altered(data, blocks=(bytes(len(old[0])), *old[1:])))
@@ -479,16 +482,23 @@ def test_weights_outside_the_group_are_refused_by_the_silo():
         session.silos[0].receive(short.encode())
 
 
+def silo_of(plan, identities, index):
+    roster = tuple(identity.public for identity in identities)
+    counts = np.full(6, 2)
+    return WeightingSilo(
+        plan, index=index, identity=identities[index], roster=roster, counts=counts, evaluator=evaluator()
+    )
+
+
+def parties_of(plan, identities):
+    """Return the silos and the server, who have said nothing yet."""
+    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    return [silo_of(plan, identities, index) for index in range(3)], server
+
+
 def test_the_server_must_list_every_user_of_a_silo():
     plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
-    roster = tuple(identity.public for identity in identities)
-    silos = [
-        WeightingSilo(
-            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
-        )
-        for i, identity in enumerate(identities)
-    ]
-    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    silos, server = parties_of(plan, identities)
     messages = []
     for silo in silos:
         messages += server.receive(silo.index, silo.announce())
@@ -508,12 +518,14 @@ def test_rounds_need_the_setup_and_the_plans_way_of_sampling():
     plan = plan_of()
     server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
     with pytest.raises(ProtocolError, match="setup"):
-        server.begin(RoundId(run=plan.run, round=1, attempt=0))
+        server.begin(RoundId(run=plan.run, round=1, attempt=0), EVERYBODY)
     session = session_of(plan_of(renewed=True), np.full((3, 6), 2))
-    with pytest.raises(ProtocolError, match="users are drawn"):
-        session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0))
-    with pytest.raises(ProtocolError, match="users are drawn"):
-        session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), np.ones(5, dtype=bool))
+    with pytest.raises(ProtocolError, match="draws from 6 users"):
+        session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY)
+    with pytest.raises(ProtocolError, match="draws from 6 users"):
+        session.server.begin(
+            RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY, np.ones(5, dtype=bool)
+        )
 
 
 def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
@@ -521,7 +533,7 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     session = session_of(plan_of(rounds=2), np.full((3, 6), 2))
     contributions, noise = inputs(session, rng)
     session.aggregate(1, zip(contributions, noise, strict=True))
-    weights = session.server.begin(RoundId(run=session.plan.run, round=2, attempt=0))
+    weights = session.server.begin(RoundId(run=session.plan.run, round=2, attempt=0), EVERYBODY)
     session.deliver(weights)
     sent = session.silos[1].contribute(contributions[1], noise[1])
     envelope, round_id = Envelope.decode(sent), RoundId(run=session.plan.run, round=2, attempt=0)
@@ -548,14 +560,7 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
 
 def test_a_key_that_the_server_put_in_place_is_refused():
     plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
-    roster = tuple(identity.public for identity in identities)
-    silos = [
-        WeightingSilo(
-            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
-        )
-        for i, identity in enumerate(identities)
-    ]
-    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    silos, server = parties_of(plan, identities)
     sent = [message for silo in silos for message in server.receive(silo.index, silo.announce())]
     relayed = next(
         data for to, data in sent if to == 0 and isinstance(Envelope.decode(data).message, Directory)
@@ -568,9 +573,7 @@ def test_a_key_that_the_server_put_in_place_is_refused():
         SignedKey.sign(identities[1], swapped, owner=1, purpose="secure aggregation", round_id=plan.setup),
         SignedKey.sign(IdentityKey.generate(), swapped, owner=1, purpose=KEY_PURPOSE, round_id=plan.setup),
     ):
-        silo = WeightingSilo(
-            plan, index=0, identity=identities[0], roster=roster, counts=np.full(6, 2), evaluator=evaluator()
-        )
+        silo = silo_of(plan, identities, 0)
         silo._peers = silos[0]._peers
         with pytest.raises(ProtocolError, match="silo 1: its public key was refused"):
             silo.receive(altered(relayed, keys=(keys[0], (1, key), keys[2])))
@@ -579,14 +582,7 @@ def test_a_key_that_the_server_put_in_place_is_refused():
 
 def test_a_blinding_seed_from_elsewhere_is_refused():
     plan, identities = plan_of(), [IdentityKey.generate() for _ in range(3)]
-    roster = tuple(identity.public for identity in identities)
-    silos = [
-        WeightingSilo(
-            plan, index=i, identity=identity, roster=roster, counts=np.full(6, 2), evaluator=evaluator()
-        )
-        for i, identity in enumerate(identities)
-    ]
-    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    silos, server = parties_of(plan, identities)
     messages = []
     for silo in silos:
         messages += server.receive(silo.index, silo.announce())
@@ -627,7 +623,7 @@ def test_decrypted_messages_of_one_silo_are_uniform_before_the_sum():
     """The key holder decrypts a silo's ciphertexts (zero contributions, zero noise): uniform modulo n all the same."""
     plan = plan_of(length=2000, noise_limit=1)
     session = session_of(plan, np.full((3, 6), 2))
-    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY))
     zero = np.zeros((6, 2000), dtype=np.int64)
     data = session.silos[0].contribute(zero, zero[0])
     key = paillier_key(768)
@@ -642,7 +638,7 @@ def test_the_randomness_of_a_ciphertext_carries_no_trace_of_the_exponents():
     plan = plan_of(length=2000, rounds=30, noise_limit=1)
     key = paillier_key(768)
     session = session_of(plan, np.full((3, 6), 2))
-    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0)))
+    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY))
     rows = np.full((6, 2000), 4)
     data = session.silos[0].contribute(rows, np.zeros(2000, dtype=np.int64))
     randomness = [key.randomness(mpz.from_bytes(b, "big")) for b in Envelope.decode(data).message.blocks]
@@ -658,7 +654,9 @@ def test_the_same_inputs_twice_give_unlinkable_ciphertexts():
     rows, zero = np.full((6, 5), 7), np.zeros(5, dtype=np.int64)
     key, seen = paillier_key(768), []
     for attempt in (0, 1):
-        session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=attempt)))
+        session.deliver(
+            session.server.begin(RoundId(run=session.plan.run, round=1, attempt=attempt), EVERYBODY)
+        )
         data = session.silos[0].contribute(rows, zero)
         for block in Envelope.decode(data).message.blocks:
             value = mpz.from_bytes(block, "big")
@@ -672,7 +670,9 @@ def test_no_own_mask_serves_twice():
     session = session_of(plan, np.full((3, 6), 2))
     rows, zero, seeds = np.full((6, 5), 7), np.zeros(5, dtype=np.int64), []
     for attempt in (0, 1):
-        session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=attempt)))
+        session.deliver(
+            session.server.begin(RoundId(run=session.plan.run, round=1, attempt=attempt), EVERYBODY)
+        )
         for silo in session.silos:
             silo.contribute(rows, zero)
             seeds.append(silo._own_mask)

@@ -118,7 +118,7 @@ def test_the_sum_over_the_survivors_is_exact(silos, seed, data):
     units = {s: rng.integers(-LIMIT, LIMIT + 1, 6) for s in range(silos)}
     run.finish(units, vanished=late)
     alive = [s for s in range(silos) if s not in gone]
-    assert run.server.survivors == tuple(alive)
+    assert run.server._cohort == tuple(alive)
     np.testing.assert_array_equal(run.server.result(), sum(units[s] for s in alive))
 
 
@@ -128,7 +128,7 @@ def test_a_silo_may_vanish_after_its_vector_too(gone):
     run.to_vectors()
     units = {s: np.full(6, s + 1) for s in range(4)}
     run.finish(units, **gone)
-    assert run.server.survivors == (0, 1, 2, 3)
+    assert run.server._cohort == (0, 1, 2, 3)
     np.testing.assert_array_equal(run.server.result(), 10)
 
 

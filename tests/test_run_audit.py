@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from fedveil.privacy.ledger_lines import Entry
 from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Closing, Part, Refused
 from fedveil.protection.refusals import Code
-from tests.federation_world import ADAPTIVE, World, asked, population
+from tests.federation_world import ADAPTIVE, World, asked, population, small_keys
+from tests.test_federation_grammar import ALL
 from tests.test_run import Silent
 
 MASKED: dict[str, Any] = {"protection": {"name": "secure-aggregation"}, "privacy": {"insecure_seed": None}}
@@ -117,6 +119,40 @@ def test_every_way_to_run_is_signed(tmp_path: Path, changes: dict[str, Any]) -> 
     assert world.coordinator.outcome.rounds == 2
     found = outcomes(verify_run(world.run_folder.path))
     assert found["rounds"] == found["end"] == found["model"] == found["statement"] == "holds"
+
+
+BLIND: dict[str, Any] = {"protection": {"name": "private-weighting", "n_max": 30}}
+ENCRYPTED: dict[str, Any] = {"protection": {"name": "partial-encryption", "ratio": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "models"),
+    [
+        (BLIND, True),
+        (BLIND | {"method": {"user_sampling_rate": 0.5}}, True),
+        pytest.param(
+            ENCRYPTED,
+            False,
+            marks=pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
+        ),
+    ],
+    ids=["blind", "blind, sampled", "encrypted"],
+)
+def test_a_run_under_a_cipher_is_signed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], models: bool
+) -> None:
+    """Where the silos alone have the models, there is none in the folder to check."""
+    small_keys(monkeypatch)
+    method = {"name": "uldp-avg-w"} | changes.get("method", {})
+    world = World(tmp_path, asked(rounds=2, **changes | {"method": method}), population(), ALL)
+    world.play()
+    world.close()
+    found = verify_run(world.run_folder.path)
+    assert found.holds
+    said = outcomes(found)
+    assert said["rounds"] == said["end"] == said["statement"] == "holds"
+    assert (said.get("model") == "holds") == models
+    assert (world.run_folder / "model.safetensors").exists() == models
 
 
 def places(content: bytes, some: int) -> list[int]:

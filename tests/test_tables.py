@@ -23,7 +23,7 @@ from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Population
 from fedveil.population.schema import Format, Schema
 from fedveil.population.table_file import open_table, without_days
-from fedveil.population.tables import read_own, read_tables
+from fedveil.population.tables import held_out, read_own, read_tables
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness, key_of
 from tests.training import task_of
@@ -228,6 +228,18 @@ def test_survival_and_number_targets(tmp_path: Path) -> None:
     write(path, [("a", "h", "3", "1e300", "1")], columns)
     with pytest.raises(DataError, match="too large"):
         read_tables(number, [path], test=path)
+
+
+def test_a_silo_finds_in_its_own_table_which_of_its_records_are_held_out() -> None:
+    """Of users with records in several silos too: their fate goes by her id and her records in that silo alone."""
+    rng = np.random.default_rng(3)
+    user, silo = rng.integers(0, 40, 400).astype(np.int32), rng.integers(0, 3, 400).astype(np.int32)
+    key = user.astype(np.int64) * 977
+    whole = held_out(user, silo, key, 0.3, 5)
+    assert 0.2 < whole.mean() < 0.4
+    for own in range(3):
+        rows = silo == own
+        assert (held_out(user[rows], silo[rows], key[rows], 0.3, 5) == whole[rows]).all()
 
 
 def test_a_seeded_share_of_the_records_is_held_out_where_no_test_table_is(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The readable trainer against torch's own optimiser, and what every trainer promises."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import ConfigError, ModelError
+from fedveil.local import trainer
 from fedveil.local.choice import choose_trainer
 from fedveil.local.counters import batch_order, mix
 from fedveil.local.loop import LoopTrainer
@@ -179,6 +181,28 @@ def test_progress_counts_local_steps(trainer):
         lambda done, total: seen.append((done, total)),
     )
     assert seen[-1] == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("made", "sizes"),
+    [(LoopTrainer, [6]), (VmapTrainer, [6, 6]), (partial(VmapTrainer, memory=1), [6])],
+    ids=["loop", "side by side", "alone"],
+)
+def test_who_watches_can_end_training_within_a_chunk(made, sizes, monkeypatch):
+    """A deadline is looked at every second, or the training of a silo's one contribution would have none."""
+    monkeypatch.setattr(trainer, "_SECOND", 0.0)
+    task, cohort, seen = task_of("mlp"), cohort_of(sizes), []
+
+    def progress(done, total):
+        seen.append(done)
+        if len(seen) == 5:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        made(task=task, local=LocalSgd(learning_rate=0.5, epochs=50, batch_size=3)).sums(
+            TrainJob(task.initial(), cohort, *everyone(cohort), Unbounded(), RANDOMNESS, ()), progress
+        )
+    assert seen == [0] * 5
 
 
 def test_stored_bytes_are_scaled_one_batch_at_a_time():

@@ -5,6 +5,8 @@ A command's module is imported when the command is used: most of them load PyTor
 
 from __future__ import annotations
 
+import atexit
+import gc
 import traceback
 from dataclasses import dataclass
 from importlib import import_module
@@ -111,7 +113,7 @@ COMMANDS: Final = {
     "presets": Command("lists:presets_command", "List the presets, or print one."),
     "methods": Command(
         "lists:methods_command",
-        "List the methods, the package that brings each, and the keys that it takes in the table [method].",
+        "List the methods, the package that brings each, and the keys that it takes in the table `method`.",
     ),
     "stages": Command(
         "lists:stages_command",
@@ -220,6 +222,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, and a bug ends with exit code 70."""
+    atexit.register(gc.freeze)  # no last collection of what ends anyway: with torch it takes a second
     try:
         app()
     except FedveilError as error:

@@ -200,7 +200,9 @@ def _check(document: Any, place: object, error: type[FedveilError], *, finite: b
     for _ in range(DEEPEST):
         inner: list[Any] = []
         for value in level:
-            if isinstance(value, dict):
+            if isinstance(value, str):  # most of them
+                value.encode()
+            elif isinstance(value, dict):
                 inner += [*value.keys(), *value.values()]
             elif isinstance(value, list):
                 inner += value
@@ -208,8 +210,6 @@ def _check(document: Any, place: object, error: type[FedveilError], *, finite: b
                 raise error(f"{place} is damaged: a whole number has {value.bit_length()} bits")
             elif isinstance(value, float) and finite and not math.isfinite(value):
                 raise error(f"{place} is damaged: a number is infinite")
-            elif isinstance(value, str):
-                value.encode()
         level = inner
         if not level:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +37,9 @@ def export_onnx(bundle: Bundle, path: Path) -> Path:
         "dynamic_shapes": ({0: torch.export.Dim("records")},),
         "verbose": False,
     }
+    log = logging.getLogger("torch.onnx")  # it tells of every library whose operators it does without
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's exporter uses what PyTorch deprecates
@@ -43,6 +47,8 @@ def export_onnx(bundle: Bundle, path: Path) -> Path:
     except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
         why = foreign(str(error.__cause__ or error).splitlines()[0])
         raise BundleError(f"{bundle.path}: the model cannot be written as ONNX: {why}") from error
+    finally:
+        log.setLevel(level)
     return path
 
 

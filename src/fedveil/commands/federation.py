@@ -148,7 +148,9 @@ def check_command(
 def run_command(
     experiment: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="an experiment, or a file with [statistics] or [inference]"),
+        typer.Argument(
+            metavar="FILE", help="an experiment, or a file with a table `statistics` or `inference`"
+        ),
     ] = None,
     home: Annotated[Path, typer.Option("--home", help="the coordinator's folder")] = Path("."),
     resume: Annotated[Path | None, typer.Option("--resume", help="go on with this run folder")] = None,

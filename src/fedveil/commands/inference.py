@@ -24,7 +24,7 @@ from fedveil.statistics.inference.fitted import TOO_FEW, Fitted, read_fitted
 
 
 def infer_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with [inference]")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with a table `inference`")],
     plan: Annotated[
         bool, typer.Option("--plan", help="predict every interval; no record is read, nothing is charged")
     ] = False,

@@ -32,7 +32,7 @@ def presets_command(
 
 
 def methods_command(as_json: Json = False) -> None:
-    """List the methods, the package that brings each, and the keys that it takes in the table [method]."""
+    """List the methods, the package that brings each, and the keys that it takes in the table `method`."""
     rows = [{"method": one.name, **_told(one)} for one in entries("methods")]
     print_json({"methods": rows}) if as_json else OUT.print(rows_table(rows))
 

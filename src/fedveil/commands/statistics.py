@@ -35,7 +35,7 @@ Here = Annotated[
 
 
 def stats_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with [statistics]")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with a table `statistics`")],
     plan: Annotated[
         bool, typer.Option("--plan", help="predict every error bar; no record is read, nothing is charged")
     ] = False,

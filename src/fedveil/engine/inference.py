@@ -21,11 +21,11 @@ from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.inference.equation import Equation
 from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, read_begun, read_fitted
 from fedveil.statistics.inference.plan import PlannedEffect, check, planned
+from fedveil.statistics.limits import unit_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,13 +146,9 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
         _std(build(step, part.multiplier(multiplier)), silos)
         for step, part in zip(steps, fitted.parts, strict=True)
     ]
-    people = schema.n_users / (len(silos) if request.silos == "uniform" else 1)
+    people = schema.n_users * unit_of(request.silos, len(silos))
     plan = planned(list(zip(steps, noises, strict=True)), people)
-    check(
-        plan,
-        multiplier,
-        lambda z: series.accountant.epsilon(GaussianEvent(noise_multiplier=z), document.privacy.delta),
-    )
+    check(plan, multiplier, series.declared_for)
     return PreparedInference(
         asked=document,
         declared=of,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.events import Event, GaussianEvent, atoms, compose
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
 from fedveil.randomness import PrivacyRandomness
@@ -74,6 +75,11 @@ class Series:
         """Return the ledger of a run folder."""
         first = self.guarantees[0]
         return Ledger(folder / "ledger.jsonl", unit=first.unit, adjacency=first.adjacency)
+
+    def declared_for(self, multiplier: float) -> float:
+        """Return what privacy.epsilon must be for the same share of it to pay releases of this multiplier together."""
+        whole = GaussianEvent(noise_multiplier=multiplier * math.sqrt(self.privacy.share))
+        return self.accountant.epsilon(whole, self.privacy.delta)
 
     def charged(self, times: Sequence[int]) -> Series:
         """Return the series in which every release happens so many times: what was asked for again is another one."""

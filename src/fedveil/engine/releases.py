@@ -19,13 +19,12 @@ from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.compose import compose
-from fedveil.statistics.limits import SiloWeights
+from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
-from fedveil.statistics.released import FILE, Released, read_released, unit_of
+from fedveil.statistics.released import FILE, Released, read_released
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,8 +122,7 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
         key="statistics.silos",
         colluding=document.privacy.colluding_silos,
     )
-    privacy = document.privacy
-    multiplier, series = calibrated(privacy, lambda z: ((derive(build(z), facts), step.length),))
+    multiplier, series = calibrated(document.privacy, lambda z: ((derive(build(z), facts), step.length),))
     method = build(multiplier)
     std = method.noise_std(len(of.silos))
     assert std is not None
@@ -133,13 +131,9 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
         step.layout,
         n_users=of.schema.n_users,
         noise_std=std,
-        unit=unit_of(document.statistics, len(of.silos)),
+        unit=unit_of(document.statistics.silos, len(of.silos)),
     )
-    check(
-        plan,
-        multiplier,
-        lambda z: series.accountant.epsilon(GaussianEvent(noise_multiplier=z), privacy.delta),
-    )
+    check(plan, multiplier, series.declared_for)
     return PreparedRelease(asked=document, declared=of, method=method, step=step, series=series, plan=plan)
 
 

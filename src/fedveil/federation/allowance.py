@@ -64,7 +64,7 @@ class Allowance:
 
 
 class Deadline:
-    """Ends the training of a round, or scoring, that takes too long; looked at between chunks.
+    """Ends the training of a round, or scoring, that takes too long; looked at between chunks, and every second within.
 
     Args:
         seconds: from now.

@@ -73,7 +73,8 @@ class Policy(BaseModel):
         most_epochs: passes over the records in a round.
         most_parameters: of a model.
         round_seconds: how long the training of a round, scoring held-out records, or counting them in a release may
-            take; looked at between chunks of contributions or records.
+            take; looked at every second between two steps (``trainer = "span"``: between chunks of contributions), and
+            between chunks of records.
         memory_mb: that the silo's process may take, where `fedveil silo serve` serves it.
         fruitless_seconds: of a processor in 24 hours, for letters that lead to no charged round; then none is read.
     """

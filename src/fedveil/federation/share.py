@@ -95,7 +95,7 @@ class OwnTable:
         if tested is None:
             return self._of(records, records.features[:1], records.targets[:1], None)
         assert records.key is not None, "tables name their users"
-        out = held_out(records.user, records.key, tested.share, tested.seed)
+        out = held_out(records.user, records.silo, records.key, tested.share, tested.seed)
         kept = records.select(np.flatnonzero(~out))
         return self._of(kept, records.features[out], records.targets[out], rows[out])
 

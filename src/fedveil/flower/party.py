@@ -31,6 +31,7 @@ from fedveil.flower.transport import carry
 from fedveil.protection.errors import ProtocolError
 
 _QUESTION_SECONDS: Final = 10.0
+_PLAYER_SECONDS: Final = 3.0
 _log = logging.getLogger("fedveil.coordinator")
 
 
@@ -76,14 +77,16 @@ class Party:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stop(self) -> None:
-        """End the link, and with it the run that is played; runs that wait are not played."""
+        """End the run that is played, and the link; runs that wait are not played."""
         self._stopping = True
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        self.link.stop()
         self._waiting.put(None)
-        self._player.join(30)
+        self._player.join(
+            _PLAYER_SECONDS
+        )  # what it computes for longer is lost as if the process were killed
+        self.link.stop()
         self._tasks.close()
         self._folder.close()
 
@@ -123,7 +126,7 @@ class Party:
         try:
             for party in due_parts(self._home, path):
                 with contextlib.closing(party), self._tasks.playing() as grid:
-                    silent = carry(grid, party, self._home)
+                    silent = carry(grid, party, self._home, lambda: self._stopping)
                 assert party.outcome is not None
                 if (stopped := party.outcome.stopped) is not None:
                     break

@@ -7,7 +7,7 @@ lets the coordinator look as often as it likes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.exchange import Heard
 from fedveil.flower.certificates import node_key_pem
+from fedveil.flower.child import ProcessError
 from fedveil.flower.envelope import content_of, letter_in
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.foreign import foreign, quiet_log
@@ -81,7 +82,12 @@ class Silence:
         return tuple(silo for silo in sorted(self._asked) if now - self._heard[silo] > seconds)
 
 
-def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> tuple[str, ...]:
+def carry(
+    grid: Grid,
+    party: CoordinatorParty[Any],
+    home: CoordinatorFolder,
+    ended: Callable[[], bool] = lambda: False,
+) -> tuple[str, ...]:
     """Carry letters until the run ends, or until a silo has given no sign of life for the coordinator's patience.
 
     Where the run's protocol recovers, it goes on without silent silos before that. A silo that is at work says so.
@@ -90,9 +96,13 @@ def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> 
         grid: Flower's.
         party: the coordinator, open.
         home: the coordinator's folder: which node key is which silo's, and how long to wait.
+        ended: whether this process is to end.
 
     Returns:
         The silos whose silence has ended the run; none where it ended otherwise.
+
+    Raises:
+        ProcessError: this process is to end; the run goes on when its folder is opened again.
     """
     missing: tuple[str, ...] = ()
     settings, silos = home.settings, home.membership.silos
@@ -102,6 +112,8 @@ def carry(grid: Grid, party: CoordinatorParty[Any], home: CoordinatorFolder) -> 
     nodes: dict[int, int] = {}
     silence, look_again = Silence(settings.longest_work), 0.0
     while not party.finished:
+        if ended():
+            raise ProcessError("the coordinator's process was stopped")
         now = time.monotonic()
         if now >= look_again:
             nodes = _online(grid, keys)

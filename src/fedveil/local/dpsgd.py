@@ -39,7 +39,7 @@ from fedveil.local.shapes import undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalDpSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob
+from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob, Watch
 from fedveil.local.vectorized import BatchedGradients
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.rows import contribution_norms
@@ -109,7 +109,8 @@ class DpSgdTrainer:
         records = RecordSums(self.task, bound, cohort, self.memory if self.together else 0)
         total = torch.zeros(cohort.n_silos, self.task.dimension, dtype=torch.float64, device=cohort.device)
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
-        done, to_do = 0, sum(plan.steps for plan in plans)
+        to_do = sum(plan.steps for plan in plans)
+        watch = Watch(progress, to_do)
         for i, (member, plan) in enumerate(zip(members.tolist(), plans, strict=True)):
             held = torch.from_numpy(cohort.groups.members(member))
             model = start
@@ -129,9 +130,7 @@ class DpSgdTrainer:
                 model = (
                     model - (self.local.learning_rate / (plan.rate * max(1, len(held))) * gradient).float()
                 )
-                done += 1
-                if progress is not None:
-                    progress(done, to_do)
+                watch.took(1)
             delta = (model - start)[None]
             norms[i] = contribution_norms(delta)[0]
             if not norms[i].isnan():

@@ -6,6 +6,7 @@ cannot batch, such as an LSTM.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from fedveil.local.projection import project_
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, steps_per_member
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +50,15 @@ class LoopTrainer(SplitTrainer):
         sums = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
         at_once = records_at_once(self.task, cohort, self.memory)
-        gradient = BatchGradient(self.task, cohort.device, at_once)
-        done, to_do = 0, int(steps.sum())
+        to_do = int(steps.sum())
+        watch = Watch(progress, to_do)
+        gradient = BatchGradient(self.task, cohort.device, at_once, watch.look)
         for i, member in enumerate(members.tolist()):
             if steps[i] == 0:
                 continue
             delta = update_alone(self.local, gradient, job.start, cohort, member, seeds[i : i + 1])
             norms[i] = sums.add_(delta[None], job.weights[i : i + 1], silos[i : i + 1])[0]
-            done += int(steps[i])
-            if progress is not None:
-                progress(done, to_do)
+            watch.took(int(steps[i]))
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
 
@@ -94,10 +94,18 @@ class BatchGradient:
     A batch of more than ``at_once`` records is computed in parts whose gradients are added up, which is the same but
     for float32 rounding. Every part has dropout masks of its own. A loss whose terms depend on one another is not
     divided.
+
+    Args:
+        task: model and loss.
+        device: of the parameters.
+        at_once: the records of a part.
+        look: called before every part.
     """
 
-    def __init__(self, task: Task, device: torch.device, at_once: int) -> None:
-        self._task = task
+    def __init__(
+        self, task: Task, device: torch.device, at_once: int, look: Callable[[], None] = lambda: None
+    ) -> None:
+        self._task, self._look = task, look
         self._at_once = at_once if task.loss.separable else None
         self._constants = task.constants(device)
         self._seeds = seed_names(task.model)
@@ -123,6 +131,7 @@ class BatchGradient:
     def _of(
         self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
     ) -> Float32[Tensor, " d"]:
+        self._look()
         task = self._task
         named = task.layout.unflatten(model)
         parameters = {name: _laid_out(view.detach()).requires_grad_() for name, view in named.items()}

@@ -38,7 +38,7 @@ from fedveil.local.span_steps import Stack, Trained, spannable, tiled_product, t
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, steps_per_member
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
 from fedveil.privacy.bounds import Bound
 
 
@@ -98,20 +98,17 @@ class SpanTrainer(SplitTrainer):
         plan = self._plan(cohort, ordered.members.numpy())
         training = _Training(self.task, as_sgd(self.local), plan, job.start, ordered.seeds)
         steps = steps_per_member(self.local, cohort, ordered.members)
-        done, to_do = 0, int(steps.sum())
+        to_do = int(steps.sum())
+        watch = Watch(progress, to_do)
         for finished in training.run():
-            done += int(steps[finished].sum())
-            if progress is not None:
-                progress(done, to_do)
+            watch.took(int(steps[finished].sum()))
         total, norms = training.summed(job.bound, ordered.weights)
         for chosen, deltas in training.primal():
             primal = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
             silos = cohort.silos(ordered.members[chosen])
             norms[chosen] = primal.add_(deltas, ordered.weights[chosen], silos)
             total += primal.total()
-            done += int(steps[chosen].sum())
-            if progress is not None:
-                progress(done, to_do)
+            watch.took(int(steps[chosen].sum()))
         returned = torch.empty_like(norms)
         returned[ascending] = norms
         return Sums(total=total, norms=returned, nonfinite=int(norms.isnan().sum()), steps=to_do)

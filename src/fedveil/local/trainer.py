@@ -16,7 +16,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from time import monotonic
+from typing import ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,7 +33,34 @@ from fedveil.randomness import ExperimentRandomness
 
 Path: TypeAlias = tuple[str | int, ...]
 Progress: TypeAlias = Callable[[int, int], None]
-"""``progress(done, total)`` in local steps, called between chunks of contributions."""
+"""``progress(done, total)`` in local steps, called between chunks of contributions, and every second within one."""
+
+_SECOND: Final = 1.0
+
+
+class Watch:
+    """Says how far training is: after every chunk, and once a second within one, so that who watches can end it.
+
+    Args:
+        progress: who watches; None: nobody.
+        steps: of all contributions.
+    """
+
+    def __init__(self, progress: Progress | None, steps: int) -> None:
+        self._progress, self._done, self._steps = progress, 0, steps
+        self._next = monotonic() + _SECOND
+
+    def took(self, steps: int) -> None:
+        """Note that a chunk of so many steps has ended."""
+        self._done += steps
+        if self._progress is not None:
+            self._progress(self._done, self._steps)
+
+    def look(self) -> None:
+        """Be called within a chunk, before every step."""
+        if self._progress is not None and monotonic() >= self._next:
+            self._next = monotonic() + _SECOND
+            self._progress(self._done, self._steps)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,7 +232,7 @@ class Trainer(Protocol):
 
         Args:
             job: what is asked for.
-            progress: called between chunks.
+            progress: called between chunks, and every second within one.
 
         Guarantees: a contribution without records, or with an update that is not finite, adds exactly zero.
         """

@@ -37,7 +37,7 @@ from fedveil.local.shapes import ladder, undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, steps_per_member
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
 
 Tensors: TypeAlias = dict[str, Tensor]
 GradientFunction: TypeAlias = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]
@@ -91,19 +91,20 @@ class VmapTrainer(SplitTrainer):
         steps = steps_per_member(self.local, cohort, job.members)
         sums = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
         norms = torch.zeros(len(silos), dtype=torch.float64, device=cohort.device)
-        done, to_do = 0, int(steps.sum())
-        for chunk, deltas in self._updates(job):
+        to_do = int(steps.sum())
+        watch = Watch(progress, to_do)
+        for chunk, deltas in self._updates(job, watch):
             norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
-            done += int(steps[chunk].sum())
-            if progress is not None:
-                progress(done, to_do)
+            watch.took(int(steps[chunk].sum()))
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
-    def _updates(self, job: TrainJob) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
+    def _updates(
+        self, job: TrainJob, watch: Watch
+    ) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
         """Yield positions in the members and the updates of these contributions."""
         start, cohort, members, seeds = job.start, job.cohort, job.members, job.seeds
         at_once = records_at_once(self.task, cohort, self.memory or LARGEST_BATCH)
-        sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device, at_once)
+        sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device, at_once, watch.look)
         batched = BatchedGradients(self.task, cohort.device, self.compile)
         for chunk in self._chunks(cohort, members):
             if chunk.slots == 1:
@@ -114,7 +115,7 @@ class VmapTrainer(SplitTrainer):
             filled = torch.cat(
                 [chunk.positions, chunk.positions[-1:].expand(chunk.slots - len(chunk.positions))]
             )
-            batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk.width)
+            batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk.width, watch.look)
             with undivided():
                 deltas = train(sgd, batched, start, batches)
             yield chunk.positions, deltas[: len(chunk.positions)]
@@ -229,8 +230,10 @@ class Batches:
         members: Int64[Tensor, " b"],
         seeds: Int64[Tensor, " b"],
         width: int,
+        look: Callable[[], None],
     ) -> None:
         self._sgd, self._cohort, self._seeds, self._width = sgd, cohort, seeds, width
+        self._look = look
         self._sizes = cohort.sizes(members)
         self._start = torch.from_numpy(cohort.groups.start[members.cpu().numpy()])
         self._records = torch.from_numpy(cohort.groups.order)
@@ -243,6 +246,7 @@ class Batches:
         for epoch in range(self._sgd.epochs):
             order = batch_order(self._seeds, self._sizes, epoch, self._sgd.batch_size)
             for batch, first in enumerate(range(0, self._longest, self._width)[: self._sgd.steps]):
+                self._look()
                 if epoch == 0 or self._width < self._longest:
                     active, features, targets, mask = self._gather(order, first)
                 seeds = step_seeds(self._seeds[: len(mask)], epoch, batch).to(self._cohort.device)

@@ -79,7 +79,7 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
         yield Finding(
             bears_on="run",
             where=user,
-            found=f"{nameless} records have no id",
+            found=f"records without an id: {nameless}",
             effect="a run refuses them: without an id nobody's records can be bounded together; leave them out",
         )
     nowhere = sum(where is None for where in tables.silo)
@@ -87,7 +87,7 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
         yield Finding(
             bears_on="run",
             where=str(tables.schema.silo),
-            found=f"{nowhere} records name no silo",
+            found=f"records that name no silo: {nowhere}",
             effect="a run refuses them; fill the column in, or leave the records out",
         )
     forms: dict[str, set[str]] = {}
@@ -128,7 +128,7 @@ def of_records(tables: WholeTable) -> Iterator[Finding]:
         yield Finding(
             bears_on="model",
             where="records",
-            found=f"{again} records repeat another one, its person and silo included",
+            found=f"records that repeat another one, its person and silo included: {again}",
             effect="a record that is there k times weighs k times, and may be both trained and tested on; the "
             "guarantee holds all the same. Leave the copies out unless they are measurements of their own",
         )
@@ -138,7 +138,7 @@ def of_records(tables: WholeTable) -> Iterator[Finding]:
         yield Finding(
             bears_on="guarantee",
             where=tables.schema.user,
-            found=f"{shared} records equal one of another id in every feature and target",
+            found=f"records that equal one of another id in every feature and target: {shared}",
             effect="if they are one person under two ids, each id is protected and not the person; if they are not, "
             "nothing is wrong",
         )

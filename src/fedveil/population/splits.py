@@ -1,14 +1,14 @@
 """Seeded hold-outs: which records are kept for testing."""
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Int32, Int64, Integer
 
 LOCAL_TEST_SHARE = 0.1
 LOCAL_TEST_ABOVE = 500
 
 
 def holdout_by_user(
-    user: Int32[np.ndarray, "n"], key: Int64[np.ndarray, "n"], share: float, seed: int
+    user: Integer[np.ndarray, "n"], key: Int64[np.ndarray, "n"], share: float, seed: int
 ) -> Bool[np.ndarray, "n"]:
     """Mark each record with probability ``share``, by a hash of seed, user and its place among her own records.
 
@@ -16,7 +16,7 @@ def holdout_by_user(
     would move the others' records between the two sides.
 
     Args:
-        user: (n,) whose record it is.
+        user: (n,) whose record it is, or whose in which silo.
         key: (n,) a word that names her, alike for all her records.
         share: probability, between 0 and 1.
         seed: of the choice.

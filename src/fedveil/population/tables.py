@@ -100,7 +100,7 @@ def read_tables(
         test_features, test_targets = test_part.features, test_part.targets
         notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
     else:
-        tested = held_out(user, key, test_share, seed)
+        tested = held_out(user, silo, key, test_share, seed)
         starts = np.cumsum([0, *(part.records for part in parts)])
         rows = np.concatenate([start + part.rows for start, part in zip(starts, parts, strict=False)])
         kept, test_rows = ~tested, rows[tested]
@@ -162,17 +162,25 @@ def read_own(
 
 
 def held_out(
-    user: Int32[np.ndarray, "n"], key: Int64[np.ndarray, "n"], share: float, seed: int
+    user: Int32[np.ndarray, "n"],
+    silo: Int32[np.ndarray, "n"],
+    key: Int64[np.ndarray, "n"],
+    share: float,
+    seed: int,
 ) -> Bool[np.ndarray, "n"]:
-    """Mark the records of tables that are held out for testing, as :func:`holdout_by_user` does.
+    """Mark the records of tables that are held out for testing, as :func:`holdout_by_user` does in every silo.
+
+    A record's place is that among its user's records in its silo, so that the silo finds it in its own table.
 
     Args:
         user: (n,) whose record it is.
+        silo: (n,) who holds it.
         key: (n,) a word that names her.
         share: probability of each record.
         seed: of the experiment.
     """
-    return holdout_by_user(user, key, share, ExperimentRandomness(seed).integer("tables", "test"))
+    owner = (user.astype(np.int64) << 32) | silo
+    return holdout_by_user(owner, key, share, ExperimentRandomness(seed).integer("tables", "test"))
 
 
 def check_own(

@@ -59,7 +59,7 @@ def recomputed(statement: Statement) -> Iterator[Check]:
             yield Check(
                 name="epsilon", outcome="fails", detail=f"{words} promises less than the statement's epsilon"
             )
-    for name, value in (*stated.items(), (statement.accountant, statement.epsilon)):
+    for name, value in dict.fromkeys((*stated.items(), (statement.accountant, statement.epsilon))):
         yield tried(f"epsilon by {name}", partial(_epsilon, statement, name, value))
 
 

@@ -1,7 +1,7 @@
-"""The two ends of a session, as a carrier holds them, over the state machines that play a protocol.
+"""A client's end of a session, as a carrier holds it, over the state machine that plays a protocol.
 
 A machine knows its own phases and messages; its end answers what every carrier asks
-(:mod:`fedveil.protection.protocol`).
+(:mod:`fedveil.protection.protocol`). A server's machine is its own end.
 """
 
 from __future__ import annotations
@@ -11,71 +11,7 @@ from typing import Any, Generic
 from fedveil.crypto.agreement import RoundId
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, Message
-from fedveil.protection.protocol import Drawn, GivenIn, Outgoing, Place, ResultOut
-
-
-class ServerEnd(Generic[ResultOut]):
-    """The server's end.
-
-    Args:
-        server: the state machine.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    @property
-    def ready(self) -> bool:
-        """Whether the setup is complete."""
-        ready: bool = self._server.ready
-        return ready
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Clients whose message for the present step has not arrived."""
-        missing: tuple[int, ...] = self._server.missing
-        return missing
-
-    @property
-    def enough(self) -> bool:
-        """Whether the attempt can go on without the missing."""
-        enough: bool = self._server.enough
-        return enough
-
-    @property
-    def may_have_released(self) -> bool:
-        """Whether the attempt may have shown its sum."""
-        released: bool = self._server.may_have_released
-        return released
-
-    @property
-    def summed(self) -> int:
-        """How many clients' contributions the sum is over."""
-        return len(self._server.survivors)
-
-    def bind(self, context: bytes) -> None:
-        """Bind the keys of the setup, then of every round, to what the clients are told."""
-        self._server.bind(context)
-
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
-        """Begin an attempt with a cohort; who is drawn, the contributions say."""
-        outgoing: Outgoing = self._server.begin(round_id, cohort)
-        return outgoing
-
-    def receive(self, sender: int, data: bytes) -> Outgoing:
-        """Read a client's message; return those that follow."""
-        outgoing: Outgoing = self._server.receive(sender, data)
-        return outgoing
-
-    def proceed(self) -> Outgoing:
-        """Go on with the clients that have answered."""
-        outgoing: Outgoing = self._server.proceed()
-        return outgoing
-
-    def result(self) -> ResultOut:
-        """Return the sum, in grid units."""
-        result: ResultOut = self._server.result()
-        return result
+from fedveil.protection.protocol import GivenIn, Place, ResultOut
 
 
 class ClientEnd(Generic[GivenIn, ResultOut]):

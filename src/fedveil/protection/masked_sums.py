@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from fedveil.crypto.agreement import RUN_BYTES
-from fedveil.protection.ends import ClientEnd, ServerEnd
+from fedveil.protection.ends import ClientEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Step
 from fedveil.protection.messages import (
@@ -121,8 +121,8 @@ class MaskedSums:
         """Return the server's end."""
         plan = self.plan(run)
         if self.threshold is None:
-            return ServerEnd(AggregationServer(plan))
-        return ServerEnd(RecoverableServer(plan, threshold=self.threshold))
+            return AggregationServer(plan)
+        return RecoverableServer(plan, threshold=self.threshold)
 
     def client(self, place: Place) -> ClientProtocol[Units, Units]:
         """Return a client's end."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 
 from fedveil.crypto.agreement import RoundId
@@ -14,6 +16,7 @@ from fedveil.protection.partial_encryption import Phase
 from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial_plan import PartialPlan
 from fedveil.protection.parties import CohortServer
+from fedveil.protection.protocol import Drawn, Outgoing
 
 
 class PartialServer(CohortServer):
@@ -22,6 +25,8 @@ class PartialServer(CohortServer):
     Args:
         plan: what all parties agreed on.
     """
+
+    may_have_released = True  # a part of every update travels in clear
 
     def __init__(self, plan: PartialPlan) -> None:
         super().__init__(plan)
@@ -39,13 +44,8 @@ class PartialServer(CohortServer):
         """Whether the common keys have been relayed, so that a round may begin."""
         return self._phase is not Phase.SETUP
 
-    @property
-    def may_have_released(self) -> bool:
-        """Whether a part in clear of this attempt has arrived: from then on its privacy event counts."""
-        return self._phase is Phase.DONE or (self._phase is Phase.INPUTS and bool(self._arrived))
-
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
-        """Begin a round, or another attempt of it; return the messages to the cohort.
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+        """Begin a round, or another attempt of it; who is drawn, the updates say. Return the messages to the cohort.
 
         Raises:
             ProtocolError: keys are not known yet, a moment that was played before, or fewer than two silos.
@@ -106,6 +106,10 @@ class PartialServer(CohortServer):
             self._words += content.words
         elif isinstance(content, PartialUpdate):
             self._add(sender, content)
+
+    def result(self) -> NoReturn:
+        """Refuse: the sum is the silos' alone."""
+        raise ProtocolError("under partial encryption the server learns no sum")
 
     def _add(self, sender: int, update: PartialUpdate) -> None:
         plan = self._plan

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.protection.ends import ClientEnd, ServerEnd
+from fedveil.protection.ends import ClientEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Shape, Step
 from fedveil.protection.messages import Announcement, Directory, MaskedVector, RoundStart
@@ -208,7 +208,7 @@ class PartialSums:
 
     def server(self, run: bytes) -> ServerProtocol[PartialResult]:
         """Return the server's end, which holds no key."""
-        return PartialSumsServer(PartialServer(replace(self.plan, run=run)))
+        return PartialServer(replace(self.plan, run=run))
 
     def client(self, place: Place) -> ClientProtocol[PartialGiven, PartialResult]:
         """Return a client's end; client 0 keeps the secret of the ballots' orders for the run."""
@@ -221,16 +221,6 @@ class PartialSums:
             workers=self._workers,
         )
         return PartialSumsClient(place, silo, self.divide)
-
-
-class PartialSumsServer(ServerEnd[PartialResult]):
-    """The server's end: adds up what it cannot read."""
-
-    may_have_released = True
-
-    def result(self) -> PartialResult:
-        """Refuse: the sum is the clients' alone."""
-        raise ProtocolError("under partial encryption the server learns no sum")
 
 
 class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):

@@ -141,9 +141,9 @@ class CohortServer(Party):
         self._arrived: set[int] = set()
 
     @property
-    def survivors(self) -> tuple[int, ...]:
-        """The silos whose contributions the sum is over: the whole cohort."""
-        return self._cohort
+    def summed(self) -> int:
+        """How many silos' contributions the sum is over: the whole cohort's."""
+        return len(self._cohort)
 
     @property
     def enough(self) -> bool:

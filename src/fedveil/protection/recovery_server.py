@@ -13,6 +13,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, MaskedVector, Message, RoundStart
 from fedveil.protection.parties import Party
 from fedveil.protection.peers import check_cohort
+from fedveil.protection.protocol import Drawn, Outgoing
 from fedveil.protection.recoverable_aggregation import (
     Phase,
     check_threshold,
@@ -65,17 +66,17 @@ class RecoverableServer(Party):
         return len(self._arrived) >= self._threshold
 
     @property
-    def survivors(self) -> tuple[int, ...]:
-        """The silos whose vectors the sum is over, once :attr:`may_have_released`."""
-        return self._cohort
+    def summed(self) -> int:
+        """How many silos' vectors the sum is over, once :attr:`may_have_released`."""
+        return len(self._cohort)
 
     @property
     def may_have_released(self) -> bool:
         """Whether shares of this attempt were asked for: from then on its privacy event counts."""
         return self._phase in (Phase.REVEAL, Phase.DONE)
 
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
-        """Begin a round, or another attempt of it; return the messages to the cohort.
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+        """Begin a round, or another attempt of it; who is drawn, the vectors say. Return the messages to the cohort.
 
         Raises:
             ProtocolError: a moment that was played before, or fewer silos than the threshold.

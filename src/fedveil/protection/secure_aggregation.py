@@ -38,6 +38,7 @@ from fedveil.protection.messages import (
 )
 from fedveil.protection.parties import CohortServer, KeyedSilo
 from fedveil.protection.peers import Roster
+from fedveil.protection.protocol import Drawn, Outgoing
 
 Words = UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"]
 
@@ -224,8 +225,8 @@ class AggregationServer(CohortServer):
         """Whether own masks of this attempt were asked for: from then on its privacy event counts."""
         return self._phase in (_Phase.REVEAL, _Phase.DONE)
 
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...]) -> list[tuple[int, bytes]]:
-        """Begin a round, or another attempt of it; return the messages to the cohort.
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+        """Begin a round, or another attempt of it; who is drawn, the vectors say. Return the messages to the cohort.
 
         Raises:
             ProtocolError: keys are not known yet, a moment that was played before, or fewer than two silos.

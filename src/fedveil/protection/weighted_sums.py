@@ -12,12 +12,12 @@ from jaxtyping import Float64, Int64
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.transfer import POINT_BYTES
-from fedveil.protection.ends import ClientEnd, ServerEnd
+from fedveil.protection.ends import ClientEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Shape, Step
 from fedveil.protection.messages import Announcement, Directory, OwnMask, RevealRequest
 from fedveil.protection.private_weighting import Contributions, Evaluator, KeyHolder
-from fedveil.protection.protocol import ClientProtocol, Drawn, Outgoing, Place, ServerProtocol
+from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -155,7 +155,7 @@ class WeightedSums:
     def server(self, run: bytes) -> ServerProtocol[Units]:
         """Return the server's end, with a new key of the cipher."""
         plan = replace(self.plan, run=run)
-        return WeightedServer(plan, WeightingServer(plan, self.holder(plan)))
+        return WeightingServer(plan, self.holder(plan))
 
     def client(self, place: Place) -> ClientProtocol[WeightedGiven, Units]:
         """Return a client's end.
@@ -174,24 +174,6 @@ class WeightedSums:
         )
         public = repr(replace(self.plan, run=bytes(RUN_BYTES))).encode()
         return WeightedClient(place, silo, sha256(public + counts.astype("<i8").tobytes()).digest())
-
-
-class WeightedServer(ServerEnd[Units]):
-    """The server's end: learns the weighted noisy sum of all clients.
-
-    Args:
-        plan: what all parties agree on.
-        server: the state machine.
-    """
-
-    def __init__(self, plan: WeightingPlan, server: WeightingServer) -> None:
-        super().__init__(server)
-        self._by_server = plan.renewed and not plan.places
-
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
-        """Begin an attempt with all clients: with encrypted weights of the drawn users, or an offer to draw them."""
-        outgoing: Outgoing = self._server.begin(round_id, drawn if self._by_server else None)
-        return outgoing
 
 
 class WeightedClient(ClientEnd[WeightedGiven, Units]):

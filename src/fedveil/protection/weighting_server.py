@@ -15,6 +15,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import Announcement, Envelope, Message, OwnMask, RevealRequest
 from fedveil.protection.parties import CohortServer
 from fedveil.protection.private_weighting import KeyHolder, Phase, transfer_context
+from fedveil.protection.protocol import Drawn, Outgoing
 from fedveil.protection.weighting_messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -65,25 +66,27 @@ class WeightingServer(CohortServer):
         """The users with a record anywhere, known after the setup."""
         return tuple(self._inverses)
 
-    def begin(
-        self, round_id: RoundId, drawn: Bool[np.ndarray, " users"] | None = None
-    ) -> list[tuple[int, bytes]]:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
         """Begin a round, or another attempt of it; return the messages to the silos.
 
         Args:
             round_id: a later round or attempt than any before.
-            drawn: (|U|,) which users take part; None for all, or where oblivious transfer draws them.
+            cohort: all silos: the weights of the others depend on the records of each.
+            drawn: (|U|,) which users take part, where the plan renews weights and no oblivious transfer draws them.
 
         Raises:
-            ProtocolError: the setup is not complete, the moment was played, or drawn users contradict the
-            plan.
+            ProtocolError: the setup is not complete, a silo is left out, the moment was played, or nobody is drawn
+            where the plan asks who is.
         """
         if self._phase in (Phase.SETUP, Phase.HISTOGRAM):
             raise ProtocolError("a round cannot begin before the setup is complete")
-        sampled = self._plan.renewed and not self._plan.places
-        if (drawn is not None) != sampled or (drawn is not None and drawn.shape != (self._plan.users,)):
+        if cohort != self._cohort:
+            raise ProtocolError("private weighting is over all silos")
+        if not self._plan.renewed or self._plan.places:
+            drawn = None
+        elif drawn is None or drawn.shape != (self._plan.users,):
             raise ProtocolError(
-                "users are drawn by the server in plans with renewed weights and without oblivious transfer"
+                f"in a plan with renewed weights the server draws from {self._plan.users} users"
             )
         self._inbox.open(round_id)
         known = self._phase is Phase.DONE  # the silos of a complete round all have its weights

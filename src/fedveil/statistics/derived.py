@@ -12,8 +12,7 @@ from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins, Partition, Product
 from fedveil.statistics.compose import CELLS
 from fedveil.statistics.decoding import Cells
-from fedveil.statistics.figures import ALL, Group, Row, count, groups_of, shown
-from fedveil.statistics.quantiles import quantile
+from fedveil.statistics.figures import ALL, Group, Row, count, groups_of, quantile_rows, shown
 from fedveil.statistics.released import Released
 
 
@@ -23,22 +22,13 @@ def cross(released: Released, columns: Sequence[str]) -> tuple[Row, ...]:
     Raises:
         ConfigError: none has them together; names those that there are.
     """
-    wanted = set(columns)
-    fitting = [
-        (name, block)
-        for name, block in _tables(released)
-        if wanted <= {part.columns[0] for part in _axes(block) if part.columns}
-    ]
+    tables = tuple(_tables(released))
+    fitting = [(name, block) for name, block in tables if set(columns) <= set(_crossing(block))]
     if not fitting:
-        known = sorted(
-            {
-                ", ".join(part.columns[0] for part in _axes(block) if part.columns)
-                for _, block in _tables(released)
-            }
-        )
+        there = sorted({", ".join(_crossing(block)) for _, block in tables})
         raise ConfigError(
             f"--cross {','.join(columns)}: no release has these together, and what was not released cannot be had "
-            f"without a new one; there are: {'; '.join(known)}"
+            f"without a new one; there are: {'; '.join(there)}"
         )
     name, block = min(fitting, key=lambda one: _noise(released.cells[one[0], CELLS], one[1], columns))
     return tuple(_crossed(released, name, block, columns))
@@ -55,26 +45,11 @@ def quantiles(released: Released, column: str, levels: Sequence[float]) -> tuple
     for name, block in _tables(released):
         cells = block.encoder.cells if isinstance(block.encoder, OneHot) else None
         if isinstance(cells, Bins) and cells.column == column:
-            return tuple(_quantiles(released, name, block, cells, levels))
-    raise ConfigError(f"--quantile {column}: no release has bins of it")
-
-
-def _quantiles(
-    released: Released, name: str, block: Block, cells: Bins, levels: Sequence[float]
-) -> Iterator[Row]:
-    for group in groups_of(block, released.cells[name, CELLS]):
-        values, covariance = group.values[:-2], group.covariance[:-2, :-2]
-        everyone = np.concatenate((np.ones(len(values)), np.zeros(2)))
-        enough = shown(count(group, everyone, released.people_per_unit), released.request.floor) is not None
-        for level in levels:
-            found = quantile(values, covariance, cells.edges, level, released.people_per_unit)
-            yield Row(
-                release=name,
-                figure="quantile",
-                group=group.name,
-                cell=f"{level:g}",
-                interval=found if enough else None,
+            groups = groups_of(block, released.cells[name, CELLS])
+            return tuple(
+                row for group in groups for row in quantile_rows(released, name, group, cells.edges, levels)
             )
+    raise ConfigError(f"--quantile {column}: no release has bins of it")
 
 
 def _tables(released: Released) -> Iterator[tuple[str, Block]]:
@@ -91,6 +66,11 @@ def _axes(block: Block) -> tuple[Partition, ...]:
     for partition in (block.groups, block.encoder.cells):
         found += partition.parts if isinstance(partition, Product) else [partition]
     return tuple(found)
+
+
+def _crossing(block: Block) -> tuple[str, ...]:
+    """Return the columns of a table, groups first."""
+    return tuple(axis.columns[0] for axis in _axes(block) if axis.columns)
 
 
 def _noise(cells: Cells, block: Block, columns: Sequence[str]) -> float:

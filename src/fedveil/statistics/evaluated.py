@@ -29,7 +29,7 @@ from fedveil.statistics.figures import ALL, Row
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.lifetimes import BINS, Lifetimes
-from fedveil.statistics.limits import LEAST_BINS, SiloWeights
+from fedveil.statistics.limits import LEAST_BINS, SiloWeights, unit_of
 from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
 
 FILE: Final = "evaluation.json"
@@ -62,7 +62,7 @@ class Asked(BaseModel):
     @property
     def unit(self) -> float:
         """What a person's vector weighs in the sum of one silo at most."""
-        return 1 / len(self.silo_names) if self.silos == "uniform" else 1.0
+        return unit_of(self.silos, len(self.silo_names))
 
     @property
     def evaluator(self) -> Evaluator:

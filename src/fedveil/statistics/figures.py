@@ -173,11 +173,19 @@ def _one_hot(
             yield row("count", counted([place]), labels[place])
     if "quantiles" in release.show:
         assert isinstance(encoder.cells, Bins)
-        enough = counted(range(width - 2)) is not None
-        values, covariance = group.values[:-2], group.covariance[:-2, :-2]
-        for level in release.quantiles:
-            found = quantile(values, covariance, encoder.cells.edges, level, per_unit) if enough else None
-            yield row("quantile", found, f"{level:g}")
+        yield from quantile_rows(released, name, group, encoder.cells.edges, release.quantiles)
+
+
+def quantile_rows(
+    released: Released, name: str, group: Group, edges: tuple[float, ...], levels: Sequence[float]
+) -> Iterator[Row]:
+    """Yield quantiles of a group's bins, shown where those with a value are more than the floor."""
+    values, covariance, per_unit = group.values[:-2], group.covariance[:-2, :-2], released.people_per_unit
+    valued = _indicator(len(group.values), range(len(values)))
+    enough = shown(count(group, valued, per_unit), released.request.floor) is not None
+    for level in levels:
+        found = quantile(values, covariance, edges, level, per_unit) if enough else None
+        yield Row(release=name, figure="quantile", group=group.name, cell=f"{level:g}", interval=found)
 
 
 def _moments(released: Released, release: ColumnRelease, block: Block, name: str) -> Iterator[Row]:

@@ -7,6 +7,12 @@ from typing import Final, Literal, TypeAlias
 SiloWeights: TypeAlias = Literal["records", "equal", "uniform"]
 """A person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts person-silo pairs."""
 
+
+def unit_of(silos: SiloWeights, n_silos: int) -> float:
+    """Return what a person's vector weighs in the sum of one silo at most: 1, or 1/|S| under uniform weights."""
+    return 1 / n_silos if silos == "uniform" else 1.0
+
+
 TOO_FEW: Final = "too few people for this budget"
 """What stands in place of a figure that has no interval."""
 

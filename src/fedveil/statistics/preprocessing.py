@@ -31,7 +31,7 @@ from fedveil.statistics.cells import Bins, Categories
 from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.intervals import NORMAL_95
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.limits import SiloWeights
+from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.rising import isotonic_regression
 
 _CELLS: Final = "cells"
@@ -66,7 +66,7 @@ class Wanted(BaseModel):
     @property
     def unit(self) -> float:
         """What a person's vector weighs in the sum of one silo at most."""
-        return 1 / len(self.silo_names) if self.silos == "uniform" else 1.0
+        return unit_of(self.silos, len(self.silo_names))
 
     @property
     def numbers(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from fedveil.population.schema import Schema
 from fedveil.statistics.compose import compose
 from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.layout import Layout
+from fedveil.statistics.limits import unit_of
 from fedveil.statistics.request import Request
 from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
 
@@ -57,7 +58,7 @@ class Released:
     @property
     def unit(self) -> float:
         """What one person, or one person-silo pair, adds to a sum."""
-        return unit_of(self.request, len(self.silos))
+        return unit_of(self.request.silos, len(self.silos))
 
     @property
     def people_per_unit(self) -> float:
@@ -126,11 +127,6 @@ class Released:
             if found.to_json()["layout"] != data["layout"]:
                 raise RunFolderError(f"{origin} is damaged: its layout is not that of its request")
             return found
-
-
-def unit_of(request: Request, n_silos: int) -> float:
-    """Return what a person's vector weighs in the sum of one silo at most: 1, or 1/|S| under uniform weights."""
-    return 1 / n_silos if request.silos == "uniform" else 1.0
 
 
 def read_released(folder: Path) -> Released:
