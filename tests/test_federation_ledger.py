@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.silo import TERMS, SiloParty
 from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
 from fedveil.federation.store import RecordStore
+from fedveil.privacy import ledger as ledgers
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
 from fedveil.privacy.ledger_lines import Entry, Note, Origin
@@ -87,6 +89,21 @@ def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
     assert [note.kind for note in read_lines(world.folder / STATE / LEDGER) if isinstance(note, Note)] == [
         *("opened", "policy", "opened")
     ]
+
+
+def test_a_clock_that_jumps_changes_no_charge(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines follow one another by their digests; what a clock says is kept and believed by nobody."""
+    times = itertools.cycle(("2031-01-01T00:00:00Z", "2001-01-01T00:00:00Z"))
+    monkeypatch.setattr(ledgers, "now", lambda: next(times))
+    assert stopped(world) is None
+    restart(world)
+    lines = read_lines(world.folder / STATE / LEDGER)
+    assert {"2031-01-01T00:00:00Z", "2001-01-01T00:00:00Z"} < {line.time for line in lines}
+    assert [line.round for line in lines if isinstance(line, Entry)] == [1, 2]
+    exported(world, tmp_path / "audit.json")
+    assert not failed(tmp_path / "audit.json")
 
 
 @pytest.mark.parametrize("kept", [("head", "answers"), ("head",), ("answers",)], ids=" and ".join)

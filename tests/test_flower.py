@@ -527,6 +527,22 @@ def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
+def test_what_a_killed_link_left_goes_with_its_coordinator(again: bool, made: Demonstration) -> None:
+    folder = LinkFolder(made.provisioned.coordinator / "link")
+    (folder / "run").mkdir()
+    serving_again = RunningFolder(folder.path) if again else None
+    for name in (DOOR, SECRET):
+        (folder / "run" / name).touch()
+    link = object.__new__(AttachedLink)
+    link._running, link._group = folder / "run", folder.group
+    link._child = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
+    link.stop()
+    assert any((folder / "run").iterdir()) == again
+    if serving_again is not None:
+        serving_again.close()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
 def test_a_child_whose_parent_is_gone_removes_what_it_left(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

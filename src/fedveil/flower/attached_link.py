@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from typing import Final
@@ -11,7 +12,7 @@ from fedveil.errors import ConfigError
 from fedveil.files import read_text
 from fedveil.flower.child import Child, ProcessError
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.sockets import DOOR, SECRET, address, check_closed
+from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, address, check_closed
 
 _STARTING_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 1.0
@@ -36,6 +37,7 @@ class AttachedLink:
         folder = home.link
         self._running = folder / "run"
         self.door = self._running / DOOR
+        self._group = folder.group
         self._child: Child | None = None
         if home.settings.starts_link:
             folder.check_certificate()
@@ -70,9 +72,11 @@ class AttachedLink:
         return ProcessError(f"the link of {self._running.parent} listens no more")
 
     def stop(self) -> None:
-        """End it, if it was started here."""
+        """End it, if it was started here, and remove what it has left if it was killed."""
         if self._child is not None:
             self._child.stop()
+            with contextlib.suppress(ConfigError, OSError):  # it is served again, or its folder is gone
+                RunningFolder(self._running.parent, self._group).close()
 
     def _wait(self) -> None:
         until = time.monotonic() + _STARTING_SECONDS

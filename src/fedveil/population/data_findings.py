@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt64
+from jaxtyping import Bool, Int64
 
 from fedveil.population.columns import Column, Places, State
+from fedveil.population.identities import numbered
 from fedveil.population.outcomes import SUSPICIOUS, named_like_an_outcome, tells_alone
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.population.whole_table import WholeTable
@@ -132,7 +133,8 @@ def of_records(tables: WholeTable) -> Iterator[Finding]:
             effect="a record that is there k times weighs k times, and may be both trained and tested on; the "
             "guarantee holds all the same. Leave the copies out unless they are measurements of their own",
         )
-    distinct = np.unique(np.stack((tables.contents, _numbers_of(tables.user)), axis=1), axis=0)
+    _, user = numbered([who or "" for who in tables.user])
+    distinct = np.unique(np.stack((tables.contents, user.astype(np.uint64)), axis=1), axis=0)
     shared = len(distinct) - len(np.unique(distinct[:, 0]))
     if shared and len(tables.columns) >= FEWEST_COLUMNS:
         yield Finding(
@@ -142,13 +144,6 @@ def of_records(tables: WholeTable) -> Iterator[Finding]:
             effect="if they are one person under two ids, each id is protected and not the person; if they are not, "
             "nothing is wrong",
         )
-
-
-def _numbers_of(names: Sequence[str | None]) -> UInt64[np.ndarray, "n"]:
-    place: UInt64[np.ndarray, "n"] = np.unique(
-        np.array(["" if one is None else one for one in names]), return_inverse=True
-    )[1].astype(np.uint64)
-    return place
 
 
 def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Finding]:
