@@ -394,7 +394,7 @@ def test_every_release_of_a_document_is_signed_and_its_end_with_the_last(tmp_pat
     world, flatters = Hospitals(tmp_path, document), list[int]()
 
     def flattering(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """A coordinator that shows one silo a smaller epsilon."""
+        """A coordinator that shows one silo of two a smaller epsilon."""
         if silo or not isinstance(parts[0], Closing):
             return parts
         flatters.append(silo)
@@ -408,7 +408,7 @@ def test_every_release_of_a_document_is_signed_and_its_end_with_the_last(tmp_pat
         world.lie = flattering
         assert world.play() is None
     assert flatters == [0]
-    assert [one["silo"] for one in signed_end(world.run.path)] == [1, 2]
+    assert [one["silo"] for one in signed_end(world.run.path)] == [1]
     world.lie = Hospitals.told
     party = world.coordinator(again=True)
     assert world.carry(party) is None
