@@ -51,7 +51,7 @@ def _lost(results: Results) -> Iterator[str]:
     yield from _LOST.read_text(encoding="utf-8").splitlines()
     for case in DATA:
         for epsilon, _ in case.goals:
-            found = [_mean_of(case, column, epsilon, results) for column in ("recipe U", *PROFILE)]
+            found = _levels(case, epsilon, results)
             plain = [_mean_of(case, column, None, results) for column in ("pooled", "fedavg")]
             at = "" if epsilon is None else f", epsilon {epsilon:g}"
             yield _losses(f"{case.name}{at}", [*found, max(one or 0.0 for one in plain)])
@@ -65,6 +65,16 @@ def _lost(results: Results) -> Iterator[str]:
         "FLamby's HeartDisease, 50 users, epsilon 1 at delta 0.001",
         [*(of[column] for column in ("recipe U", *PROFILE)), best],
     )
+
+
+def _levels(case: DataCase, epsilon: float | None, results: Results) -> list[float | None]:
+    """Return the mean metric of recipe U and of each cell of its profile; on the same seeds where starts are drawn."""
+    asked = [PriceCell(case=case, column=column, epsilon=epsilon) for column in ("recipe U", *PROFILE)]
+    found = [_values(_runs(cell, results), case.metric) for cell in asked]
+    seeds = set(found[0])
+    if "batch_size" in case.local:
+        seeds = seeds.intersection(*(values for values in found if values))
+    return [mean_of([value for seed, value in values.items() if seed in seeds]) for values in found]
 
 
 def _losses(name: str, levels: Sequence[float | None]) -> str:

@@ -161,6 +161,37 @@ def test_a_silo_plays_no_stream_in_which_a_user_weighs_otherwise_than_before(tmp
     world.close()
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (
+            {"period": ROUNDS, "bands": 1},
+            {"period": 2, "bands": 1},
+        ),  # round 2 would be "paid in advance" twice over
+        ({"period": 3}, None),
+        (None, {"period": 3}),
+    ],
+    ids=["another period", "to noise of its own", "from noise of its own"],
+)
+def test_the_rounds_of_a_stream_are_of_one_experiment(
+    tmp_path: Path, first: dict[str, int] | None, then: dict[str, int] | None
+) -> None:
+    """Another schedule under the same numbers of rounds would charge users for rounds that were never the dear ones."""
+    before, after = (asked(rounds=ROUNDS, method={"correlated": one} if one else {}) for one in (first, then))
+    world = World(tmp_path, before, population())
+    played(world, 1)
+    world.tell(world.terms(after), session=2)
+    (answer, *_) = world.tell(*task(2, 0.25), session=2, number=1)
+    if then is None:  # a round of its own noise is charged in full
+        assert isinstance(answer, Relay)
+        assert isinstance(charges(world)[1], GaussianEvent)
+    else:
+        assert isinstance(answer, Refused)
+        assert answer.why.code is Code.OTHER_STREAM
+        assert len(charges(world)) == 1
+    world.close()
+
+
 def test_no_round_of_a_stream_is_left_out_or_comes_twice(tmp_path: Path) -> None:
     """A coordinator that chose the rounds would choose the cheap ones: those of strength 0 are paid for in advance."""
     world = world_of(tmp_path)

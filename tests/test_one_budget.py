@@ -79,6 +79,15 @@ def test_a_share_of_the_whole_is_the_whole(tmp_path: Path) -> None:
     assert found[1] / found[0] == pytest.approx(2.0, rel=1e-3)
 
 
+def test_rounds_of_drawn_users_share_no_epsilon(tmp_path: Path) -> None:
+    """Two of them, each within epsilon beside a Gaussian release of the rest, spend up to twice of it together."""
+    tables(tmp_path, people=PEOPLE)
+    with pytest.raises(
+        CompositionError, match=r"privacy\.share: only Gaussian releases can share one epsilon"
+    ):
+        prepared_in(tmp_path, privacy={"epsilon": EPSILON, "share": 0.5}, method={"user_sampling_rate": 0.1})
+
+
 def voting(**changes: Any) -> Prepared:
     votes = {
         "name": "partial-encryption",

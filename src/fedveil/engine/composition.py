@@ -17,6 +17,7 @@ from fedveil.engine.experiment import Experiment
 from fedveil.engine.side_releases import (
     SideRelease,
     check_beside,
+    check_shared,
     multiplier_of,
     of_others,
     together,
@@ -210,6 +211,7 @@ class Composition:
         guarantee = derive(self.method(), public)
         adjacency = guarantee.adjacency
         check_beside(self.beside, guarantee)
+        check_shared(experiment.privacy, guarantee.against(_counted(self.method())))
         budget = Budget(
             epsilon=epsilon,
             delta=experiment.privacy.delta,

@@ -111,6 +111,22 @@ def whole_of(privacy: PrivacySection) -> float:
     return multiplier_of(privacy.share, _declared(privacy))
 
 
+def check_shared(privacy: PrivacySection, of_round: Event) -> None:
+    """Refuse a share of an epsilon for rounds that are no Gaussian releases.
+
+    Gaussian releases of mu_i^2 = share_i mu^2 are together one of mu^2. Two documents of sampled rounds are not bounded
+    so, though each of them would spend no more than epsilon beside one Gaussian release: both use up delta.
+
+    Raises:
+        CompositionError: they are of another kind.
+    """
+    if privacy.share != 1 and not isinstance(of_round, GaussianEvent | NoGuarantee):
+        raise CompositionError(
+            "privacy.share: only Gaussian releases can share one epsilon, and rounds of drawn users (or of another "
+            "noise, or of groups) are none; draw nobody, or give every document an epsilon of its own: they add up"
+        )
+
+
 def of_others(privacy: PrivacySection) -> tuple[Event, ...]:
     """Return what other documents may release of the same people: one Gaussian release, or nothing."""
     if privacy.share == 1:
