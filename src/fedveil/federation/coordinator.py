@@ -15,6 +15,7 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Generic
 
@@ -181,6 +182,8 @@ class CoordinatorParty(Generic[EndingT]):
         if exchange is None:
             if (letter.session, letter.number) == (self._session, self._number):
                 self._record.agree(silo, letter.parts)
+                with suppress(IntegrityError):  # one that has gone back is refused when a session begins
+                    self._heads.hear({name: letter.head})
             return Heard.NOTHING
         if works(letter.parts):
             return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
