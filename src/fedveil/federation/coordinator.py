@@ -180,8 +180,8 @@ class CoordinatorParty(Generic[EndingT]):
         if letter.run != self._run:
             return Heard.NOTHING
         if exchange is None:
-            if (letter.session, letter.number) == (self._session, self._number):
-                self._record.agree(silo, letter.parts)
+            last = (letter.session, letter.number) == (self._session, self._number)
+            if last and self._record.agree(silo, letter.parts):
                 with suppress(IntegrityError):  # one that has gone back is refused when a session begins
                     self._heads.hear({name: letter.head})
             return Heard.NOTHING

@@ -282,8 +282,11 @@ class RunRecord:
         self._write()
         return [self._closing]
 
-    def agree(self, silo: int, answer: Sequence[Part]) -> None:
-        """Add a silo's signature of the end, if its answer to the last letter is one; the run has ended either way."""
+    def agree(self, silo: int, answer: Sequence[Part]) -> bool:
+        """Add a silo's signature of the end, if its answer to the last letter is one; return whether it is.
+
+        The run has ended either way.
+        """
         name = self._membership.silos[silo]
         closing = self._closing
         for part in answer:
@@ -294,11 +297,13 @@ class RunRecord:
                     self._check(silo, concluded(self.run, self._terms, closing), part.signature)
                 except ProtocolError as error:
                     _log.warning("silo %s: %s", name, error.reason)
-                    return
+                    return False
                 others = [one for one in self._agreed["silos"] if one["silo"] != silo]
                 found = [*others, {"silo": silo, "signature": part.signature.hex()}]
                 self._agreed["silos"] = sorted(found, key=lambda one: int(one["silo"]))
                 self._write()
+                return True
+        return False
 
     def _signed_before(self, closing: Closing) -> list[dict[str, Any]]:
         """Return the silos' signatures that an earlier session has left of the same end."""
