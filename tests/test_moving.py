@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil import cli
-from fedveil.errors import BusyError, ConfigError
+from fedveil.errors import BusyError, ConfigError, IntegrityError
 from fedveil.federation.ledger_audit import verify_ledger
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo
+from fedveil.flower.joining import rotate
 from fedveil.flower.moving import leave, migrate
 from fedveil.flower.sockets import RunningFolder
 from tests.test_federation_parts import PEOPLE, Study
@@ -82,3 +83,32 @@ def test_a_silo_that_left_keeps_what_was_spent_and_nothing_that_signs_for_it(
         open_silo(SiloFolder(old))
     with pytest.raises(ConfigError, match="is never overwritten"):
         leave(SiloFolder(study.paths[1]), export)
+
+
+def test_a_silo_whose_keys_are_being_changed_neither_moves_nor_leaves(study: Study, tmp_path: Path) -> None:
+    """Else the next keys stay behind, and a membership that names them has the folder served without its charges."""
+    home = SiloFolder(study.paths[0])
+    rotate(home.path, None)
+    before = files(home.path)
+    for waiting in ("identity.key.next", "node.key.next"):
+        with pytest.raises(ConfigError, match=f"{waiting}: the silo's keys are being changed.*silo accept"):
+            migrate(home, tmp_path / "new")
+        with pytest.raises(ConfigError, match=f"{waiting}: the silo's keys are being changed"):
+            leave(home, tmp_path / "left.json")
+        assert files(home.path) == before
+        assert not (tmp_path / "new").exists()
+        (home / waiting).unlink()
+        before = files(home.path)
+    migrate(home, tmp_path / "new")
+
+
+def test_a_silo_leaves_without_a_ledger_only_if_it_never_had_one(study: Study, tmp_path: Path) -> None:
+    home, export = SiloFolder(study.paths[0]), tmp_path / "left.json"
+    (home / "state" / "ledger.jsonl").unlink()
+    before = files(home.path)
+    with pytest.raises(IntegrityError, match=r"the ledger is missing.*ledger adopt"):
+        leave(home, export)
+    assert files(home.path) == before
+    shutil.rmtree(home / "state")  # as it is before a silo was served first
+    leave(home, export)
+    assert not export.exists()

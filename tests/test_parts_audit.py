@@ -80,6 +80,50 @@ def test_a_release_that_the_record_leaves_out_is_missed(study: Study, copied: Pa
     assert f"no line for release {part}, which was charged" in failed[0]
 
 
+def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, copied: Path) -> None:
+    """The coordinator signs that the last round ended with another one than it had evaluated."""
+    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    assert lines[3]["model"] == lines[4]["model"] == lines[2]["next"]
+    lines[2]["next"] = "1" * 64
+    resigned_lines(study.home.identity, copied, lines)
+    (found,) = [one for one in verify_run(copied).checks if one.name == "rounds"]
+    assert found.outcome == "fails"
+    assert "line 4: evaluates another model than the last round ended with" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ((1, 0, 2, 3, 4), "release prep/1 stands behind"),
+        ((0, 1, 3, 2, 4), "evaluates another model"),
+        ((0, 3, 1, 2, 4), "no round of training stands before it"),
+        ((0, 1, 2, 4), None),
+        ((1, 2, 3, 4, 0), "release prep/1 stands behind"),
+    ],
+)
+def test_the_parts_of_a_run_stand_in_their_order(
+    study: Study, copied: Path, order: tuple[int, ...], words: str | None
+) -> None:
+    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    resigned_lines(study.home.identity, copied, [lines[number] for number in order])
+    (found,) = [one for one in verify_run(copied).checks if one.name == "rounds"]
+    assert found.outcome == ("holds" if words is None else "fails")  # the end misses what has no line
+    assert (words or "") in found.detail
+
+
+def test_rounds_behind_the_evaluation_of_an_average_are_missed(tmp_path: Path) -> None:
+    """An average is in no line: what is evaluated is held against none, and its place still is."""
+    tables(tmp_path, people=PEOPLE)
+    study = Study(tmp_path, preprocessing=None, server={"average": {"name": "ema", "beta": 0.5}})
+    assert set(study.play()) == {None}
+    lines = [json.loads(line) for line in (study.run / ROUNDS).read_text().splitlines()]
+    assert lines[2]["model"] not in {line["next"] for line in lines}
+    assert outcomes(verify_run(study.run.path))["rounds"] == "holds"
+    resigned_lines(study.home.identity, study.run.path, [lines[number] for number in (0, 2, 1, 3)])
+    (found,) = [one for one in verify_run(study.run.path).checks if one.name == "rounds"]
+    assert "line 3: round 2 stands behind what comes after it" in found.detail
+
+
 def test_exported_ledgers_charge_every_part(study: Study, tmp_path: Path) -> None:
     target = tmp_path / "silo.json"
     shown = CliRunner().invoke(

@@ -373,7 +373,7 @@ def test_who_must_be_there_follows_from_the_terms() -> None:
     def of(protection: dict[str, Any]) -> Attendance:
         return Attendance.of(json.dumps({"name": "try", "rounds": 2, "protection": protection}), 5)
 
-    repeated = Attendance(name="try", least=5, repeats=True, trains=True)
+    repeated = Attendance(name="try", least=5, repeats=True, trains=True, averages=False)
     assert of({"name": "none"}) == of(MASKED["protection"]) == repeated
     recover = of({"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 2})
     assert recover == replace(repeated, least=3, repeats=False)
@@ -388,7 +388,7 @@ def test_a_charge_is_of_a_round_or_of_a_release() -> None:
         GaussianEvent(noise_multiplier=1.0),
         {"unit": "user", "adjacency": Adjacency.ADD_OR_REMOVE_ONE},
     )
-    trains = Attendance(name="try", least=1, repeats=True, trains=True)
+    trains = Attendance(name="try", least=1, repeats=True, trains=True, averages=False)
 
     def entry(run: str, number: int) -> Entry:
         return Entry(index=0, run=run, round=number, attempt=0, event=event, **unit)

@@ -27,12 +27,14 @@ class Attendance:
         least: silos without which no round ends.
         repeats: whether a round that is asked for again is the same release: its coordinator charges it once.
         trains: whether the run has rounds of training; else it is a document of releases.
+        averages: whether the run's model is an average, and not the one that its last round ended with.
     """
 
     name: str
     least: int
     repeats: bool
     trains: bool
+    averages: bool
 
     @classmethod
     def of(cls, experiment: str, silos: int) -> Attendance:
@@ -50,8 +52,9 @@ class Attendance:
             protection, name = document["protection"], str(document["name"])
             missing = int(protection.get("missing_silos", 0))
             anew = protection.get("on_missing") == "recover" or protection.get("private_sampling", False)
+            averages = (document.get("server") or {}).get("average") is not None
         least = max(1, silos - missing)
-        return cls(name=name, least=least, repeats=not anew, trains="rounds" in document)
+        return cls(name=name, least=least, repeats=not anew, trains="rounds" in document, averages=averages)
 
     def owed(self, charged: Iterable[RoundPlace]) -> Counter[RoundPlace]:
         """Return how often a coordinator has charged each round at least, if a silo has charged these."""

@@ -139,7 +139,7 @@ class OwnSession:
         return answers
 
     def sign_statement(self, closing: Closing) -> Attested:
-        """Return the silo's signature of what the run states, computed again; it gives nothing more to the run then.
+        """Return the silo's signature of what the run states, computed again; it gives to no round of the run then.
 
         Where a round that is asked for again is the same, the coordinator charges it once, and a silo again only for
         its own crash; where it is another release, the coordinator charges before every time that a silo does.

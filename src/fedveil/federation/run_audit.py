@@ -27,6 +27,8 @@ from fedveil.privacy.statement_checks import recomputed
 BEYOND: Final = (
     "that a silo trained as the method says, drew its noise, and sent what it signed for",
     "that each model is the server's step from the sums: the sums are not kept",
+    "that released numbers (evaluation.json, preprocessing.json, a document's) are the sums: no silo signed them",
+    "that an average of models which was evaluated is that of the rounds' models",
     "that each event is what its round really released",
     "the lines against server and silos, and figures of publications: silos alone compute them again",
     "that a silo which signed the end, and does not follow the protocol, gave nothing to the run since",

@@ -30,7 +30,7 @@ from fedveil.flower.requests import Request
 
 IDENTITY: Final = "identity.key"
 NODE: Final = "node.key"
-_NEXT: Final = ".next"
+NEXT: Final = ".next"
 
 _POLICY: Final = """\
 # What this silo takes part in, whatever the coordinator proposes. Read it, and make it yours.
@@ -87,7 +87,7 @@ def join_as_silo(
 def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
     """Make new keys for a silo beside the present ones, and the request to replace them.
 
-    They are used once a membership that names them is accepted.
+    They are used once a membership that names them is accepted. Until then the silo neither moves nor leaves.
 
     Args:
         folder: the silo's.
@@ -95,11 +95,11 @@ def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
     """
     name = SiloSettings.read(folder / "silo.toml").name
     for stem in (IDENTITY, NODE):
-        (folder / (stem + _NEXT)).unlink(missing_ok=True)
+        (folder / (stem + NEXT)).unlink(missing_ok=True)
     previous = IdentityKey.load(folder / IDENTITY, passphrase)
-    identity, (node, public) = IdentityKey.generate(), new_node_key(folder / (NODE + _NEXT))
+    identity, (node, public) = IdentityKey.generate(), new_node_key(folder / (NODE + NEXT))
     protected = is_protected(read_private_file(folder / IDENTITY))
-    identity.save(folder / (IDENTITY + _NEXT), passphrase() if protected and passphrase else None)
+    identity.save(folder / (IDENTITY + NEXT), passphrase() if protected and passphrase else None)
     return _ask(folder, Charter.read(folder / CHARTER), name, (identity, node, public), previous)
 
 
@@ -189,7 +189,7 @@ def _check_follows(sealed: Path, offered: Membership, present: Membership) -> No
 
 def _named(key: Path, fits: Callable[[Path], bool]) -> Path | None:
     """Return the file of a key that a membership names: the next one, or the present one, which it may be already."""
-    for path in (key.with_name(key.name + _NEXT), key):
+    for path in (key.with_name(key.name + NEXT), key):
         if path.exists() and fits(path):
             return path
     return None

@@ -1,9 +1,10 @@
 """A silo moves to another host, or leaves its federation: what goes, what stays, and why it is not served here again.
 
 Claim: where a silo moved away or left, it is not served again: its membership, without which no command takes the
-folder for a silo's, is gone before the other copy has one, and the keys that sign its letters go after it. What its
-users have spent stays with the ledger, which moves with the silo, and is kept where it left. A copy that somebody
-made before, and serves beside the other, is not prevented: it is seen in the next session, as
+folder for a silo's, is gone before the other copy has one, and the keys that sign its letters go after it; keys that
+wait for a membership (``silo rotate``) would be left behind, and are refused. What its users have spent stays with the
+ledger, which moves with the silo, and is kept where it left: the ledger of another federation does not count it. A copy
+that somebody made before, and serves beside the other, is not prevented: it is seen in the next session, as
 :mod:`~fedveil.federation.silo_ledger` says. Condition: the silo is not served while it moves, which is refused.
 ``tests/test_moving.py`` moves one between two parts of a run, and serves both copies.
 """
@@ -16,14 +17,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER
 from fedveil.federation.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.founder import MEMBERSHIP
-from fedveil.flower.joining import IDENTITY, NODE
+from fedveil.flower.joining import IDENTITY, NEXT, NODE
 from fedveil.flower.sockets import RunningFolder
 
 STATE: Final = "state"
@@ -42,13 +43,14 @@ def migrate(home: SiloFolder, target: Path) -> tuple[str, ...]:
 
     Raises:
         BusyError: the silo is served.
-        ConfigError: the target exists.
+        ConfigError: the target exists, or the silo's keys are being changed.
         OSError: the disk is full, say. As long as the folder has its membership, nothing has moved.
     """
     if target.exists():
         raise ConfigError(f"{target}: exists already; a silo moves into a new folder")
     settings = home.settings
     with closing(RunningFolder(home.path)):
+        _check_settled(home)
         membership = (home / MEMBERSHIP).read_bytes()
         target.mkdir(parents=True, mode=0o700)
         for name in (*_SETTINGS, *_KEYS):
@@ -67,7 +69,7 @@ def leave(home: SiloFolder, export: Path) -> None:
     """Take a silo out of its federation on its own host: it is served no more, and repeats nothing it gave.
 
     Its ledger is written as a signed file first. The ledger itself, the letters that asked for its charges and models
-    of its runs stay: users have spent what it says, in whatever federation the silo takes part next.
+    of its runs stay: users have spent what it says, though no other federation's ledger will count it.
 
     Args:
         home: the silo's folder.
@@ -75,12 +77,19 @@ def leave(home: SiloFolder, export: Path) -> None:
 
     Raises:
         BusyError: the silo is served.
-        ConfigError: the file exists.
+        ConfigError: the file exists, or the silo's keys are being changed.
+        IntegrityError: there was a ledger, and there is none.
         RunFolderError: the ledger is damaged, or the file cannot be written.
     """
     if export.exists():
         raise ConfigError(f"{export}: exists already; an exported ledger is never overwritten")
     with closing(RunningFolder(home.path)):
+        _check_settled(home)
+        if not (home / STATE / LEDGER).exists() and any(path.is_file() for path in (home / STATE).rglob("*")):
+            raise IntegrityError(
+                f"{home / STATE}: the ledger is missing, and the silo was served; restore it, or answer for it with "
+                "'fedveil silo ledger adopt'"
+            )
         if (home / STATE / LEDGER).exists():
             membership = home.membership
             export_ledger(
@@ -92,6 +101,16 @@ def leave(home: SiloFolder, export: Path) -> None:
                 delta=home.policy.delta,
             )
         _retire(home, (*_KEYS, f"{STATE}/answers"))
+
+
+def _check_settled(home: SiloFolder) -> None:
+    """Refuse a silo with keys that wait: a membership that names them would have it served without its ledger."""
+    for stem in _KEYS:
+        if (waiting := home / (stem + NEXT)).exists():
+            raise ConfigError(
+                f"{waiting}: the silo's keys are being changed; accept the membership that names the next ones "
+                "('fedveil silo accept'), or delete the next keys if the founder has not admitted them"
+            )
 
 
 def _retire(home: SiloFolder, names: tuple[str, ...]) -> None:
