@@ -94,11 +94,11 @@ def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, co
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        ((1, 0, 2, 3, 4), "release prep/1 stands behind"),
+        ((1, 0, 2, 3, 4), "prep/1 stands behind"),
         ((0, 1, 3, 2, 4), "evaluates another model"),
         ((0, 3, 1, 2, 4), "no round of training stands before it"),
         ((0, 1, 2, 4), None),
-        ((1, 2, 3, 4, 0), "release prep/1 stands behind"),
+        ((1, 2, 3, 4, 0), "prep/1 stands behind"),
     ],
 )
 def test_the_parts_of_a_run_stand_in_their_order(
@@ -121,7 +121,7 @@ def test_rounds_behind_the_evaluation_of_an_average_are_missed(tmp_path: Path) -
     assert outcomes(verify_run(study.run.path))["rounds"] == "holds"
     resigned_lines(study.home.identity, study.run.path, [lines[number] for number in (0, 2, 1, 3)])
     (found,) = [one for one in verify_run(study.run.path).checks if one.name == "rounds"]
-    assert "line 3: round 2 stands behind what comes after it" in found.detail
+    assert "line 3: a round of training stands behind what comes after it" in found.detail
 
 
 def test_exported_ledgers_charge_every_part(study: Study, tmp_path: Path) -> None:

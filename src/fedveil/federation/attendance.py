@@ -1,5 +1,5 @@
 """What whoever has a run's terms alone can tell: how many silos a round needs, what another charge of it means, and
-which round of which part a charge is of.
+which round of which part a charge is of, and where a part stands.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fedveil.errors import IntegrityError
-from fedveil.federation.run_record import RoundPlace
+from fedveil.federation.run_record import NOTHING, RoundPlace
 from fedveil.files import parse_json, reading
 from fedveil.foreign import foreign
 from fedveil.privacy.ledger_lines import Entry
@@ -72,6 +72,26 @@ class Attendance:
         if part:
             return part, 1
         return ("", entry.round) if self.trains else (str(entry.round), 1)
+
+    def misplaced(self, part: str, before: Iterable[str], asked: str, ended: str | None) -> str | None:
+        """Return what is wrong with where a part stands, or with the model that it evaluates.
+
+        An average of models, and a model that the silos alone have, is in no line: it is held against nothing.
+
+        Args:
+            part: its name.
+            before: the parts of the lines before it.
+            asked: digest of the model that the silos were shown.
+            ended: that of the model which the last round of training ended with; None: there was none.
+        """
+        kind, kinds = part.partition("/")[0], {one.partition("/")[0] for one in before}
+        if (kind == "" and "eval" in kinds) or (kind == "prep" and kinds):
+            return f"{foreign(part) or 'a round of training'} stands behind what comes after it"
+        if kind == "eval" and ended is None:
+            return "evaluates a model, and no round of training stands before it"
+        if kind == "eval" and not self.averages and ended not in (asked, NOTHING.hex()):
+            return "evaluates another model than the last round ended with"
+        return None
 
 
 def but_trainer(experiment: str) -> dict[str, Any]:

@@ -197,7 +197,11 @@ class RecordedRun:
                     raise IntegrityError(
                         f"{place}: begins with another model than the round before it ended with"
                     )
-                self._check_stands(place, data, model)
+                membership, experiment = self._terms_of(place, data)
+                attendance = Attendance.of(experiment, len(membership.silos))
+                before = [line.data["part"] for line in self._lines]
+                if fault := attendance.misplaced(data["part"], before, data["model"], model):
+                    raise IntegrityError(f"{place}: {fault}")
                 at = data["part"], due
                 if charged.pop(at, None) != data["ledger"]:
                     raise IntegrityError(f"{place}: {LEDGER} does not charge {_named(at)} as the line says")
@@ -208,26 +212,6 @@ class RecordedRun:
             self._lines.append(_Line(line, data))
         self._unplayed = frozenset(charged)
         return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
-
-    def _check_stands(self, place: str, data: Mapping[str, Any], model: str | None) -> None:
-        """Return if a part stands where a run has it, and what is evaluated is what the rounds of training ended with.
-
-        An average of models, and one that the silos alone have, is in no line: it is held against nothing.
-        """
-        part, before = data["part"], {line.data["part"].partition("/")[0] for line in self._lines}
-        kind = part.partition("/")[0]
-        if (kind == "" and "eval" in before) or (kind == "prep" and before):
-            raise IntegrityError(
-                f"{place}: {_named((part, data['round']))} stands behind what comes after it"
-            )
-        if kind != "eval":
-            return
-        membership, experiment = self._terms_of(place, data)
-        if model is None:
-            raise IntegrityError(f"{place}: evaluates a model, and no round of training stands before it")
-        averaged = Attendance.of(experiment, len(membership.silos)).averages
-        if not averaged and model != NOTHING.hex() and data["model"] != model:
-            raise IntegrityError(f"{place}: evaluates another model than the last round ended with")
 
     def _check_line(self, place: str, data: Mapping[str, Any]) -> None:
         membership, experiment = self._terms_of(place, data)
