@@ -81,7 +81,7 @@ class Code(Enum):
     ASKED_OTHERWISE = (
         22,
         "replay",
-        "round {round:.0f} was answered for another experiment, model or draw of users",
+        "round {round:.0f} was answered for another experiment, model, clip or draw of users",
     )
     OTHER_BINDING = (
         23,
