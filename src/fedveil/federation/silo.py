@@ -18,11 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.federation.allowance import Allowance, Outcome
+from fedveil.federation.attendance import but_trainer
 from fedveil.federation.binding import proposed
 from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError, told
@@ -325,12 +326,15 @@ class SiloParty:
         Its statement would be of rounds that were none of its terms. A membership that was renewed makes other terms
         of the same experiment, and so the letters are read.
         """
-        asked = self._ledger.asked(run.hex()) | {session.proposed.hex()}
-        if len(asked) > 1 and len({self._experiment(terms) for terms in asked}) > 1:
+        asked = self._ledger.asked(run.hex()) - {session.proposed.hex()}
+        if not asked:
+            return
+        own = self._experiment(session.proposed.hex())
+        if any(self._experiment(terms) != own for terms in asked):
             raise RefusalError(Code.STATEMENT)
 
-    def _experiment(self, terms: str) -> str:
-        """Return the experiment of a letter that proposed what was charged."""
+    def _experiment(self, terms: str) -> dict[str, Any]:
+        """Return the experiment of a letter that proposed what was charged, but its trainer, which bounds nothing."""
         data = read_content(self._state / TERMS / f"{terms}.letter", RunFolderError, largest=LARGEST_OPENING)
         known = (self._membership.coordinator, *(one.identity for one in self._membership.revoked))
         for identity in known:
@@ -338,7 +342,7 @@ class SiloParty:
                 letter = SignedMessage.open(
                     data, sender=SERVER, identity=identity, recipient=self._number, largest=LARGEST_OPENING
                 )
-                return only(letter.parts, Terms, SERVER).experiment
+                return but_trainer(only(letter.parts, Terms, SERVER).experiment)
         raise RefusalError(Code.STATEMENT)
 
     def _seal(self, letter: SignedMessage, *parts: Part) -> bytes:
