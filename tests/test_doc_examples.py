@@ -298,8 +298,10 @@ def test_the_handbook_is_true(hospitals: Path) -> None:
                 assert len(said.split()) == 8
                 lose_a_line(hospitals / "north" / "state" / "ledger.jsonl")
     assert [shlex.split(line)[1:3] for line in untried] == [
-        *(["silo", "serve"], ["coordinator", "serve"], ["federation", "run"])
+        *(["silo", "serve"], ["coordinator", "serve"], ["federation", "run"], ["silo", "serve"])
     ]
+    assert (hospitals / "carried" / "north" / "membership.toml").exists()
+    assert not any((hospitals / silo / "identity.key").exists() for silo in ("north", "south"))
 
 
 def numbered(table: Path) -> str:

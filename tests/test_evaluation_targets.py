@@ -38,7 +38,7 @@ import fedveil as fv
 from fedveil.console import outcome_table
 from fedveil.engine.evaluation import outputs_of, scored
 from fedveil.engine.experiment import merge, parse
-from fedveil.engine.run import Outcome, run
+from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError
 from fedveil.local.metrics import c_index
@@ -466,6 +466,45 @@ def test_a_run_from_python_pays_for_its_metrics_as_the_commands_do(tmp_path: Pat
     ):
         fv.resume(result.folder, "linear", moved)
     assert fv.resume(result.folder, "linear", held).metrics == result.metrics
+
+
+class Killed(fv.Callback):
+    """The process ends after the first round; the exception stands for a signal."""
+
+    def round_ended(self, round: fv.RoundSummary) -> str | None:
+        raise KeyboardInterrupt
+
+
+def test_the_command_goes_on_with_a_run_over_tables_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where model, loss and metrics have names; from any folder, for the run's folder names the tables in full."""
+    tables(tmp_path, "amounts")
+    monkeypatch.chdir(tmp_path)
+    held = fv.tables("schema.toml", ["north.csv", "south.csv"], seed=3)
+    method = fv.uldp_avg(clip=1.0, learning_rate=0.1)
+    for name, loss in (("named", None), ("own", lambda outputs, targets: (outputs[:, 0] - targets) ** 2)):
+        with pytest.raises(KeyboardInterrupt):
+            fv.train(
+                "linear",
+                held,
+                method=method,
+                epsilon=30.0,
+                rounds=2,
+                name=name,
+                loss=loss,
+                callbacks=[Killed()],
+            )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    outcome = resume(Path("../runs/named"), Silent())
+    assert outcome.rounds == 2
+    assert [entry.round for entry in read_entries(tmp_path / "runs" / "named" / "ledger.jsonl")] == [1, 2]
+    assert outcome.statement.epsilon == pytest.approx(30.0, abs=0.01)
+    with pytest.raises(
+        FedveilError, match=r"model\.loss: .* handed over in a Python session.*fedveil\.resume"
+    ):
+        resume(Path("../runs/own"), Silent())
 
 
 def test_a_target_without_declared_bounds_is_not_evaluated(tmp_path: Path) -> None:

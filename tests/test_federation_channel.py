@@ -231,7 +231,7 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
                 round_id = RoundId(run=client._setup.run, round=1, attempt=0)
                 (message,) = client._send(content, round_id)
                 terms = coordinator._record._terms
-                said = attested(letter.run, terms, 1, coordinator._asked, coordinator._told, bytes(32))
+                said = attested(letter.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32))
                 signed = Attested(signature=world.keys[number].sign(said))
                 reply = letter.answer(Relay(message=message), signed).seal(world.keys[number])
             coordinator.receive(number, reply)

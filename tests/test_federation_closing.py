@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import Spent
 from fedveil.engine.statement import state
 from fedveil.federation import own_statement
@@ -18,9 +17,13 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_STATEMENT
 from fedveil.federation.own_session import OwnSession
 from fedveil.federation.own_training import OwnTraining
+from fedveil.federation.rounds import Rounds
+from fedveil.federation.run_record import AGREED, signed_end
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.events import atoms, compose
+from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protection.parts import Closing, Joined
+from fedveil.protection.parts import Attested, Closing, Joined
 from fedveil.protection.refusals import Code
 from tests.federation_world import RUN, World, asked, population
 
@@ -168,14 +171,47 @@ def test_an_absurd_end_is_refused_before_anything_is_computed(
             session.sign_statement(absurd)
 
 
-def test_the_end_of_a_run_with_releases_beside_its_rounds_is_signed_by_no_silo(
-    masked: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its statement is complete after them alone; a coordinator that asks before is refused."""
-    session = session_of(masked)
-    honest = closing(stated(session, 2, 2), 2, 2)
-    session.sign_statement(honest)
-    monkeypatch.setattr(Prepared, "beside", ("eval/1",))
-    with pytest.raises(RefusalError) as refused:
-        session.sign_statement(honest)
-    assert refused.value.why.code is Code.STATEMENT
+def test_who_has_signed_the_end_of_a_run_gives_nothing_more_to_it(tmp_path: Path) -> None:
+    """A coordinator has the end signed after one round of two, and goes on: also with silos that were started again."""
+    world = World(tmp_path, asked(rounds=2, **SECURE), population())
+    coordinator = world.coordinator = world.coordinate()
+    rounds = coordinator._rounds
+    assert isinstance(rounds, Rounds)
+    while rounds.number == 1:
+        world.exchange(coordinator)
+    rounds._spent = True
+    coordinator.stop("as if nothing were left of the budget")
+    world.farewell()
+    assert [one["silo"] for one in signed_end(world.run_folder.path)] == [0, 1, 2]
+    for number, party in enumerate(world.silos):
+        assert party is not None
+        party.close()
+        world.silos[number] = world.silo(number)
+    world.play()
+    assert "has signed the end of the run" in (coordinator_of(world).outcome.stopped or "")
+    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    world.close()
+
+
+def test_the_end_of_a_run_that_can_go_on_is_signed_by_nobody(tmp_path: Path) -> None:
+    world = World(tmp_path, asked(rounds=2, **SECURE), population())
+    coordinator = world.coordinator = world.coordinate()
+    while coordinator._rounds.number == 1:
+        world.exchange(coordinator)
+    coordinator.stop("somebody interrupted it")
+    world.farewell()
+    assert (world.run_folder / "privacy.json").exists()
+    assert not (world.run_folder / AGREED).exists()
+    world.close()
+
+
+def test_a_signature_of_another_end_is_not_kept(masked: World) -> None:
+    before = signed_end(masked.run_folder.path)
+    assert len(before) == 3
+    coordinator_of(masked)._record.agree(0, (Attested(signature=masked.keys[0].sign(b"another end")),))
+    assert signed_end(masked.run_folder.path) == before
+
+
+def coordinator_of(world: World) -> Any:
+    assert world.coordinator is not None
+    return world.coordinator

@@ -22,7 +22,7 @@ from fedveil.federation.store import RecordStore
 from fedveil.privacy import ledger as ledgers
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
-from fedveil.privacy.ledger_lines import Entry, Note, Origin
+from fedveil.privacy.ledger_lines import Entry, Note, Origin, parse_lines
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.protection.parts import Heads, Part
 from fedveil.protection.refusals import Code, Refusal
@@ -73,7 +73,7 @@ def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
     lines = read_lines(world.folder / STATE / LEDGER)
     notes = [line for line in lines if isinstance(line, Note)]
     charges = [line for line in lines if isinstance(line, Entry)]
-    assert [note.kind for note in notes] == ["opened", "policy"]
+    assert [note.kind for note in notes] == ["opened", "policy", "ended"]
     assert json.loads(notes[1].text)["epsilon"] == world.policy.epsilon
     assert [one.round for one in charges] == [1, 2]
     kept = {path.stem for path in (world.folder / STATE / TERMS).iterdir()}
@@ -83,11 +83,12 @@ def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
         assert one.time is not None
     (record,) = (world.folder / STATE / "answers").glob("*.answer")
     head = RecordStore(record.parent).heads()
-    assert list(head) == [read_head(world.folder / STATE / LEDGER).digest]
+    path = world.folder / STATE / LEDGER
+    assert list(head) == [parse_lines(path, path.read_bytes())[1][charges[-1].index]]
     assert HeadsSeen(world.folder / HEADS).last("silo0").hex() == (world.folder / STATE / HEAD).read_text()
     restart(world)
     assert [note.kind for note in read_lines(world.folder / STATE / LEDGER) if isinstance(note, Note)] == [
-        *("opened", "policy", "opened")
+        *("opened", "policy", "ended", "opened")
     ]
 
 

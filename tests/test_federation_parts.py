@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Study:
             port=9443,
             policy=DraftedPolicy(epsilon=1e6),
         )
-        self.paths = made.silos
+        self.paths = list(made.silos)
         for path in made.silos:
             settings = SiloFolder(path).settings
             table, users = folder / f"{settings.name}.csv", folder / "users.txt"
@@ -87,17 +88,22 @@ class Study:
         self.home = CoordinatorFolder(made.coordinator)
         self.run = create_run(self.home, read_document(folder / "experiment.toml", self.home))
 
-    def play(self, parts: int = 9) -> list[str | None]:
-        """Play so many parts by parties that are opened anew; return why each ended early."""
-        silos = [open_silo(SiloFolder(path)) for path in self.paths]
-        ended = list[str | None]()
-        for party in due_parts(self.home, self.run.path):
-            ended.append(carried(party, silos))
-            if ended[-1] is not None or len(ended) == parts:
-                break
-        for silo in silos:
-            silo.close()
-        return ended
+    def play(self, parts: int = 9, *, signs: bool = True) -> list[str | None]:
+        """Play so many parts by parties that are opened anew; return why each ended early.
+
+        Args:
+            parts: at most.
+            signs: whether the silos' signatures of the end arrive.
+        """
+        with ExitStack() as opened:
+            silos = [opened.enter_context(open_silo(SiloFolder(path))) for path in self.paths]
+            ended = list[str | None]()
+            for party in due_parts(self.home, self.run.path):
+                opened.callback(party.close)
+                ended.append(carried(party, silos, signs=signs))
+                if ended[-1] is not None or len(ended) == parts:
+                    break
+            return ended
 
     def charges(self, silo: int) -> list[tuple[str, int]]:
         """What a silo's ledger was charged with."""
@@ -110,14 +116,15 @@ def people_of(folder: Path) -> int:
     return int(tomllib.loads((folder / "schema.toml").read_text())["n_users"])
 
 
-def carried(party: CoordinatorParty[Any], silos: list[SiloParty]) -> str | None:
-    """Carry every letter of a part; return why it ended early."""
+def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool = True) -> str | None:
+    """Carry every letter of a part, and the silos' signatures of the end; return why it ended early."""
     while party.outcome is None:
         for number, data in party.letters():
             party.receive(number, silos[number].receive(data))
     for number, data in party.farewells():
-        silos[number].receive(data)
-    party.close()
+        answer = silos[number].receive(data)
+        if signs:
+            party.receive(number, answer)
     stopped: str | None = party.outcome.stopped
     return stopped
 

@@ -29,7 +29,8 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_release
 from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
-from fedveil.federation.release_audit import verify_release
+from fedveil.federation.run_audit import verify_run
+from fedveil.federation.run_record import ROUNDS, signed_end
 from fedveil.federation.share import silo_share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
@@ -37,8 +38,9 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.standing import Standing
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.statement import Statement
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Part, Phase
+from fedveil.protection.parts import Closing, Part, Phase
 from tests import test_inference_runs, test_releases
 from tests.federation_world import small_keys
 
@@ -99,10 +101,10 @@ class Hospitals:
             state=state,
         )
 
-    def coordinator(self) -> CoordinatorParty[Any]:
-        """Open the coordinator of the next release."""
+    def coordinator(self, *, again: bool = False) -> CoordinatorParty[Any]:
+        """Open the coordinator of the next release, or of the last one again."""
         declared = Declared(schema=self.schema, silos=self.membership.silos)
-        due = due_of_document(PREPARE[self.document.file](self.document, declared), self.run)
+        due = due_of_document(PREPARE[self.document.file](self.document, declared), self.run, again=again)
         assert due is not None
         return open_release(
             due=due,
@@ -113,13 +115,16 @@ class Hospitals:
             heads=HeadsSeen(self.folder / HEADS),
         )
 
-    def play(self, most: int = 50) -> str | None:
-        """Carry every letter of the next release, in order; return why it ended early."""
-        party = self.coordinator()
+    def play(self) -> str | None:
+        """Play the next release; return why it ended early."""
+        return self.carry(self.coordinator())
+
+    def carry(self, party: CoordinatorParty[Any], most: int = 50) -> str | None:
+        """Carry every letter of a release, in order; return why it ended early."""
         for _ in range(most):
             if party.outcome is not None:
                 for number, data in party.farewells():
-                    self.silos[number].receive(data)
+                    party.receive(number, self.silos[number].receive(self._told(number, data)))
                 stopped: str | None = party.outcome.stopped
                 return stopped
             for number, data in party.letters():
@@ -367,8 +372,8 @@ def test_neighbours_are_answered_in_letters_of_the_same_shape(tmp_path: Path, pr
     assert found[0] == found[1]
 
 
-def test_the_folder_of_a_release_is_checked_as_what_it_is(tmp_path: Path) -> None:
-    """Ledger, statement and epsilon; and it says that nobody has signed it."""
+def test_the_folder_of_a_release_is_checked_as_that_of_a_run(tmp_path: Path) -> None:
+    """Ledger, statement, epsilon, and what its parties have signed: the document, its round, its end."""
     world = Hospitals(tmp_path, statistics(tmp_path))
     assert world.play() is None
     world.close()
@@ -376,13 +381,48 @@ def test_the_folder_of_a_release_is_checked_as_what_it_is(tmp_path: Path) -> Non
     shown = CliRunner().invoke(cli.app, ["verify", str(folder), "--json"])
     assert shown.exit_code == 0, shown.output
     found = {one["name"]: one for one in json.loads(shown.stdout)["checks"]}
-    assert {name: one["outcome"] for name, one in found.items() if not name.startswith("epsilon")} == {
-        "ledger": "holds",
-        "statement": "holds",
-        "signatures": "unchecked",
-    }
-    assert "nobody has signed it" in found["signatures"]["detail"]
-    refused = CliRunner().invoke(cli.app, ["verify", str(folder), "--charter", "charter.toml"])
-    assert "it takes none of these options" in str(refused.exception)
+    names = ("experiment", "ledger", "statement", "rounds", "end")
+    assert [found[name]["outcome"] for name in names] == ["holds"] * 5
+    assert "model" not in found
     (folder / "ledger.jsonl").write_bytes(b"")
-    assert not verify_release(folder).holds
+    assert not verify_run(folder).holds
+
+
+def test_every_release_of_a_document_is_signed_and_its_end_with_the_last(tmp_path: Path) -> None:
+    test_inference_runs.tables(tmp_path, odd=False)
+    document = read_inference_document(test_inference_runs.written(tmp_path, privacy="epsilon = 8.0"))
+    world, flatters = Hospitals(tmp_path, document), list[int]()
+
+    def flattering(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        """A coordinator that shows one silo of two a smaller epsilon."""
+        if silo or not isinstance(parts[0], Closing):
+            return parts
+        flatters.append(silo)
+        stated = Statement.from_json(json.loads(parts[0].statement))
+        assert stated.epsilon is not None
+        less = replace(stated, epsilon=stated.epsilon * 0.99)
+        return replace(parts[0], statement=json.dumps(less.to_json())), *parts[1:]
+
+    for made in range(3):
+        assert not made or ends(world.run.path) == "unchecked"
+        world.lie = flattering
+        assert world.play() is None
+    assert flatters == [0]
+    assert [one["silo"] for one in signed_end(world.run.path)] == [1]
+    world.lie = Hospitals.told
+    party = world.coordinator(again=True)
+    assert world.carry(party) is None
+    assert ends(world.run.path) == "holds"
+    assert [json.loads(line)["part"] for line in (world.run / ROUNDS).read_text().splitlines()] == [
+        "1",
+        "2",
+        "3",
+    ]
+    assert all(len(world.charges(silo)) == 3 for silo in world.membership.silos)
+    world.close()
+
+
+def ends(folder: Path) -> str:
+    """What `fedveil verify` says of the end of a run."""
+    (found,) = [one.outcome for one in verify_run(folder).checks if one.name == "end"]
+    return found

@@ -556,7 +556,7 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(
         round_id = RoundId(run=coordinator._session_run, round=1, attempt=0)
         sent = Envelope(round_id=round_id, sender=number, recipient=SERVER, message=OpenVector(values=values))
         terms = coordinator._record._terms
-        told = attested(letter.run, terms, 1, coordinator._asked, coordinator._told, bytes(32))
+        told = attested(letter.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32))
         signed = Attested(signature=world.keys[number].sign(told))
         answer = letter.answer(Relay(message=sent.encode()), signed)
         coordinator.receive(number, answer.seal(world.keys[number]))

@@ -18,11 +18,11 @@ from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import ConcentratedEvent, GaussianEvent
+from fedveil.privacy.events import Adjacency, ConcentratedEvent, GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.together import spent_by
 from tests.doc_examples import BLOCKS
-from tests.federation_world import asked, population
+from tests.federation_world import asked, clients, population
 from tests.test_preprocessing import FILES, prepared_in, tables
 from tests.test_run import Silent
 
@@ -86,6 +86,32 @@ def test_rounds_of_drawn_users_share_no_epsilon(tmp_path: Path) -> None:
         CompositionError, match=r"privacy\.share: only Gaussian releases can share one epsilon"
     ):
         prepared_in(tmp_path, privacy={"epsilon": EPSILON, "share": 0.5}, method={"user_sampling_rate": 0.1})
+
+
+def test_a_share_is_of_the_whole_where_clients_are_replaced() -> None:
+    """mu^2 is counted under the method's adjacency, on the side of the others as on one's own."""
+
+    def found(share: float) -> Any:
+        document = {
+            "name": "clients",
+            "rounds": 5,
+            "data": {"name": "digits", "n_users": 8, "n_silos": 8},
+            "model": {"name": "linear", "loss": "binary_cross_entropy"},
+            "local": {},
+            "method": {
+                "name": "dp-fed",
+                "clip": 1.0,
+                "noise_multiplier": "calibrated",
+                "client_sampling": "uniform",
+                "client_sampling_rate": 0.95,
+            },
+            "privacy": {"epsilon": 3.0, "share": share},
+        }
+        return prepare(parse(document, "test"), FixedPopulation(clients(8))).guarantee
+
+    whole, part = found(1.0), found(0.8)
+    assert whole.adjacency is part.adjacency is Adjacency.REPLACE_ONE
+    assert (whole.event.noise_multiplier / part.event.noise_multiplier) ** 2 == pytest.approx(0.8, rel=1e-3)
 
 
 def voting(**changes: Any) -> Prepared:

@@ -25,13 +25,17 @@ from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
+from fedveil.errors import IntegrityError
 from fedveil.federation.attendance import Attendance
 from fedveil.federation.charter import Charter
 from fedveil.federation.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.run_audit import BEYOND, verify_run
 from fedveil.federation.run_record import AGREED, CONTENTS, MADE_LATER, ROUNDS, by_coordinator, canonical
 from fedveil.federation.share import FixedPopulation
+from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_lines import Entry
+from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Closing, Part, Refused
 from fedveil.protection.refusals import Code
 from tests.federation_world import ADAPTIVE, World, asked, population, small_keys
@@ -73,13 +77,20 @@ def resigned(world: World, folder: Path, change: Callable[[dict[str, Any]], None
     """Have the coordinator itself change a line, and sign it and all that follows anew."""
     lines = [json.loads(line) for line in (folder / ROUNDS).read_bytes().splitlines()]
     change(lines[number - 1])
-    previous = lines[0]["previous"]
+    resigned_lines(world.key, folder, lines)
+    (folder / AGREED).unlink()
+
+
+def resigned_lines(key: IdentityKey, folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Have a coordinator sign a record of other lines, and the end of it anew."""
+    previous = bytes(32).hex()
     for line in lines:
         line["previous"] = previous
-        line["signature"] = world.key.sign(by_coordinator(line)).hex()
+        line["signature"] = key.sign(by_coordinator(line)).hex()
         previous = hashlib.sha256(canonical(line)).hexdigest()
     (folder / ROUNDS).write_bytes(b"".join(canonical(line) + b"\n" for line in lines))
-    (folder / AGREED).unlink()
+    end = json.loads((folder / AGREED).read_text()) | {"line": previous}
+    (folder / AGREED).write_bytes(canonical(end | {"signature": key.sign(by_coordinator(end)).hex()}))
 
 
 def test_a_run_is_signed_by_all_its_parties(world: World) -> None:
@@ -269,9 +280,10 @@ def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> Non
     def flatter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         if not isinstance(parts[0], Closing):
             return parts
-        document = json.loads(parts[0].statement)
-        document["epsilon"] /= 2
-        return replace(parts[0], statement=json.dumps(document)), *parts[1:]
+        stated = Statement.from_json(json.loads(parts[0].statement))
+        assert stated.epsilon is not None
+        less = replace(stated, epsilon=stated.epsilon / 2)
+        return replace(parts[0], statement=json.dumps(less.to_json())), *parts[1:]
 
     world.play()
     assert world.coordinator is not None
@@ -325,6 +337,7 @@ def test_a_silos_ledger_shows_a_round_that_the_run_hides(
     """The same round once more is the silo's own crash, where rounds are repeated; another round is hidden."""
     state, target = tmp_path / "state", tmp_path / "0.json"
     shutil.copytree(world.folder / "state-0", state)
+    unsigned(state / "ledger.jsonl")
     with Ledger(state / "ledger.jsonl", unit="user") as ledger:
         entry = ledger.entries[0]
         for number in rounds:
@@ -335,16 +348,74 @@ def test_a_silos_ledger_shows_a_round_that_the_run_hides(
     assert fits or "more often than ledger.jsonl" in found.checks[-1 - len(BEYOND)].detail
 
 
+def unsigned(ledger: Path) -> None:
+    """Take out the last line of a silo's ledger, by which it knows that it has signed the end of a run."""
+    lines = ledger.read_text().splitlines(keepends=True)
+    assert '"ended"' in lines[-1]
+    ledger.write_text("".join(lines[:-1]))
+
+
+def test_a_silos_ledger_shows_a_round_under_terms_that_the_run_hides(world: World, tmp_path: Path) -> None:
+    """A coordinator asks for a round once more under less noise, and keeps that proposal out of the run's folder."""
+    state, target = tmp_path / "state", tmp_path / "silo.json"
+    shutil.copytree(world.folder / "state-0", state)
+    unsigned(state / "ledger.jsonl")
+    with Ledger(state / "ledger.jsonl", unit="user") as ledger:
+        entry = ledger.entries[0]
+        assert entry.origin is not None
+        hidden = replace(entry.origin, terms="ab" * 32)
+        ledger.charge(run=entry.run, round=1, attempt=1, event=entry.event, origin=hidden)
+    (state / "terms" / f"{hidden.terms}.letter").write_bytes(b"of these")
+    export_ledger(state, target, identity=world.keys[0], membership=world.membership, number=0, delta=1e-5)
+    found = verify_run(world.run_folder.path, ledgers=[target])
+    assert [one.detail for one in found.checks if one.outcome == "fails"] == [
+        f"{target}: has charges of this run under terms that terms.jsonl does not have"
+    ]
+
+
+def test_a_silos_ledger_shows_what_it_gave_after_the_end(world: World, tmp_path: Path) -> None:
+    """No honest silo does; one that did has it in its ledger, behind the line of the end."""
+    state, target = tmp_path / "state", tmp_path / "0.json"
+    shutil.copytree(world.folder / "state-0", state)
+    with Ledger(state / "ledger.jsonl", unit="user") as ledger:
+        entry = ledger.entries[0]
+        ledger.charge(run=entry.run, round=2, attempt=1, event=entry.event, origin=entry.origin)
+    export_ledger(state, target, identity=world.keys[0], membership=world.membership, number=0, delta=1e-5)
+    (found,) = [
+        one for one in verify_run(world.run_folder.path, ledgers=[target]).checks if one.outcome == "fails"
+    ]
+    assert "charges round 2 after the end of this run was signed" in found.detail
+
+
 def test_who_must_be_there_follows_from_the_terms() -> None:
     def of(protection: dict[str, Any]) -> Attendance:
-        return Attendance.of(json.dumps({"protection": protection}), 5)
+        return Attendance.of(json.dumps({"name": "try", "rounds": 2, "protection": protection}), 5)
 
-    assert of({"name": "none"}) == of(MASKED["protection"]) == Attendance(least=5, repeats=True)
+    repeated = Attendance(name="try", least=5, repeats=True, trains=True)
+    assert of({"name": "none"}) == of(MASKED["protection"]) == repeated
     recover = of({"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 2})
-    assert recover == Attendance(least=3, repeats=False)
-    assert of({"name": "private-weighting", "private_sampling": True}) == Attendance(least=5, repeats=False)
-    assert recover.owed([1, 1, 2]) == {1: 2, 2: 1}
-    assert of({"name": "none"}).owed([1, 1, 2]) == {1: 1, 2: 1}
+    assert recover == replace(repeated, least=3, repeats=False)
+    assert of({"name": "private-weighting", "private_sampling": True}) == replace(repeated, repeats=False)
+    first, second = ("", 1), ("", 2)
+    assert recover.owed([first, first, second]) == {first: 2, second: 1}
+    assert repeated.owed([first, first, second]) == {first: 1, second: 1}
+
+
+def test_a_charge_is_of_a_round_or_of_a_release() -> None:
+    event, unit = (
+        GaussianEvent(noise_multiplier=1.0),
+        {"unit": "user", "adjacency": Adjacency.ADD_OR_REMOVE_ONE},
+    )
+    trains = Attendance(name="try", least=1, repeats=True, trains=True)
+
+    def entry(run: str, number: int) -> Entry:
+        return Entry(index=0, run=run, round=number, attempt=0, event=event, **unit)
+
+    assert trains.place(entry("try", 3)) == ("", 3)
+    assert trains.place(entry("try/eval/1", 0)) == ("eval/1", 1)
+    assert replace(trains, trains=False).place(entry("try", 3)) == ("3", 1)
+    with pytest.raises(IntegrityError, match="charge 1 is of another run than 'try'"):
+        trains.place(entry("other/eval/1", 0))
 
 
 def test_an_export_is_of_the_members_that_a_membership_names(world: World, tmp_path: Path) -> None:

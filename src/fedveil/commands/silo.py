@@ -1,4 +1,4 @@
-"""The commands of a silo: join a federation, accept its membership, change keys, serve; and its ledger."""
+"""The commands of a silo: join a federation, accept its membership, change keys, serve, move, leave; and its ledger."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedveil.federation.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import adopt
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.joining import accept, join_as_silo, rotate
+from fedveil.flower.moving import leave, migrate
 from fedveil.flower.requests import Request
 from fedveil.flower.silo import ServedSilo, limit_memory
 
@@ -89,6 +90,43 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
         served.wait()
     finally:
         served.stop()
+
+
+@silo.command("migrate")
+def migrate_command(
+    folder: Folder,
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="made here, to be carried to the other host")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Move a silo that is not served into a new folder: keys, settings and all that it remembers, but no table."""
+    beside = migrate(SiloFolder(folder), target)
+    if as_json:
+        print_json({"folder": target, "beside": beside})
+    else:
+        OUT.print(
+            f"carry to the other host: {target}, and the table that silo.toml names ({', '.join(beside)})"
+        )
+        OUT.print(f"{folder} is no silo's any more")
+
+
+@silo.command("leave")
+def leave_command(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the signed ledger, for an auditor")] = Path(
+        "ledger.json"
+    ),
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Leave the federation on this host: write the ledger, then delete membership, keys and what could be repeated."""
+    leave(SiloFolder(folder, Asked(descriptor)), output)
+    if as_json:
+        print_json({"export": output})
+    else:
+        OUT.print(f"ledger: {output}; {folder} keeps it, and is served no more")
+        OUT.print("the founder now revokes this silo, and seals")
 
 
 @ledger.command("export")

@@ -15,8 +15,8 @@ from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.ledger_audit import verify_ledger
-from fedveil.federation.release_audit import DOCUMENTS, verify_release
-from fedveil.federation.run_audit import EXPERIMENT, verify_run
+from fedveil.federation.recorded_run import DOCUMENTS
+from fedveil.federation.run_audit import verify_run
 
 
 def verify_command(
@@ -60,12 +60,9 @@ def _verified(
 ) -> Verification:
     charter, membership = known
     given = {"--trust": trust, "--charter": charter, "--membership": membership, "--ledger": ledgers}
-    if (made / EXPERIMENT).is_file():
+    if any((made / name).is_file() for name in DOCUMENTS):
         _refuse(given, "a run folder", {"--charter", "--ledger"})
         return verify_run(made, charter, ledgers)
-    if any((made / name).is_file() for name in DOCUMENTS):
-        _refuse(given, "the folder of a release", set())
-        return verify_release(made)
     if made.suffix == ".json":
         _refuse(given, "an exported ledger", {"--trust", "--membership"})
         return verify_ledger(made, trust, membership)

@@ -76,7 +76,9 @@ class Composition:
             )
         if share := experiment.shares.votes:
             ballots = method.contribution.ballots(population.n_silos)
-            each = multiplier_of(share / experiment.rounds, whole_of(experiment.privacy))
+            each = multiplier_of(
+                share / experiment.rounds, whole_of(experiment.privacy, method.sampler.adjacency)
+            )
             protection = protection.paying(each, ballots)
         protected: Method = protection.over(method, population.n_users)
         return protected
@@ -200,7 +202,7 @@ class Composition:
             rounds = guarantee.after(guarantee.against(role), experiment.rounds)
             loss = guarantee.grid_loss_after(experiment.rounds, dimension)
             event, loss = together(rounds, loss, self.beside, role)
-            return ComposedEvent(events=(event, *of_others(experiment.privacy))), loss
+            return ComposedEvent(events=(event, *of_others(experiment.privacy, adjacency))), loss
 
         def event(noise_multiplier: float) -> Event:
             return spent(noise_multiplier)[0]

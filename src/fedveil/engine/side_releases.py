@@ -22,7 +22,7 @@ from fedveil.methods.method import Method
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuarantee
+from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.statistics.local import LocalStatistic
 
@@ -106,9 +106,9 @@ def check_beside(releases: Sequence[SideRelease], rounds: Guarantee) -> None:
             )
 
 
-def whole_of(privacy: PrivacySection) -> float:
+def whole_of(privacy: PrivacySection, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> float:
     """Return the noise multiplier of the one release that spends what a document may: its share of epsilon."""
-    return multiplier_of(privacy.share, _declared(privacy))
+    return multiplier_of(privacy.share, _declared(privacy, adjacency))
 
 
 def check_shared(privacy: PrivacySection, of_round: Event) -> None:
@@ -127,16 +127,18 @@ def check_shared(privacy: PrivacySection, of_round: Event) -> None:
         )
 
 
-def of_others(privacy: PrivacySection) -> tuple[Event, ...]:
+def of_others(
+    privacy: PrivacySection, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+) -> tuple[Event, ...]:
     """Return what other documents may release of the same people: one Gaussian release, or nothing."""
     if privacy.share == 1:
         return ()
-    return (GaussianEvent(noise_multiplier=multiplier_of(1 - privacy.share, _declared(privacy))),)
+    return (GaussianEvent(noise_multiplier=multiplier_of(1 - privacy.share, _declared(privacy, adjacency))),)
 
 
-def _declared(privacy: PrivacySection) -> float:
+def _declared(privacy: PrivacySection, adjacency: Adjacency) -> float:
     assert privacy.epsilon is not None, "documents ask for it"
-    accountant = make_accountant(privacy.accountant)
+    accountant = make_accountant(privacy.accountant, adjacency)
     return whole_multiplier(Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.federation.heads import HeadsSeen, check_heads, sign_heads
+from fedveil.federation.run_record import RoundPlace
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.privacy.ledger import Budget
@@ -54,11 +55,15 @@ class Books:
     @property
     def known(self) -> bool:
         """Whether a round of any part of the run was charged before."""
-        named = self.run.hex()
-        return any(entry.run.partition("/")[0] == named for entry in self.ledger.ledger.entries)
+        return bool(self.places())
+
+    def places(self) -> list[RoundPlace]:
+        """Return the rounds of all parts of the run that were charged; one that was charged twice is there twice."""
+        named = [(*entry.run.partition("/"), entry.round) for entry in self.ledger.ledger.entries]
+        return [(part, number) for run, _, part, number in named if run == self.run.hex()]
 
     def charged(self) -> list[int]:
-        """Return the rounds of the run that were charged; one that was charged twice is there twice."""
+        """Return the rounds of the part that were charged; one that was charged twice is there twice."""
         return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
 
     def speak(self, session: bytes, place: Place) -> tuple[SignedHead, ...]:

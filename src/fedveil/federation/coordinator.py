@@ -15,6 +15,7 @@ after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each wou
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Generic
 
@@ -179,8 +180,10 @@ class CoordinatorParty(Generic[EndingT]):
         if letter.run != self._run:
             return Heard.NOTHING
         if exchange is None:
-            if (letter.session, letter.number) == (self._session, self._number):
-                self._record.agree(silo, letter.parts)
+            last = (letter.session, letter.number) == (self._session, self._number)
+            if last and self._record.agree(silo, letter.parts):
+                with suppress(IntegrityError):  # one that has gone back is refused when a session begins
+                    self._heads.hear({name: letter.head})
             return Heard.NOTHING
         if works(letter.parts):
             return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
@@ -338,7 +341,9 @@ class CoordinatorParty(Generic[EndingT]):
             shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
-        self._record.see(self._rounds.number, (self._asked, self._told), answers, exchange.heads)
+        phase, number = self._plan.phase, self._rounds.number
+        place = "" if phase is None else phase.name, number
+        self._record.see(place, (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
             total = self._plan.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
+from fedveil.federation.run_record import RoundPlace
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import LEDGER
@@ -119,20 +120,35 @@ class LedgerExport:
         """The silo's key."""
         return PublicIdentity(bytes.fromhex(self.document["public"]))
 
-    def rounds_of(self, run: str) -> list[int]:
-        """Return the rounds of a run that were charged, once for each charge."""
-        return [line.round for line in _charges(self.lines) if line.run == run]
+    def rounds_of(self, run: str) -> list[RoundPlace]:
+        """Return the rounds of all parts of a run that were charged, once for each charge."""
+        return [place for place, _ in self._charged(run, self.lines)]
 
-    def charged(self, run: str, round_number: int, terms: str, head: str) -> bool:
+    def terms_of(self, run: str) -> set[str]:
+        """Return the terms under which parts of a run were charged; "" where none is told."""
+        return {"" if one.origin is None else one.origin.terms for _, one in self._charged(run, self.lines)}
+
+    def after_end(self, run: str) -> list[RoundPlace]:
+        """Return those of them that were charged after the silo had signed the end of the run."""
+        for number, line in enumerate(self.lines):
+            if isinstance(line, Note) and (line.kind, line.text) == ("ended", run):
+                return [place for place, _ in self._charged(run, self.lines[number:])]
+        return []
+
+    def charged(self, run: str, place: RoundPlace, terms: str, head: str) -> bool:
         """Return whether a round of a run was charged, under these terms, when the ledger ended with a head."""
         if head not in self.digests:
             return False
-        return any(
-            (line.run, line.round) == (run, round_number)
-            and line.origin is not None
-            and line.origin.terms == terms
-            for line in _charges(self.lines[: self.digests.index(head) + 1])
-        )
+        lines = self.lines[: self.digests.index(head) + 1]
+        return (place, terms) in [
+            (one, line.origin.terms) for one, line in self._charged(run, lines) if line.origin is not None
+        ]
+
+    def _charged(self, run: str, lines: Sequence[Line]) -> Iterator[tuple[RoundPlace, Entry]]:
+        for line in _charges(lines):
+            named, _, part = line.run.partition("/")
+            if named == run:
+                yield (part, line.round), line
 
 
 def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | None = None) -> Verification:

@@ -81,11 +81,13 @@ def open_release(
         ProtocolError: a letter of its protocol would be longer than any party reads.
         RunFolderError: a damaged folder, or another process at work in it.
     """
+    record = RunRecord(folder, identify(folder), membership, identity)
+    ledger = Ledger(folder / "ledger.jsonl", unit=UNIT)
     return CoordinatorParty(
-        rounds=ReleaseRounds(due, Ledger(folder / "ledger.jsonl", unit=UNIT)),
+        rounds=ReleaseRounds(due, ledger, record),
         offered=as_silos_see(document, membership.silos),
         membership=membership,
         identity=identity,
-        record=RunRecord(folder, identify(folder), membership, identity),
+        record=record,
         heads=heads,
     )

@@ -9,6 +9,7 @@ same in a silo's own table as in a table of all, and have no part in training or
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float32
@@ -22,6 +23,7 @@ from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_release import OwnRelease, release_plan, sums_of
 from fedveil.federation.own_round import as_tensor
+from fedveil.federation.own_statement import check_training
 from fedveil.federation.own_training import OwnTraining
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
@@ -134,6 +136,7 @@ class OwnParts:
             release=release,
             charged=policy.event(side.guarantee),
             records=read,
+            states=partial(check_training, prepared),
             seconds=policy.round_seconds,
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
@@ -20,6 +21,7 @@ from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_statement import OwnCharges, check_releases
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.policy import Policy
 from fedveil.federation.session_plan import SessionPlan, Start
@@ -28,7 +30,7 @@ from fedveil.federation.store import Tensors
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
 from fedveil.privacy.events import ComposedEvent, Event
-from fedveil.protection.parts import Phase
+from fedveil.protection.parts import Closing, Phase
 from fedveil.protection.refusals import Code
 from fedveil.randomness import PrivacyRandomness
 
@@ -86,6 +88,7 @@ class OwnRelease(OwnWork):
         release: what is released.
         charged: what the silo's ledger is charged with.
         records: its own records, as the step reads them; of a model, where one is sent.
+        states: returns if the run states what its terms give, as :meth:`OwnWork.check_statement`.
         seconds: that counting them may take.
     """
 
@@ -95,6 +98,7 @@ class OwnRelease(OwnWork):
     release: Release
     charged: Event
     records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
+    states: Callable[[Closing, OwnCharges], None]
     seconds: float
 
     def event(self, number: int, *, again: bool) -> Event:
@@ -111,6 +115,10 @@ class OwnRelease(OwnWork):
         """Return what makes the silo's sum, or its people's vectors under private weighting."""
         records, deadline = self.records(start.model), Deadline(self.seconds)
         return ReleaseWork(self.release, records, self.plan.privacy, deadline)
+
+    def check_statement(self, closing: Closing, own: OwnCharges) -> None:
+        """Return if the run states what its terms give, and charges what the silo's ledger shows."""
+        self.states(closing, own)
 
 
 def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table: OwnTable) -> OwnRelease:
@@ -145,5 +153,6 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
         release=release,
         charged=events[len(made)],
         records=lambda _: own,
+        states=partial(check_releases, prepared),
         seconds=policy.round_seconds,
     )

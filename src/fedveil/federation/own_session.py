@@ -23,6 +23,7 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.own_round import Told
+from fedveil.federation.own_statement import OwnCharges
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.run_record import attested, concluded, digest_of_model
 from fedveil.federation.session_plan import MODEL
@@ -86,7 +87,7 @@ class OwnSession:
         self._books, self._run = books, place.run
         self._session, self._place = session, place
         self.proposed, self._terms = terms.digest, agreed
-        self._round, self._model = 0, b""
+        self._round, self._model = ("", 0), b""
         self._context = session_context(session, agreed)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         plan = work.plan
@@ -125,7 +126,10 @@ class OwnSession:
         if begins:
             self._terms = with_totals(self._terms, parts)
             self._asked = round_context(self._context, self._terms, parts)
-            self._round, self._model = only(parts, Task, SERVER).round, digest_of_model(parts)
+            self._round, self._model = (
+                (self._books.part, only(parts, Task, SERVER).round),
+                digest_of_model(parts),
+            )
             self.client.bind(self._asked)
         answers = [answer for part in parts for answer in self._read(part)]
         if begins and self.talk.signs:
@@ -135,7 +139,7 @@ class OwnSession:
         return answers
 
     def sign_statement(self, closing: Closing) -> Attested:
-        """Return the silo's signature of what the run states, computed again.
+        """Return the silo's signature of what the run states, computed again; it gives nothing more to the run then.
 
         Where a round that is asked for again is the same, the coordinator charges it once, and a silo again only for
         its own crash; where it is another release, the coordinator charges before every time that a silo does.
@@ -144,8 +148,12 @@ class OwnSession:
             RefusalError: it states something else than the terms give, or fewer charges than the silo's ledger shows.
         """
         books, agreement = self._books, self._agreement
-        charged = Counter(set(books.charged()) if agreement.repeats else books.charged())
-        self.work.check_statement(closing, charged, whole=agreement.least == agreement.clients)
+        places = books.places()
+        times = Counter(set(places) if agreement.repeats else places)
+        self.work.check_statement(
+            closing, OwnCharges(times=times, whole=agreement.least == agreement.clients)
+        )
+        books.ledger.end(books.run.hex())
         return Attested(signature=self._identity.sign(concluded(books.run, self.proposed, closing)))
 
     def _of_round(self) -> bytes:
@@ -206,6 +214,8 @@ class OwnSession:
         books, repeats, plan = self._books, self._agreement.repeats, self.work.plan
         if not 1 <= task.round <= plan.rounds:
             raise RefusalError(Code.NO_SUCH_ROUND, plan.rounds)
+        if books.ledger.ended(books.run.hex()):
+            raise RefusalError(Code.RUN_OVER)
         asked = self._terms + task.encode() + self.told.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
         last = books.records.read(books.place)

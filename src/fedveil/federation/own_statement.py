@@ -1,30 +1,33 @@
 """What a silo computes of a run's statement before it signs it: it signs none that promises more than the terms give.
 
 Claim: a statement that a silo signs is, word for word, the one that the terms give for as many rounds and charges as
-the coordinator says; it charges every round at least as often as the silo's own ledger shows that it must have been
-asked for; and no epsilon in it, nor a figure of a publication, is below the silo's own by more than the rounding of
-another machine. A silo that gave nothing to a round that needs it signs nothing, and none signs the end of a run with
-releases beside its rounds, whose statement is complete only after them. Not shown by it: how often other silos
-were asked for a round without this one; that the last round which the silo gave something to counts as complete (it is
-charged either way); which line of the record the coordinator names, for silos never see the record; and that the run
-does not go on afterwards. Tests: ``tests/test_federation_closing.py``.
+the coordinator says, with every release beside them; it charges every round of every part at least as often as the
+silo's own ledger shows that it must have been asked for; and no epsilon in it, nor a figure of a publication, is below
+the silo's own by more than the rounding of another machine. A silo that gave nothing to a round that needs it signs
+nothing, and so does one of whose ledger anything was charged to the run under another experiment than the closing
+session's (``SiloParty._check_one_experiment``). Once it has signed, it gives nothing more to the run (:meth:`~fedveil.federation.silo_ledger.SiloLedger.end`).
+Not shown by it: how often other silos were asked for a round without this one; that the last round which the silo gave
+something to counts as complete (it is charged either way); and which line of the record the coordinator names, for
+silos never see the record. Tests: ``tests/test_federation_closing.py``, ``tests/test_federation_statements.py``.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fedveil.engine.attempts import MOST_ATTEMPTS
+from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import Spent
 from fedveil.engine.statement import state
 from fedveil.errors import FedveilError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_STATEMENT
+from fedveil.federation.run_record import RoundPlace
 from fedveil.files import parse_json
 from fedveil.methods.claims import Guarantee
 from fedveil.privacy.events import Event, atoms
@@ -37,61 +40,134 @@ _LONG: Final = 1000
 """Rounds that a run may always have attempts for: it may be resumed often, each time with ``MOST_ATTEMPTS``."""
 
 
-def check_statement(prepared: Prepared, closing: Closing, charged: Counter[int], *, whole: bool) -> None:
-    """Return if a run states what its terms give.
+@dataclass(frozen=True, kw_only=True)
+class OwnCharges:
+    """What a silo's ledger shows of a run.
 
-    Args:
-        prepared: the experiment as the silo holds it.
-        closing: what the coordinator says at the end.
-        charged: rounds of the run, and how often the coordinator must have charged each, as the silo's ledger shows.
+    Attributes:
+        times: rounds of all parts, and how often the coordinator must have charged each.
         whole: whether every round needs every silo.
-
-    Raises:
-        RefusalError: another statement.
     """
-    if prepared.beside:
-        raise RefusalError(Code.STATEMENT)
-    try:
-        _check_size(closing, prepared.experiment.rounds)
-        stated = Statement.from_json(parse_json(closing.statement, "the statement", RefusedText))
-        rounds, charges = closing.round, closing.charges
-        guarantee, number = prepared.guarantee, prepared.experiment.rounds
-        least = charged | Counter(range(1, rounds + 1))
-        if max(charged, default=0) - 1 > rounds or least.total() > charges:
+
+    times: Counter[RoundPlace]
+    whole: bool
+
+    def rounds_of(self, part: str) -> Counter[int]:
+        """Return the rounds of a part."""
+        return Counter({number: many for (name, number), many in self.times.items() if name == part})
+
+    def require(self, releases: Collection[str]) -> None:
+        """Return if these releases were asked for as a run has them: each once, and all of a silo that all need.
+
+        Raises:
+            RefusedText: another one, or one more often; or one without this silo, which needs it.
+        """
+        found = {name: self.rounds_of(name) for name, _ in self.times if name}
+        if any(name not in releases or times != Counter([1]) for name, times in found.items()):
             raise RefusedText
-        if sum(one <= rounds for one in charged) < rounds if whole else rounds and not charged:
+        if self.whole and len(found) < len(releases):
             raise RefusedText
-        if not _composed(guarantee, least, (min(rounds + 1, number), charges), stated.event):
-            raise RefusedText
-        own = state(prepared, rounds, Spent(charges=charges, beside=(), event=stated.event))
-        if _without_figures(stated) != _without_figures(own):
-            raise RefusedText
-        if not all(
-            _at_least(said, found) for said, found in zip(_figures(stated), _figures(own), strict=True)
-        ):
-            raise RefusedText
-    except RefusalError:
-        raise
-    except (FedveilError, ValueError):
-        raise RefusalError(Code.STATEMENT) from None
 
 
 class RefusedText(FedveilError):
     """What a coordinator calls a statement is none, or another."""
 
 
-def _check_size(closing: Closing, rounds: int) -> None:
-    """Refuse what a run of so many rounds does not state, before any of it is read or computed."""
-    if not closing.round <= min(closing.charges, rounds):
+def check_training(prepared: Prepared, closing: Closing, own: OwnCharges) -> None:
+    """Return if a run of training, and of what is released beside it, states what its terms give.
+
+    Args:
+        prepared: the experiment as the silo holds it.
+        closing: what the coordinator says at the end.
+        own: what the silo's ledger shows of the run.
+
+    Raises:
+        RefusalError: another statement.
+    """
+    _refusing(lambda: _check_training(prepared, closing, own))
+
+
+def check_releases(prepared: PreparedReleases, closing: Closing, own: OwnCharges) -> None:
+    """Return if a document's releases state what they give together; all of them are made.
+
+    Args:
+        prepared: the releases as the silo holds them.
+        closing: what the coordinator says at the end.
+        own: what the silo's ledger shows of the run.
+
+    Raises:
+        RefusalError: another statement.
+    """
+
+    def check() -> None:
+        if closing.round or closing.charges or not own.times:
+            raise RefusedText
+        _check_length(closing)
+        own.require([prepared.part(made) for made in range(prepared.count)])
+        once = [1] * prepared.count
+        _compare(
+            _stated(closing),
+            prepared.series.statement(prepared.document.name, once, prepared.public, prepared.notes),
+        )
+
+    _refusing(check)
+
+
+def _refusing(check: Callable[[], None]) -> None:
+    try:
+        check()
+    except RefusalError:
+        raise
+    except (FedveilError, ValueError):
+        raise RefusalError(Code.STATEMENT) from None
+
+
+def _check_training(prepared: Prepared, closing: Closing, own: OwnCharges) -> None:
+    rounds, charges, number = closing.round, closing.charges, prepared.experiment.rounds
+    if not rounds <= min(charges, number) or charges > MOST_ATTEMPTS * max(number, _LONG):
+        raise RefusedText  # before any of it is read or computed
+    _check_length(closing)
+    own.require([one.name for one in prepared.beside])
+    charged = own.rounds_of("")
+    least = charged | Counter(range(1, rounds + 1))
+    if max(charged, default=0) - 1 > rounds or least.total() > charges:
         raise RefusedText
-    if closing.charges > MOST_ATTEMPTS * max(rounds, _LONG) or len(closing.statement) > LARGEST_STATEMENT:
+    if sum(one <= rounds for one in charged) < rounds if own.whole else rounds and not own.times:
+        raise RefusedText
+    stated = _stated(closing)
+    beside = (one.guarantee.event for one in prepared.beside)
+    if not _composed(
+        prepared.guarantee, least, (min(rounds + 1, number), charges), _without(stated.event, beside)
+    ):
+        raise RefusedText
+    spent = Spent(charges=charges, beside=prepared.beside, event=stated.event)
+    _compare(stated, state(prepared, rounds, spent))
+
+
+def _stated(closing: Closing) -> Statement:
+    return Statement.from_json(parse_json(closing.statement, "the statement", RefusedText))
+
+
+def _check_length(closing: Closing) -> None:
+    """Refuse a text that no run states, before any of it is read."""
+    if len(closing.statement) > LARGEST_STATEMENT:
         raise RefusedText
 
 
-def _composed(guarantee: Guarantee, least: Counter[int], counts: tuple[int, int], event: Event) -> bool:
-    """Return whether an event is each round's as often as it must be, and what is left those of any round begun."""
+def _without(event: Event, releases: Iterable[Event]) -> Counter[Event]:
+    """Return the atoms of an event but those of releases; what is not there counts below 0."""
+    left = Counter(atoms(event))
+    for one in releases:
+        left.subtract(atoms(one))
+    return left
+
+
+def _composed(
+    guarantee: Guarantee, least: Counter[int], counts: tuple[int, int], left: Counter[Event]
+) -> bool:
+    """Return whether atoms are each round's as often as it must be, and what is left those of any round begun."""
     begun, charges = counts
-    left, rest = Counter(atoms(event)), charges - least.total()
+    rest = charges - least.total()
     first, again = (
         {
             number: atoms(guarantee.of_round(guarantee.event, number, again=repeated))
@@ -119,6 +195,18 @@ def _made_of(left: Counter[Event], events: Mapping[int, Counter[Event]], number:
         and {atom for atom, times in left.items() if times} <= possible
         and sum(left.values()) == number * size
     )
+
+
+def _compare(stated: Statement, own: Statement) -> None:
+    """Return if a statement says what the silo's own does, and no figure is below its own.
+
+    Raises:
+        RefusedText: it does not.
+    """
+    if _without_figures(stated) != _without_figures(own):
+        raise RefusedText
+    if not all(_at_least(said, found) for said, found in zip(_figures(stated), _figures(own), strict=True)):
+        raise RefusedText
 
 
 def _without_figures(statement: Statement) -> Statement:

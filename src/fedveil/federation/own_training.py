@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from fedveil.federation.allowance import Deadline
 from fedveil.federation.document import canonical
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import OwnTurn, as_tensor
-from fedveil.federation.own_statement import check_statement
+from fedveil.federation.own_statement import OwnCharges, check_training
 from fedveil.federation.own_work import OwnWork
 from fedveil.federation.promise import Promise
 from fedveil.federation.session_plan import MODEL, UNIT, SessionPlan, Start
@@ -116,9 +115,9 @@ class OwnTraining(OwnWork):
         setting = replace(prepared.setting, weights=self.promise.weights.clone())
         self.prepared = replace(prepared, setting=setting)
 
-    def check_statement(self, closing: Closing, charged: Counter[int], *, whole: bool) -> None:
+    def check_statement(self, closing: Closing, own: OwnCharges) -> None:
         """Return if a run states what its terms give, and charges what the silo's ledger shows."""
-        check_statement(self.prepared, closing, charged, whole=whole)
+        check_training(self.prepared, closing, own)
 
     def after(self, last: RoundRecord | None) -> Tensors:
         """Return what a silo itself has to know of the rounds before the next one.

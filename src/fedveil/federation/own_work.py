@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from fedveil.engine.release_sum import ReleaseWork
 from fedveil.engine.workload import Workload
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_statement import OwnCharges
 from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
@@ -66,18 +66,17 @@ class OwnWork(ABC):
         """Take the weights that follow from what the scores of every user sum to over all silos."""
         raise RefusalError(Code.SHAPE)
 
-    def check_statement(self, closing: Closing, charged: Counter[int], *, whole: bool) -> None:
-        """Return if a run states what its terms give.
+    @abstractmethod
+    def check_statement(self, closing: Closing, own: OwnCharges) -> None:
+        """Return if the run, which ends in this session, states what its terms give.
 
         Args:
             closing: what the coordinator says at the end.
-            charged: rounds, and how often the coordinator must have charged each, as the silo's ledger shows.
-            whole: whether every round needs every silo.
+            own: what the silo's ledger shows of the run.
 
         Raises:
             RefusalError: another statement.
         """
-        raise RefusalError(Code.STATEMENT)
 
     def after(self, last: RoundRecord | None) -> Tensors:
         """Return what a silo itself has to know of the rounds before the next one; nothing where it is told all.

@@ -4,7 +4,8 @@
     experiment:  prep/1 ─► rounds of training ─► eval/1 ─► eval/2
 
 Every part writes what it ended with into the run folder, and the next is found there: a run that was cut off anywhere
-goes on from its folder alone.
+goes on from its folder alone. The end of a run is signed by the silos in a session of its last part: where a signature
+is missing, that part has another session (``again``), in which no round is played.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedveil.engine.release_sum import NoisySum, NoisySums
 from fedveil.engine.run import Outcome, last_checkpoint, over_budget
 from fedveil.engine.run import conclude as conclude_run
 from fedveil.engine.setup import Prepared, privacy_randomness
-from fedveil.engine.side_releases import BESIDE, SideRelease
+from fedveil.engine.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.errors import RunFolderError
 from fedveil.federation.release_rounds import DueRelease, phase_of
 from fedveil.files import read_json, reading
@@ -49,15 +50,19 @@ class PartEnding:
     stopped: str | None
 
 
-def due_of_document(prepared: PreparedReleases, folder: RunFolder) -> DueRelease[PartEnding] | None:
-    """Return the next release of a document; None if all are made.
+def due_of_document(
+    prepared: PreparedReleases, folder: RunFolder, *, again: bool = False
+) -> DueRelease[PartEnding] | None:
+    """Return the next release of a document; if all are made None, or the last one ``again``.
 
     Raises:
         RunFolderError: a damaged folder.
     """
     made = prepared.read(folder)
-    if len(made) == prepared.count:
+    whole = len(made) == prepared.count
+    if whole and not again:
         return None
+    made = made[: prepared.count - 1]
     release = prepared.release(made)
 
     def end(reason: str | None, ledger: Ledger) -> PartEnding:
@@ -74,6 +79,8 @@ def due_of_document(prepared: PreparedReleases, folder: RunFolder) -> DueRelease
         privacy=prepared.series.randomness(),
         keep=lambda one: prepared.write(folder, (*made, one)),
         conclude=end,
+        made=whole,
+        charges=(lambda _: 0) if len(made) == prepared.count - 1 else None,
     )
 
 
@@ -152,14 +159,17 @@ def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
     return number > prepared.experiment.rounds or over_budget(prepared, number) is not None
 
 
-def due_after(prepared: Prepared, folder: RunFolder) -> DueRelease[Outcome] | None:
-    """Return the next release of the evaluation, where one is asked for and not made; the rounds have ended.
+def due_after(prepared: Prepared, folder: RunFolder, *, again: bool = False) -> DueRelease[Outcome] | None:
+    """Return the next release of the evaluation that is asked for; if all are made None, or the last one ``again``.
+
+    The rounds have ended.
 
     Raises:
         RunFolderError: a damaged folder.
     """
     evaluation, experiment = prepared.evaluation, prepared.experiment
-    if evaluation is None or (folder / FILE).exists():
+    whole = (folder / FILE).exists()
+    if evaluation is None or (whole and not again):
         return None
     before, made = refined_before(folder), evaluating(folder)
     side: SideRelease = evaluation.releases[len(made)]
@@ -179,6 +189,11 @@ def due_after(prepared: Prepared, folder: RunFolder) -> DueRelease[Outcome] | No
             conclude_run(prepared, folder, checkpoint, ledger, reason), stopped=reason
         ),
         model=model.cpu().numpy(),
+        made=whole,
+        trained=checkpoint.round,
+        charges=(lambda ledger: spent_of(ledger, experiment.name, ()).charges)
+        if len(made) == len(evaluation.releases) - 1
+        else None,
     )
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float32, Float64
 
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.federation.own_release import release_plan
+from fedveil.federation.run_record import RunRecord
 from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan, Start
 from fedveil.population.records import nobodys_groups
 from fedveil.privacy.events import Event
@@ -36,6 +37,10 @@ class DueRelease(Generic[EndingT]):
         keep: puts its sum on the disk: then, and not before, it counts as released.
         conclude: writes what is left behind; it is told why there is no sum, or None.
         model: (d,) of which it is; of none, for a release that reads none.
+        trained: complete rounds of training before it.
+        made: whether its sum is on the disk: its session plays no round then, and has the end of the run signed.
+        charges: where the run ends with this release, how often a ledger was charged for rounds of training; None: it
+            goes on.
     """
 
     release: Release
@@ -47,10 +52,13 @@ class DueRelease(Generic[EndingT]):
     keep: Callable[[NoisySum], None]
     conclude: Callable[[str | None, Ledger], EndingT]
     model: Float32[np.ndarray, " d"] = field(default_factory=_no_model)
+    trained: int = 0
+    made: bool = False
+    charges: Callable[[Ledger], int] | None = None
 
-    def charges(self, ledger: Ledger) -> int:
-        """Return how often a ledger was charged with it."""
-        return sum((entry.run, entry.round) == (self.run, self.round) for entry in ledger.entries)
+    def charged(self, ledger: Ledger) -> bool:
+        """Return whether a ledger was charged with it."""
+        return any((entry.run, entry.round) == (self.run, self.round) for entry in ledger.entries)
 
     def plan(self) -> SessionPlan:
         """Return what its session plays."""
@@ -63,12 +71,18 @@ class ReleaseRounds(Generic[EndingT]):
     Args:
         due: the release.
         ledger: of the run folder; it is closed here.
+        record: what the parties sign of every round.
+
+    Raises:
+        RunFolderError: the record lacks a round that was played before.
     """
 
-    def __init__(self, due: DueRelease[EndingT], ledger: Ledger) -> None:
-        self._due, self._ledger = due, ledger
+    def __init__(self, due: DueRelease[EndingT], ledger: Ledger, record: RunRecord) -> None:
+        self._due, self._ledger, self._record = due, ledger, record
         self.plan, self.start, self.number = due.plan(), Start(model=due.model), 1
-        self.left = True
+        self.left = not due.made
+        self._closing: list[Part] = []
+        record.mend(due.trained + len(due.phase.released) + due.made)
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
@@ -80,7 +94,7 @@ class ReleaseRounds(Generic[EndingT]):
         Where an attempt that is asked for again is another release, it would cost another epsilon: what a release may
         spend is declared.
         """
-        if repeats or not self._due.charges(self._ledger):
+        if repeats or not self._due.charged(self._ledger):
             return None
         return (
             f"release {self._due.phase.name} was begun before and is charged; under this protection silos that are "
@@ -90,12 +104,13 @@ class ReleaseRounds(Generic[EndingT]):
     def begin(self, repeats: bool) -> Draw:
         """Charge the release where it is not charged yet; everybody takes part."""
         due = self._due
-        if not due.charges(self._ledger):
+        if not due.charged(self._ledger):
             self._ledger.charge(run=due.run, round=due.round, attempt=0, event=due.event)
         return EVERYBODY
 
     def release(self, total: Float64[np.ndarray, " d"], summed: int) -> None:
         """Put the sum on the disk."""
+        self._record.add(None, self._ledger.head.digest)
         self._due.keep(NoisySum(total, self._due.release.std(summed)))
         self.left = False
 
@@ -104,12 +119,15 @@ class ReleaseRounds(Generic[EndingT]):
         raise AssertionError("statistics are released to the coordinator")
 
     def closing(self) -> list[Part]:
-        """Nothing: nobody signs what a release states, and the silos' signatures of its round are not kept."""
-        return []
+        """Return what silos are asked to sign once it is concluded; nothing where the run goes on."""
+        return self._closing
 
     def conclude(self, reason: str | None, *, has_model: bool) -> EndingT:
         """Write what is left behind, and give the ledger back."""
-        found = self._due.conclude(reason, self._ledger)
+        due = self._due
+        found = due.conclude(reason, self._ledger)
+        if due.charges is not None and not self.left:
+            self._closing = self._record.close(due.trained, due.charges(self._ledger))
         self._ledger.close()
         return found
 

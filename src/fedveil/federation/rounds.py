@@ -92,9 +92,10 @@ class Rounds:
         self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
         self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
         folder.mend_metrics(self.checkpoint)
-        record.mend(self.checkpoint.round)
+        record.mend(self.checkpoint.round + (0 if phase is None else len(phase.released)))
         self._attempts, self._draw, self._began = 0, EVERYBODY, time.perf_counter()
         self._closing: list[Part] = []
+        self._spent = False
         observer.started(folder.path, prepared.experiment, self.checkpoint.round)
 
     @property
@@ -125,6 +126,7 @@ class Rounds:
         """
         prepared, number = self._prepared, self.number
         reason = over_budget(prepared, number, self.charges + self._due(repeats))
+        self._spent = reason is not None
         if reason is None and not repeats and self._attempts == MOST_ATTEMPTS:
             return (
                 f"silos vanished in each of {MOST_ATTEMPTS} attempts at round {number}; resume when they stay"
@@ -214,7 +216,7 @@ class Rounds:
         row |= {"summed": summed, "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
-        self._record.add(number, model, checkpoint.ledger.digest)
+        self._record.add(model, checkpoint.ledger.digest)
         self._folder.write_checkpoint(checkpoint)
         self.checkpoint, self._attempts = checkpoint, 0
         self._folder.append("metrics.jsonl", row)
@@ -225,7 +227,7 @@ class Rounds:
         found = conclude(
             self._prepared, self._folder, self.checkpoint, self._ledger, reason, has_model=has_model
         )
-        if self.plan.phase is None:  # else the statement is not final yet
+        if self._prepared.evaluation is None and (self._spent or not self.left):  # else the run can go on
             self._closing = self._record.close(found.rounds, self.charges)
         self._ledger.close()
         return found

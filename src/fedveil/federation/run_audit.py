@@ -1,67 +1,35 @@
 """Check what a run left: who signed what of every round, one chain, and the statement that the recorded events give.
 
-Claim: of the files that a run's end lists, no byte is changed unnoticed by who lacks the coordinator's key. No round is
-changed, put in, or taken out before the last by who lacks the keys of as many silos as a round needs, the coordinator
-included; and where all silos have signed the end, the statement charges every round that an honest one gave anything
-to. Not so the last line: a coordinator can leave out the line of a round that it ended, and must state its charge; and
-it can go on with a run after the end was signed. An exported ledger shows both. Condition: the membership is the right
-one, which its founder's seal shows to whoever has the charter. It shows who agreed to what: not that a silo trained
-honestly (:data:`BEYOND`). ``tests/test_run_audit.py`` flips bytes of every file.
+A run is an experiment, with what is released beside its rounds, or a document of releases.
+
+Claim: of the files that a run's end lists, no byte is changed unnoticed by who lacks the coordinator's key. No round of
+any part is changed, put in, or taken out before the last by who lacks the keys of as many silos as a round needs, the
+coordinator included; where all silos have signed the end, the statement charges every round that an honest one gave
+anything to, and none of them has given anything since. Not so the last line: a coordinator can leave out the line of a
+round of training that it ended, and must state its charge. An exported ledger shows it. Condition: the membership is
+the right one, which its founder's seal shows to whoever has the charter. It shows who agreed to what: not that a silo
+trained honestly (:data:`BEYOND`). ``tests/test_run_audit.py`` and ``tests/test_parts_audit.py`` flip bytes of every
+file.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from fedveil.checks import Check, Unchecked, Verification, tried
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import PublicIdentity
-from fedveil.engine.experiment import parse
-from fedveil.errors import FedveilError, IntegrityError
-from fedveil.federation.attendance import Attendance, but_trainer
-from fedveil.federation.charter import Charter
-from fedveil.federation.document import as_silos_see
-from fedveil.federation.ledger_audit import LedgerExport
-from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import STATE
-from fedveil.federation.run_record import (
-    AGREED,
-    CONTENTS,
-    MADE_LATER,
-    MODEL,
-    NOTHING,
-    ROUNDS,
-    STATEMENT,
-    TERMS,
-    arrays_of,
-    attested,
-    by_coordinator,
-    canonical,
-    concluded,
-    digests_of,
-    files_of,
-    read_terms,
-)
-from fedveil.files import as_text, parse_json, parse_toml, reading
-from fedveil.privacy.ledger_lines import Entry, parse_lines
-from fedveil.privacy.statement import Statement
-from fedveil.privacy.statement_checks import recomputed, same_events
-from fedveil.protection.parts import Closing
+from fedveil.checks import Check, Verification, tried
+from fedveil.errors import FedveilError
+from fedveil.federation.recorded_run import EXPERIMENT, RecordedRun
+from fedveil.federation.run_record import files_of
+from fedveil.privacy.statement_checks import recomputed
 
-LEDGER: Final = "ledger.jsonl"
-EXPERIMENT: Final = "experiment.toml"
-CHECKPOINT: Final = "checkpoint/state.safetensors"
 BEYOND: Final = (
     "that a silo trained as the method says, drew its noise, and sent what it signed for",
     "that each model is the server's step from the sums: the sums are not kept",
     "that each event is what its round really released",
     "the lines against server and silos, and figures of publications: silos alone compute them again",
-    "that the run did not go on after its end was signed, for silos without an exported ledger (--ledger)",
+    "that a silo which signed the end, and does not follow the protocol, gave nothing to the run since",
     "what else was, or will be, released from the same records: other runs add to epsilon",
 )
 
@@ -81,12 +49,13 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
         found.append(Check(name="files", outcome="fails", detail=str(error)))
     else:
         run = RecordedRun(files)
-        found.append(tried("experiment", run.same_experiment))
+        found.append(tried("experiment", run.same_document))
         found.append(tried("ledger", run.ledger))
         found.append(tried("statement", run.statement))
         found.extend(epsilons(run))
         found.extend(run.signed(charter, whole=True))
-        found.append(tried("model", run.model))
+        if EXPERIMENT in files:
+            found.append(tried("model", run.model))
         found.extend(tried(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]
     beyond = (
         Check(name=f"beyond {number}", outcome="unchecked", detail=detail)
@@ -101,300 +70,3 @@ def epsilons(run: RecordedRun) -> Sequence[Check]:
         return tuple(recomputed(run.stated))
     except FedveilError:  # said already
         return ()
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A line of the record whose own signatures hold.
-
-    Attributes:
-        content: its bytes.
-        data: what it says.
-    """
-
-    content: bytes
-    data: Mapping[str, Any]
-
-
-class RecordedRun:
-    """The files of a run, by their names; those that a bundle has of it will do.
-
-    Args:
-        files: their bytes.
-    """
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
-        self._terms: dict[str, tuple[Membership, str]] = {}
-        self._lines: list[_Line] = []
-
-    # --- what any run has --------------------------------------------------------------------------------------
-
-    @property
-    def stated(self) -> Statement:
-        """The statement.
-
-        Raises:
-            FedveilError: none, or damaged.
-        """
-        return Statement.from_json(parse_json(self._file(STATEMENT), STATEMENT, IntegrityError), STATEMENT)
-
-    @property
-    def charges(self) -> tuple[Entry, ...]:
-        """The run's charges.
-
-        Raises:
-            FedveilError: no ledger, or a damaged one.
-        """
-        lines, _, complete = parse_lines(Path(LEDGER), self._file(LEDGER))
-        if complete != len(self._file(LEDGER)):
-            raise IntegrityError(f"{LEDGER}: its last line is torn")
-        return tuple(line for line in lines if isinstance(line, Entry))
-
-    def ledger(self) -> str:
-        """Check that the ledger is one chain."""
-        return f"{len(self.charges)} charges, one chain"
-
-    def statement(self) -> str:
-        """Check that the statement is of what the ledger charged."""
-        if STATEMENT not in self._files:
-            raise Unchecked("the run has not ended: it has no statement")
-        return same_events(self.stated, self.charges)
-
-    # --- what the parties of a federation signed -----------------------------------------------------------------
-
-    @property
-    def federated(self) -> bool:
-        """Whether it is the run of a federation."""
-        return bool({STATE, ROUNDS, AGREED} & self._files.keys())
-
-    def signed(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:
-        """Check all signatures; of a run in one process there are none.
-
-        Args:
-            charter: of the federation, None: the seal is not checked.
-            whole: whether all files of the run are here.
-        """
-        if not self.federated:
-            return (
-                Check(
-                    name="signatures", outcome="unchecked", detail="a run in one process: nobody signed it"
-                ),
-            )
-        return (
-            tried("membership", lambda: self._memberships(charter)),
-            tried("rounds", self._rounds),
-            tried("end", lambda: self._end(whole)),
-        )
-
-    def _memberships(self, charter: Path | None) -> str:
-        self._terms = read_terms(self._file(TERMS))
-        found = [membership for membership, _ in self._terms.values()]
-        if not found:
-            raise IntegrityError("the terms of the run are missing")
-        words = ", ".join(f"serial {one.serial} ({one.fingerprint})" for one in found)
-        if charter is None:
-            raise Unchecked(
-                f"{words}; whose seal it has was not asked: --charter names the one you were handed"
-            )
-        for one in found:
-            one.check_seal(Charter.read(charter))
-        return f"{words}, sealed by the charter's founder"
-
-    def same_experiment(self) -> str:
-        """Check that the experiment is the one that the silos were asked for."""
-        experiment = parse(
-            parse_toml(
-                as_text(self._file(EXPERIMENT), EXPERIMENT, IntegrityError), EXPERIMENT, IntegrityError
-            ),
-            EXPERIMENT,
-        )
-        if not self.federated:
-            raise Unchecked(f"{experiment.name}: nobody else holds a copy of it")
-        for membership, text in read_terms(self._file(TERMS)).values():
-            if but_trainer(as_silos_see(experiment, membership.silos)) != but_trainer(text):
-                raise IntegrityError(f"{EXPERIMENT}: another experiment than the silos were asked for")
-        return f"{experiment.name}: the one that the silos were asked for"
-
-    def _rounds(self) -> str:
-        previous, model, signatures = NOTHING, None, 0
-        content = self._files.get(ROUNDS, b"")
-        if content and not content.endswith(b"\n"):
-            raise IntegrityError(f"{ROUNDS}: its last line is torn")
-        heads = _digests(self._file(LEDGER))
-        charged = {entry.round: heads[entry.index] for entry in self.charges}
-        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-            place = f"{ROUNDS}, line {number}"
-            with reading(place, IntegrityError):
-                data = parse_json(line, place, IntegrityError)
-                if canonical(data) != line or (data["schema_version"], data["round"]) != (1, number):
-                    raise IntegrityError(f"{place}: not as it was written")
-                if bytes.fromhex(data["previous"]) != previous:
-                    raise IntegrityError(f"{place}: does not continue the line before it")
-                if model is not None and data["model"] != model:
-                    raise IntegrityError(
-                        f"{place}: begins with another model than the round before it ended with"
-                    )
-                if charged.get(number) != data["ledger"]:
-                    raise IntegrityError(f"{place}: {LEDGER} does not charge round {number} as the line says")
-                self._check_line(place, data)
-                signatures += len(data["silos"])
-            previous, model = hashlib.sha256(line).digest(), data["next"]
-            self._lines.append(_Line(line, data))
-        return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
-
-    def _check_line(self, place: str, data: Mapping[str, Any]) -> None:
-        membership, experiment = self._terms_of(place, data)
-        run, terms, asked, model = (bytes.fromhex(data[key]) for key in ("run", "terms", "asked", "model"))
-        if run.hex() != self._run():
-            raise IntegrityError(f"{place}: of another run")
-        _verify(f"{place}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"])
-        numbers = [one["silo"] for one in data["silos"]]
-        silos = len(membership.silos)
-        if not numbers or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < silos:
-            raise IntegrityError(f"{place}: signed by no silo, twice by one, or by none of the {silos}")
-        least = Attendance.of(experiment, silos).least
-        if len(numbers) < least:
-            raise IntegrityError(f"{place}: signed by {len(numbers)} silos, and a round needs {least}")
-        for one in data["silos"]:
-            name = membership.silos[one["silo"]]
-            content = attested(run, terms, data["round"], asked, model, bytes.fromhex(one["head"]))
-            _verify(f"{place}: silo {name}", membership.roster[one["silo"]], content, one["signature"])
-
-    def _end(self, whole: bool) -> str:
-        if AGREED not in self._files:
-            raise Unchecked(
-                "nobody has signed a statement: the run has not ended, or has releases beside its rounds"
-            )
-        content = self._files[AGREED]
-        with reading(AGREED, IntegrityError):
-            data = parse_json(content, AGREED, IntegrityError)
-            if canonical(data) != content or data["schema_version"] != 1 or data["run"] != self._run():
-                raise IntegrityError(f"{AGREED}: not as it was written, or of another run")
-            membership, _ = self._terms_of(AGREED, data)
-            _verify(
-                f"{AGREED}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"]
-            )
-            last = hashlib.sha256(self._lines[-1].content).hexdigest() if self._lines else NOTHING.hex()
-            if (data["round"], data["line"]) != (len(self._lines), last):
-                raise IntegrityError(f"{AGREED}: the record of rounds does not end where it says")
-            if hashlib.sha256(self._file(STATEMENT)).hexdigest() != data["statement"]:
-                raise IntegrityError(f"{STATEMENT}: not the statement that was signed")
-            files = self._contents(data["contents"]) if whole else frozenset[str]()
-            self._same_tensors(data["tensors"])
-            closing = Closing(
-                round=data["round"],
-                charges=data["charges"],
-                line=bytes.fromhex(data["line"]),
-                statement=as_text(self._file(STATEMENT), STATEMENT, IntegrityError),
-            )
-            for one in data["silos"]:
-                name = membership.silos[one["silo"]]
-                told = concluded(bytes.fromhex(data["run"]), bytes.fromhex(data["terms"]), closing)
-                _verify(f"{AGREED}: silo {name}", membership.roster[one["silo"]], told, one["signature"])
-            signed = {one["silo"] for one in data["silos"]}
-            if not signed <= set(range(len(membership.silos))):
-                raise IntegrityError(f"{AGREED}: signed by a silo that does not exist")
-        if len(data["silos"]) != len(signed):
-            raise IntegrityError(f"{AGREED}: signed twice by one silo")
-        missing = [name for number, name in enumerate(membership.silos) if number not in signed]
-        words = "statement and model signed by the coordinator"
-        others = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if whole else []
-        if whole:
-            words = f"statement, model and {len(files)} files signed by the coordinator"
-        if missing:
-            raise Unchecked(
-                f"{words}; the statement not by {', '.join(missing)}: they were silent, or refused"
-            )
-        if others:
-            words += f"; made later, and signed by nobody: {', '.join(others)}"
-        return f"{words}; the statement by {len(signed)} silos, who computed it again and held it against their charges"
-
-    def _contents(self, digest: str) -> frozenset[str]:
-        """Return the files that were there when the run was signed; they are there, and as they were."""
-        if hashlib.sha256(self._file(CONTENTS)).hexdigest() != digest:
-            raise IntegrityError(f"{CONTENTS}: was changed after the run was signed")
-        files = parse_json(self._file(CONTENTS), CONTENTS, IntegrityError)["files"]
-        for name, said in files.items():
-            if hashlib.sha256(self._file(name)).hexdigest() != said:
-                raise IntegrityError(f"{name}: was changed after the run was signed")
-        added = sorted(self._files.keys() - files.keys() - MADE_LATER)
-        if added:
-            raise IntegrityError(f"{added[0]}: was not there when the run was signed")
-        return frozenset(files)
-
-    def _same_tensors(self, tensors: Mapping[str, str]) -> None:
-        found = digests_of(self._files[MODEL]) if MODEL in self._files else {}
-        for name, digest in tensors.items():
-            if found.get(name) != digest:
-                raise IntegrityError(f"{MODEL}: tensor '{name}' is not the one that was signed")
-
-    def model(self) -> str:
-        """Check that the model in the checkpoint is the one that the last round ended with."""
-        if not self._lines:
-            raise Unchecked("no round was signed")
-        said = self._lines[-1].data["next"]
-        if said == NOTHING.hex():
-            raise Unchecked("the silos alone have the model")
-        model = arrays_of(self._file(CHECKPOINT), CHECKPOINT).get("model")
-        if model is None or hashlib.sha256(model.astype("<f4").tobytes()).hexdigest() != said:
-            raise IntegrityError(f"{CHECKPOINT}: not the model that round {len(self._lines)} ended with")
-        return f"the checkpoint has the model that round {len(self._lines)} ended with"
-
-    def in_ledger(self, path: Path) -> str:
-        """Check that a silo's exported ledger has the charges of the rounds that it signed, and no more of the run."""
-        export = LedgerExport.read(path)
-        rounds = 0
-        for number, line in enumerate(self._lines, start=1):
-            membership, _ = self._terms_of(ROUNDS, line.data)
-            for one in line.data["silos"]:
-                if membership.roster[one["silo"]] != export.public:
-                    continue
-                if not export.charged(line.data["run"], number, line.data["terms"], one["head"]):
-                    raise IntegrityError(
-                        f"{path}: does not charge round {number} before the head that was signed"
-                    )
-                rounds += 1
-        for membership, experiment in self._terms.values():
-            owed = Attendance.of(experiment, len(membership.silos)).owed(export.rounds_of(self._run()))
-            if more := owed - Counter(entry.round for entry in self.charges):
-                raise IntegrityError(
-                    f"{path}: charges round {min(more)} of this run more often than {LEDGER}: the run went on, or "
-                    "hides what this silo gave"
-                )
-        if not rounds:
-            raise IntegrityError(f"{path}: of a silo that signed no round of this run")
-        return f"charges the {rounds} rounds that this silo signed, and no other of this run"
-
-    # --- what is there ------------------------------------------------------------------------------------------
-
-    def _file(self, name: str) -> bytes:
-        if name not in self._files:
-            raise IntegrityError(f"{name}: is missing")
-        return self._files[name]
-
-    def _run(self) -> str:
-        if STATE in self._files:
-            with reading(STATE, IntegrityError):
-                return str(parse_json(self._files[STATE], STATE, IntegrityError)["run"])
-        with reading(AGREED, IntegrityError):
-            return str(parse_json(self._file(AGREED), AGREED, IntegrityError)["run"])
-
-    def _terms_of(self, place: str, data: Mapping[str, Any]) -> tuple[Membership, str]:
-        if data["terms"] not in self._terms:
-            raise IntegrityError(f"{place}: the terms that it names are missing")
-        return self._terms[data["terms"]]
-
-
-def _digests(ledger: bytes) -> list[str]:
-    return parse_lines(Path(LEDGER), ledger)[1]
-
-
-def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:
-    raw = bytes.fromhex(signature)
-    if raw.hex() != signature:
-        raise IntegrityError(f"{who}: the signature is not as it was written")
-    try:
-        identity.verify(content, raw)
-    except CryptoError:
-        raise IntegrityError(f"{who} did not sign this") from None

@@ -1,15 +1,17 @@
 """What the parties of a run sign of it, round by round and at its end, kept in the coordinator's run folder.
 
     terms.jsonl     one line for each terms that sessions were begun on: membership and experiment, with digest T
-    rounds.jsonl    one line a round: what every silo signed of it; the whole line signed by the coordinator
+    rounds.jsonl    one line a round of any part: what every silo signed of it; the whole line signed by the coordinator
     agreed.json     at the end: digests of statement, model and contents, signed by the coordinator and the silos
     checkpoint/contents.json    the digests of all files of the folder, with a random number: it stays in the folder
 
-    silo, a round:  Ed25519 of "fedveil/3/attested"  | run 16 | T 32 | round 4 | X 32 | M 32 | ledger head 32
+    silo, a round:  Ed25519 of "fedveil/3/attested"  | run 16 | T 32 | round 4 | X 32 | M 32 | ledger head 32 | part
     silo, the end:  Ed25519 of "fedveil/3/statement" | run 16 | T 32 | round 4 | last line 32 | statement 32
 
-X binds everything that the silo was asked (:mod:`~fedveil.federation.binding`), M is SHA-256 of the round's model,
-zeros where the silos alone have it. Each line holds the digest of the one before it.
+A part is a release (``prep/1``, ``eval/1``; ``1``, ``2``, ... of a document of releases), which is one round, or the
+training, whose name is empty. X binds everything that the silo was asked (:mod:`~fedveil.federation.binding`), M is
+SHA-256 of the round's model, zeros where there is none or the silos alone have it. Each line holds the digest of the
+one before it.
 
 Claim: who has none of the keys cannot change what a silo or the coordinator signed, take a round out, or put one in
 (:mod:`~fedveil.federation.run_audit` looks, and says what the coordinator itself can). Nothing of it depends on a
@@ -24,6 +26,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -69,9 +72,15 @@ def digest_of_model(told: Sequence[Part]) -> bytes:
     return NOTHING
 
 
-def attested(run: bytes, terms: bytes, round_number: int, context: bytes, model: bytes, head: bytes) -> bytes:
+RoundPlace = tuple[str, int]
+"""A round by the name of its part and its number in it."""
+
+
+def attested(run: bytes, terms: bytes, place: RoundPlace, context: bytes, model: bytes, head: bytes) -> bytes:
     """Return what a silo signs at the end of a round: T, X, M, and the end of its ledger."""
-    return b"fedveil/3/attested" + run + terms + struct.pack(">I", round_number) + context + model + head
+    part, number = place
+    signed = run + terms + struct.pack(">I", number) + context + model + head
+    return b"fedveil/3/attested" + signed + part.encode()
 
 
 def concluded(run: bytes, terms: bytes, closing: Closing) -> bytes:
@@ -126,11 +135,13 @@ class _Seen:
     """What silos signed of the round that is about to be released.
 
     Attributes:
+        place: of the round.
         context: X.
         model: M.
         silos: number, head of the ledger, and signature of each.
     """
 
+    place: RoundPlace
     context: bytes
     model: bytes
     silos: tuple[dict[str, Any], ...]
@@ -164,6 +175,9 @@ class RunRecord:
     def mend(self, done: int) -> None:
         """Leave out the line of a round that was not released, or that a crash tore.
 
+        Args:
+            done: rounds of all parts that were released.
+
         Raises:
             RunFolderError: lines of rounds that were released are missing.
         """
@@ -184,12 +198,12 @@ class RunRecord:
             self._folder.write(TERMS, before + canonical(document) + b"\n")
 
     def see(
-        self, number: int, asked: tuple[bytes, bytes], answers: Answers, heads: Mapping[str, bytes]
+        self, place: RoundPlace, asked: tuple[bytes, bytes], answers: Answers, heads: Mapping[str, bytes]
     ) -> None:
         """Take the signatures that end a round.
 
         Args:
-            number: of the round.
+            place: of the round.
             asked: X and M.
             answers: what every silo answered last.
             heads: ends of their ledgers, by name.
@@ -201,28 +215,29 @@ class RunRecord:
         for silo, parts in answers.items():
             head = heads[self._membership.silos[silo]]
             signature = only(parts, Attested, silo).signature
-            self._check(silo, attested(self.run, self._terms, number, context, model, head), signature)
+            self._check(silo, attested(self.run, self._terms, place, context, model, head), signature)
             seen.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
-        self._seen = _Seen(context=context, model=model, silos=tuple(seen))
+        self._seen = _Seen(place=place, context=context, model=model, silos=tuple(seen))
 
-    def add(self, number: int, after: Float32[Tensor, " d"], ledger: str) -> None:
+    def add(self, after: Float32[Tensor, " d"] | None, ledger: str) -> None:
         """Add the line of a round that is about to be released, durably.
 
         Args:
-            number: of the round.
-            after: (d,) the model that it ends with; not told where the silos alone have it.
+            after: (d,) the model that it ends with, not told where the silos alone have it; None: no other one.
             ledger: head of the run's ledger.
         """
         seen = self._seen
         assert seen is not None
         self._seen = None
+        part, number = seen.place
         kept = NOTHING
-        if seen.model != NOTHING:
+        if after is not None and seen.model != NOTHING:
             kept = hashlib.sha256(after.cpu().numpy().astype("<f4").tobytes()).digest()
         line = {
             "schema_version": 1,
             "run": self.run.hex(),
             "terms": self._terms.hex(),
+            "part": part,
             "round": number,
             "asked": seen.context.hex(),
             "model": seen.model.hex(),
@@ -239,8 +254,8 @@ class RunRecord:
         """Sign what the run has left in its folder; return what the silos are asked to sign, nothing without terms.
 
         Args:
-            rounds: complete ones.
-            charges: of the run's ledger.
+            rounds: complete ones of training.
+            charges: of them, in the run's ledger.
         """
         if not self._terms:
             return []
@@ -262,13 +277,16 @@ class RunRecord:
             "contents": hashlib.sha256(contents).hexdigest(),
         }
         self._agreed["signature"] = self._sign(self._agreed)
-        self._agreed["silos"] = []
-        self._write()
         self._closing = Closing(round=rounds, charges=charges, line=self._last, statement=statement.decode())
+        self._agreed["silos"] = self._signed_before(self._closing)
+        self._write()
         return [self._closing]
 
-    def agree(self, silo: int, answer: Sequence[Part]) -> None:
-        """Add a silo's signature of the end, if its answer to the last letter is one; the run has ended either way."""
+    def agree(self, silo: int, answer: Sequence[Part]) -> bool:
+        """Add a silo's signature of the end, if its answer to the last letter is one; return whether it is.
+
+        The run has ended either way.
+        """
         name = self._membership.silos[silo]
         closing = self._closing
         for part in answer:
@@ -279,11 +297,22 @@ class RunRecord:
                     self._check(silo, concluded(self.run, self._terms, closing), part.signature)
                 except ProtocolError as error:
                     _log.warning("silo %s: %s", name, error.reason)
-                    return
+                    return False
                 others = [one for one in self._agreed["silos"] if one["silo"] != silo]
                 found = [*others, {"silo": silo, "signature": part.signature.hex()}]
                 self._agreed["silos"] = sorted(found, key=lambda one: int(one["silo"]))
                 self._write()
+                return True
+        return False
+
+    def _signed_before(self, closing: Closing) -> list[dict[str, Any]]:
+        """Return the silos' signatures that an earlier session has left of the same end."""
+        content, found = concluded(self.run, self._terms, closing), []
+        for one in signed_end(self._folder.path):
+            with suppress(ProtocolError):
+                self._check(int(one["silo"]), content, bytes.fromhex(one["signature"]))
+                found.append(one)
+        return found
 
     @property
     def _last(self) -> bytes:
@@ -307,6 +336,19 @@ class RunRecord:
             self._membership.roster[silo].verify(content, signature)
         except CryptoError:
             raise ProtocolError("signs something else than what it was asked", silo=silo) from None
+
+
+def signed_end(folder: Path) -> list[dict[str, Any]]:
+    """Return the silos' signatures of the end of a run, each with the silo's number; none before it.
+
+    Raises:
+        RunFolderError: damaged.
+    """
+    path = folder / AGREED
+    if not path.exists():
+        return []
+    with reading(path, RunFolderError):
+        return list(parse_json(read_content(path, RunFolderError), path, RunFolderError)["silos"])
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -164,7 +164,7 @@ class CoordinatorRounds(Protocol[EndingT]):
         ...
 
     def closing(self) -> list[Part]:
-        """Return what silos are asked to sign once it is concluded; nothing where nothing is stated by rounds."""
+        """Return what silos are asked to sign once it is concluded; nothing where the run can go on."""
         ...
 
     def conclude(self, reason: str | None, *, has_model: bool) -> EndingT:

@@ -119,6 +119,15 @@ class SiloLedger:
         self._ledger.charge(run=run, round=round, attempt=attempt, event=event, budget=budget, origin=origin)
         self._write_head()
 
+    def ended(self, run: str) -> bool:
+        """Return whether the silo has signed the end of a run, by its 16 bytes in hexadecimal."""
+        return any((note.kind, note.text) == ("ended", run) for note in self._ledger.notes)
+
+    def end(self, run: str) -> None:
+        """Note that the silo signs the end of a run, durably: no round of it is charged from here on."""
+        if not self.ended(run):
+            self._note("ended", run)
+
     def require(self, head: bytes) -> None:
         """Return if the ledger has ended with this head at some time; all zeros are the head before the first line.
 

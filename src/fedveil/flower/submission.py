@@ -32,6 +32,7 @@ from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.opening import open_release, open_training
 from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
 from fedveil.federation.release_rounds import DueRelease
+from fedveil.federation.run_record import signed_end
 from fedveil.federation.share import FixedPopulation, public_table
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
@@ -109,6 +110,8 @@ def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) ->
 def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
     """Yield the coordinator of every part of a run that is not made yet, each when the one before has ended.
 
+    Of a run that lacks nothing but a silo's signature of its end, the last part has another session.
+
     Raises:
         FedveilError: whatever is wrong with the coordinator's folder, the document or the run folder.
     """
@@ -122,8 +125,15 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
 def _releases(
     home: CoordinatorFolder, folder: RunFolder, prepared: PreparedReleases
 ) -> Iterator[CoordinatorParty[Any]]:
-    while (due := due_of_document(prepared, folder)) is not None:
+    due = due_of_document(prepared, folder, again=_unsigned(home, folder))
+    while due is not None:
         yield _one_release(home, folder, due, prepared.document)
+        due = due_of_document(prepared, folder)
+
+
+def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
+    """Return whether a silo has not signed the end of a run."""
+    return len(signed_end(folder.path)) < len(home.membership.silos)
 
 
 def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
@@ -143,8 +153,10 @@ def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
             heads=HeadsSeen(home / HEADS),
             observer=Unwatched(),
         )
-    while (due := due_after(prepared, folder)) is not None:
+    due = due_after(prepared, folder, again=_unsigned(home, folder))
+    while due is not None:
         yield _one_release(home, folder, due, prepared.experiment)
+        due = due_after(prepared, folder)
 
 
 def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment) -> Prepared:

@@ -32,10 +32,10 @@ _Count = Annotated[int, Strict(), Field(ge=0)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
-NoteKind = Literal["opened", "policy", "membership", "adopted"]
+NoteKind = Literal["opened", "policy", "membership", "adopted", "ended"]
 """What a note tells: a process began to use the ledger (``text``: its random number); charges from here on are made
 under another policy (``text``: the policy), or under a later membership (``text``: its serial number); somebody answers
-for charges that are missing (``text``: the reason)."""
+for charges that are missing (``text``: the reason); a silo signs the end of a run (``text``: its 16 bytes)."""
 
 
 @with_config(extra="forbid")

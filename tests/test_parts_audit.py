@@ -1,0 +1,194 @@
+"""What the parties sign of a run with releases beside its rounds: every part, and one end over all of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil import cli
+from fedveil.federation import parts_due
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.own_release import OwnRelease
+from fedveil.federation.own_statement import OwnCharges
+from fedveil.federation.run_audit import verify_run
+from fedveil.federation.run_record import AGREED, ROUNDS, signed_end
+from fedveil.flower.folders import SiloFolder
+from fedveil.flower.guard import open_silo
+from fedveil.flower.submission import due_parts
+from fedveil.privacy.events import atoms, compose
+from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.statement import Statement
+from fedveil.protection.parts import Closing
+from tests.test_federation_parts import PEOPLE, Study, carried
+from tests.test_preprocessing import tables
+from tests.test_run_audit import flipped, outcomes, resigned_lines
+
+PARTS = ["prep/1", "", "", "eval/1", "eval/2"]
+SECURE: dict[str, Any] = {"privacy": {"insecure_seed": None}}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """A run of all parts, whose signatures of the end were lost once."""
+    folder = tmp_path_factory.mktemp("parts")
+    tables(folder, people=PEOPLE)
+    study = Study(folder, **SECURE)
+    assert study.play(parts=3) == [None] * 3
+    assert outcomes(verify_run(study.run.path))["end"] == "unchecked"
+    assert study.play(signs=False) == [None]
+    assert signed_end(study.run.path) == []
+    before = study.charges(0)
+    assert study.play() == [None]
+    assert study.charges(0) == before
+    assert study.play() == []
+    return study
+
+
+@pytest.fixture
+def copied(study: Study, tmp_path: Path) -> Path:
+    return shutil.copytree(study.run.path, tmp_path / "run")
+
+
+def test_every_part_is_signed_and_one_end_covers_all(study: Study) -> None:
+    lines = [json.loads(line) for line in (study.run / ROUNDS).read_text().splitlines()]
+    assert [(line["part"], len(line["silos"])) for line in lines] == [(part, 3) for part in PARTS]
+    found = outcomes(verify_run(study.run.path))
+    assert {name for name, outcome in found.items() if outcome != "holds"} == {"membership"}
+    assert {"experiment", "rounds", "end", "model", "statement"} <= found.keys()
+
+
+def test_a_flipped_bit_of_any_file_of_a_run_of_parts_is_noticed(copied: Path) -> None:
+    tried, unnoticed = flipped(copied, 1)
+    assert tried > 30
+    assert unnoticed == []
+
+
+@pytest.mark.parametrize("part", ["prep/1", "eval/1"])
+def test_a_release_that_the_record_leaves_out_is_missed(study: Study, copied: Path, part: str) -> None:
+    """The coordinator signs a record without its line, and the end anew: the ledger charged the release."""
+    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    resigned_lines(study.home.identity, copied, [line for line in lines if line["part"] != part])
+    failed = [one.detail for one in verify_run(copied).checks if one.outcome == "fails"]
+    assert f"no line for release {part}, which was charged" in failed[0]
+
+
+def test_exported_ledgers_charge_every_part(study: Study, tmp_path: Path) -> None:
+    target = tmp_path / "silo.json"
+    shown = CliRunner().invoke(
+        cli.app, ["silo", "ledger", "export", str(study.paths[0]), "--output", str(target)]
+    )
+    assert shown.exit_code == 0, shown.output
+    found = verify_run(study.run.path, ledgers=[target])
+    assert found.holds
+    assert any("charges the 5 rounds that this silo signed" in one.detail for one in found.checks)
+
+
+def test_a_federations_run_is_bundled_by_command_and_carries_its_signatures(
+    study: Study, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    shown = CliRunner().invoke(cli.app, ["bundle", str(study.run.path), "-o", str(made)])
+    assert shown.exit_code == 0, shown.output
+    shown = CliRunner().invoke(cli.app, ["verify", str(made), "--json"])
+    assert shown.exit_code == 0, shown.output
+    found = {one["name"]: one["outcome"] for one in json.loads(shown.stdout)["checks"]}
+    assert found["rounds"] == found["end"] == found["statement"] == "holds"
+
+
+# --- what a silo signs ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended(study: Study) -> tuple[OwnRelease, Closing, Counter[Any]]:
+    """A silo's work in the last part, the end that it was asked to sign, and what its ledger shows."""
+    (study.run / AGREED).rename(study.run / "kept")
+    silos = [open_silo(SiloFolder(path)) for path in study.paths]
+    (party,) = due_parts(study.home, study.run.path)
+    carried(party, silos)
+    (closing,) = party._rounds.closing()
+    assert isinstance(closing, Closing)
+    session = silos[0]._session
+    assert session is not None
+    for silo in silos:
+        silo.close()
+    (study.run / "kept").replace(study.run / AGREED)
+    work = session.work
+    assert isinstance(work, OwnRelease)
+    return work, closing, Counter(session._books.places())
+
+
+def silent(stated: Statement) -> Statement:
+    """As if the first release of the evaluation had not been."""
+    return replace(stated, mechanisms=tuple(line for line in stated.mechanisms if "eval/1" not in line))
+
+
+def flattering(stated: Statement) -> Statement:
+    assert stated.epsilon is not None
+    return replace(stated, epsilon=stated.epsilon * 0.99)
+
+
+def cheaper(stated: Statement) -> Statement:
+    """What the last release cost is left out."""
+    spent = Counter(atoms(stated.event))
+    return replace(stated, event=compose(spent - Counter([list(spent)[-1]])))
+
+
+@pytest.mark.parametrize("change", [flattering, cheaper, silent])
+def test_an_end_that_states_less_than_all_parts_is_signed_by_no_silo(
+    ended: tuple[OwnRelease, Closing, Counter[Any]], change: Callable[[Statement], Statement]
+) -> None:
+    work, closing, times = ended
+    own, stated = OwnCharges(times=times, whole=True), Statement.from_json(json.loads(closing.statement))
+
+    def saying(one: Statement) -> Closing:
+        return replace(closing, statement=json.dumps(one.to_json()))
+
+    work.check_statement(saying(stated), own)
+    with pytest.raises(RefusalError, match="not the one that this silo computes"):
+        work.check_statement(saying(change(stated)), own)
+
+
+def test_an_end_is_held_against_a_silos_own_charges_of_every_part(
+    ended: tuple[OwnRelease, Closing, Counter[Any]],
+) -> None:
+    """It gave nothing to a part that needs it; it was asked for a part twice; or for one that the terms lack."""
+    work, closing, times = ended
+    wrong = [times - Counter([place]) for place in times]
+    wrong += [times + Counter([("eval/1", 1)]), times + Counter([("eval/3", 1)]), times + Counter([("", 4)])]
+    for one in wrong:
+        with pytest.raises(RefusalError, match="not the one that this silo computes"):
+            work.check_statement(closing, OwnCharges(times=one, whole=True))
+    absent = times - Counter([("eval/1", 1)])
+    work.check_statement(closing, OwnCharges(times=absent, whole=False))  # a part that does not need all
+    with pytest.raises(RefusalError):
+        work.check_statement(closing, OwnCharges(times=Counter(), whole=False))
+
+
+def test_a_crash_before_the_statement_of_the_last_part_leaves_no_charge_out_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last sum is on the disk, the statement is still that of the part before: the next session writes it."""
+    tables(tmp_path, people=PEOPLE)
+    study = Study(tmp_path, preprocessing=None, budget=None)
+    assert study.play(parts=2) == [None] * 2
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parts_due, "conclude_run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            study.play()
+    assert len(read_entries(study.run / "ledger.jsonl")) == 4
+    assert outcomes(verify_run(study.run.path))["statement"] == "fails"
+    assert study.play() == [None]
+    found = outcomes(verify_run(study.run.path))
+    assert found["statement"] == found["end"] == "holds"
