@@ -227,6 +227,7 @@ def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
 
 
 def _known(secret: bytes, purpose: str, round_id: RoundId) -> bytes:
+    """Whom a silo draws follows from a key of it: recorded anew when keys were bound to the context of a round."""
     return derive(bytes(32), purpose, replace(round_id, run=bytes(RUN_BYTES)))
 
 
