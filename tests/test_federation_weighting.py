@@ -121,13 +121,14 @@ class Record:
     [
         ({}, {}),
         (SAMPLED | {"clip": MOVING}, {}),
+        ({"name": "uldp-sgd-w", "power": 2}, {}),
         pytest.param(
             SAMPLED,
             {"cipher": "rlwe"},
             marks=pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
         ),
     ],
-    ids=["all", "sampled", "rlwe"],
+    ids=["all", "sampled", "a gradient, squared", "rlwe"],
 )
 def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     method: dict[str, Any], protection: dict[str, Any], tmp_path: Path

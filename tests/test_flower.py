@@ -413,6 +413,7 @@ def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstra
     from fedveil.flower.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
+    home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
     path = made.experiment.with_name("cohort.toml")
     path.write_text(COHORT.format(files=[f"{name}.csv" for name in HOSPITALS]))
     folder, ended = create_run(home, read_document(path, home)), list[str | None]()
