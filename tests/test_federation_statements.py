@@ -5,18 +5,28 @@ What whole runs write is compared beside their models, in the tests of each prot
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedveil.engine.experiment import merge
 from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.side_releases import Spent
+from fedveil.engine.statement import state
 from fedveil.errors import CompositionError, FedveilError
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.share import FixedPopulation
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.privacy.ledger import read_entries
+from fedveil.protection.parts import Attested, Closing, Model, Over, Task
+from fedveil.protection.refusals import Code
 from fedveil.registry import HOUSE
-from tests.federation_world import asked, clients, population, public_share_of, share_of
+from tests.federation_world import World, asked, clients, population, public_share_of, share_of
 
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"name": "none"},
@@ -78,3 +88,42 @@ def test_every_party_states_what_the_simulation_states(name: str) -> None:
             assert party.task.dimension == simulated.task.dimension
             assert party.accountant.name == simulated.accountant.name
     assert (compared == 0) == (name in IN_ONE_PROCESS_ALONE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({"method": {"noise_multiplier": 10.0}}, False),
+        ({"protection": {"name": "secure-aggregation"}}, False),  # the same charge, and another reader
+        ({}, True),
+    ],
+    ids=["more noise", "another protection", "renewed membership"],
+)
+def test_the_end_of_a_run_is_signed_under_no_other_experiment_than_its_rounds_had(
+    tmp_path: Path, changes: dict[str, Any], fits: bool
+) -> None:
+    """A coordinator asks for a round under one experiment, and has a better one's statement signed for it."""
+    secret: dict[str, Any] = {"privacy": {"insecure_seed": None}}
+    world = World(tmp_path, asked(rounds=1, **secret), population())
+    world.tell(world.terms(world.experiment))
+    world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
+    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    if fits:
+        world.membership = replace(world.membership, serial=1)
+        restarted(world)
+    other = asked(rounds=1, **merge(secret, changes))
+    world.tell(world.terms(other), session=2)
+    prepared = prepare(other, FixedPopulation(share_of(world.held, 0)))
+    stated = state(prepared, 1, Spent(charges=1, beside=(), event=prepared.guarantee.event))
+    end = Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
+    (answer,) = world.tell(end, Over(), session=2, number=1)
+    assert isinstance(answer, Attested) is fits
+    assert fits or answer.why.code is Code.STATEMENT
+    world.close()
+
+
+def restarted(world: World) -> None:
+    silo = world.silos[0]
+    assert silo is not None
+    silo.close()
+    world.silos[0] = world.silo(0)

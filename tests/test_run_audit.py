@@ -355,6 +355,24 @@ def unsigned(ledger: Path) -> None:
     ledger.write_text("".join(lines[:-1]))
 
 
+def test_a_silos_ledger_shows_a_round_under_terms_that_the_run_hides(world: World, tmp_path: Path) -> None:
+    """A coordinator asks for a round once more under less noise, and keeps that proposal out of the run's folder."""
+    state, target = tmp_path / "state", tmp_path / "silo.json"
+    shutil.copytree(world.folder / "state-0", state)
+    unsigned(state / "ledger.jsonl")
+    with Ledger(state / "ledger.jsonl", unit="user") as ledger:
+        entry = ledger.entries[0]
+        assert entry.origin is not None
+        hidden = replace(entry.origin, terms="ab" * 32)
+        ledger.charge(run=entry.run, round=1, attempt=1, event=entry.event, origin=hidden)
+    (state / "terms" / f"{hidden.terms}.letter").write_bytes(b"of these")
+    export_ledger(state, target, identity=world.keys[0], membership=world.membership, number=0, delta=1e-5)
+    found = verify_run(world.run_folder.path, ledgers=[target])
+    assert [one.detail for one in found.checks if one.outcome == "fails"] == [
+        f"{target}: has charges of this run under terms that terms.jsonl does not have"
+    ]
+
+
 def test_a_silos_ledger_shows_what_it_gave_after_the_end(world: World, tmp_path: Path) -> None:
     """No honest silo does; one that did has it in its ledger, behind the line of the end."""
     state, target = tmp_path / "state", tmp_path / "0.json"

@@ -49,6 +49,7 @@ from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers
+from fedveil.protection.parts import Totals
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
 from tests.messages import sender
@@ -273,9 +274,25 @@ def test_weights_are_those_of_exact_fractions(power: Any) -> None:
     kept = torch.tensor([user != 7 for _, user in pairs])
     assert torch.equal(weights.of(groups(others), silos, users), found[kept])
     if weights.totalled and weights.power <= 2:
-        scores = weights.scores(groups(pairs).size)
+        scores = weights.scores(groups(pairs).size, silos)
         totals = np.bincount([user for _, user in pairs], weights=scores)
         np.testing.assert_allclose(scores / totals[[user for _, user in pairs]], found, rtol=4e-15)
+
+
+@pytest.mark.parametrize("power", [0, 1, 2, 3, 64])
+@pytest.mark.parametrize("silos", [1, 3, 50, 65_535])
+def test_scores_of_every_user_fit_the_totals_that_travel(power: int, silos: int) -> None:
+    """One with 65,536 records in each silo, or any number of them, ends no run; smaller counts are exact."""
+    sizes = np.array([0, 1, 5, 65_536, 3_000_000, 2**40])
+    scores = Weights.by_power(float(power)).scores(sizes, silos)
+    assert (np.diff(scores) >= 0).all()
+    assert Totals.decode(Totals(counts=silos * scores).encode()).counts.tolist() == [
+        silos * one for one in scores.tolist()
+    ]
+    exact = [size**power if size else 0 for size in sizes.tolist()]
+    assert all(one == true for one, true in zip(scores.tolist(), exact, strict=True) if silos * true < 2**32)
+    most = round(int(scores[-1]) ** (1 / max(1, power)))
+    assert power == 0 or silos * (most + 1) ** power >= 2**32
 
 
 def test_weights_by_records_are_those_of_the_paper_bit_for_bit() -> None:
@@ -317,7 +334,7 @@ def test_the_main_silo_may_be_missing_and_is_refused_where_nobody_can_compare() 
         PrivateWeighting(n_max=100).over(method, USERS)
     with pytest.raises(CompositionError, match=r"the power must be 0, 1, 2"):
         PrivateWeighting(n_max=100).over(dataclasses.replace(method, weights=Weights.by_power(0.5)), USERS)
-    assert Weights.by_power(20.0).scores(np.array([10**6, 3, 0])).tolist() == [6**20, 3**20, 0]
+    assert Weights.by_power(10.0).scores(np.array([10**6, 3, 0]), 1).tolist() == [9**10, 3**10, 0]
 
 
 @settings(max_examples=40)

@@ -81,7 +81,7 @@ class WeightingRange:
             rounds=rounds,
         )
         counts = np.zeros((n_silos, n_users), dtype=np.int64)
-        scores = method.weights.scores(groups.size)
+        scores = method.weights.scores(groups.size, n_silos)
         counts[groups.silo, groups.user] = np.minimum(scores, plan.count_limit)
         if protection.cipher == "paillier":
             choose_layout(plan, protection.modulus_bits)

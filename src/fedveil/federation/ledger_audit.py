@@ -124,6 +124,10 @@ class LedgerExport:
         """Return the rounds of all parts of a run that were charged, once for each charge."""
         return [place for place, _ in self._charged(run, self.lines)]
 
+    def terms_of(self, run: str) -> set[str]:
+        """Return the terms under which parts of a run were charged; "" where none is told."""
+        return {"" if one.origin is None else one.origin.terms for _, one in self._charged(run, self.lines)}
+
     def after_end(self, run: str) -> list[RoundPlace]:
         """Return those of them that were charged after the silo had signed the end of the run."""
         for number, line in enumerate(self.lines):

@@ -86,7 +86,7 @@ class OwnSession:
         self.work, self.number = work, place.number
         self._books, self._run = books, place.run
         self._session, self._place = session, place
-        self._proposed, self._terms = terms.digest, agreed
+        self.proposed, self._terms = terms.digest, agreed
         self._round, self._model = ("", 0), b""
         self._context = session_context(session, agreed)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
@@ -154,12 +154,12 @@ class OwnSession:
             closing, OwnCharges(times=times, whole=agreement.least == agreement.clients)
         )
         books.ledger.end(books.run.hex())
-        return Attested(signature=self._identity.sign(concluded(books.run, self._proposed, closing)))
+        return Attested(signature=self._identity.sign(concluded(books.run, self.proposed, closing)))
 
     def _of_round(self) -> bytes:
         """Return what the silo signs at the end of a round."""
         books = self._books
-        return attested(books.run, self._proposed, self._round, self._asked, self._model, books.ledger.head)
+        return attested(books.run, self.proposed, self._round, self._asked, self._model, books.ledger.head)
 
     def _read(self, part: Part) -> list[Part]:
         """Read a part of a letter whose shape is due; return what follows.

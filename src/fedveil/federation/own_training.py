@@ -101,15 +101,16 @@ class OwnTraining(OwnWork):
         """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
         share = self.prepared.population
         counts = np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
-        return self.prepared.method.weights.scores(counts)
+        return self.prepared.method.weights.scores(counts, share.n_silos)
 
     def weigh(self, totals: Int64[np.ndarray, " users"]) -> None:
         """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""
-        prepared, users = self.prepared, self.plan.n_users
+        prepared, users, silos = self.prepared, self.plan.n_users, self.prepared.population.n_silos
         if len(totals) != users:
             raise RefusalError(Code.USERS, len(totals), users)
         groups = prepared.setting.cohort.groups
-        self.promise = self.promise.by_records(groups, prepared.method.weights.scores(groups.size), totals)
+        scores = prepared.method.weights.scores(groups.size, silos)
+        self.promise = self.promise.by_records(groups, scores, totals)
         assert self.promise.weights is not None
         setting = replace(prepared.setting, weights=self.promise.weights.clone())
         self.prepared = replace(prepared, setting=setting)

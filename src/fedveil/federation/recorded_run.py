@@ -336,6 +336,8 @@ class RecordedRun:
                     f"{path}: charges {_named(min(more))} of this run more often than {LEDGER}: the run went on, or "
                     "hides what this silo gave"
                 )
+        if export.terms_of(self._run()) - self._terms.keys():
+            raise IntegrityError(f"{path}: has charges of this run under terms that {TERMS} does not have")
         if late := export.after_end(self._run()):
             raise IntegrityError(f"{path}: charges {_named(late[0])} after the end of this run was signed")
         if not rounds:

@@ -14,14 +14,16 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.federation.allowance import Allowance, Outcome
+from fedveil.federation.attendance import but_trainer
 from fedveil.federation.binding import proposed
 from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError, told
@@ -37,9 +39,10 @@ from fedveil.federation.signed_message import SignedMessage, session_in
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.standing import Standing
 from fedveil.federation.store import ModelStore, RecordStore
-from fedveil.files import replace_file
+from fedveil.files import read_content, replace_file
 from fedveil.foreign import quiet_log
 from fedveil.privacy.ledger_lines import Origin
+from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Closing, Over, Part, Phase, Refused, Terms, Working, only
 from fedveil.protection.protocol import Place
@@ -198,6 +201,7 @@ class SiloParty:
             self._over = True
             self._reception.keep(letter.run, busy=False)
         if kind is Closing:
+            self._check_one_experiment(letter.run, session)
             return self._seal(letter, session.sign_statement(only(letter.parts, Closing, SERVER)))
         if self._over or kind is not None:
             return self._here(letter)
@@ -315,6 +319,31 @@ class SiloParty:
                 self._unpaid = path
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be kept: {error.strerror}") from None
+
+    def _check_one_experiment(self, run: bytes, session: OwnSession) -> None:
+        """Refuse the end of a run of which anything was charged under another experiment than the session's.
+
+        Its statement would be of rounds that were none of its terms. A membership that was renewed makes other terms
+        of the same experiment, and so the letters are read.
+        """
+        asked = self._ledger.asked(run.hex()) - {session.proposed.hex()}
+        if not asked:
+            return
+        own = self._experiment(session.proposed.hex())
+        if any(self._experiment(terms) != own for terms in asked):
+            raise RefusalError(Code.STATEMENT)
+
+    def _experiment(self, terms: str) -> dict[str, Any]:
+        """Return the experiment of a letter that proposed what was charged, but its trainer, which bounds nothing."""
+        data = read_content(self._state / TERMS / f"{terms}.letter", RunFolderError, largest=LARGEST_OPENING)
+        known = (self._membership.coordinator, *(one.identity for one in self._membership.revoked))
+        for identity in known:
+            with suppress(ProtocolError):
+                letter = SignedMessage.open(
+                    data, sender=SERVER, identity=identity, recipient=self._number, largest=LARGEST_OPENING
+                )
+                return but_trainer(only(letter.parts, Terms, SERVER).experiment)
+        raise RefusalError(Code.STATEMENT)
 
     def _seal(self, letter: SignedMessage, *parts: Part) -> bytes:
         return replace(letter.answer(*parts), head=self._ledger.head).seal(self._identity)

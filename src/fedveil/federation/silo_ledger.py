@@ -107,6 +107,11 @@ class SiloLedger:
         """Return whether a charge was made under some terms, SHA-256 in hexadecimal."""
         return any(one.origin is not None and one.origin.terms == terms for one in self._ledger.entries)
 
+    def asked(self, run: str) -> set[str]:
+        """Return the terms, SHA-256 in hexadecimal, under which parts of a run were charged; "" where none is told."""
+        mine = [one for one in self._ledger.entries if one.run.partition("/")[0] == run]
+        return {"" if one.origin is None else one.origin.terms for one in mine}
+
     def charge(
         self, *, run: str, round: int, attempt: int, event: Event, budget: Budget | None, origin: Origin
     ) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveil.errors import CompositionError
 from fedveil.population.records import Groups
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.parts import Counts, Totals
+from fedveil.protection.parts import LARGEST_COUNT, Counts, Totals
 from fedveil.stage import Stage
 
 Power: TypeAlias = Annotated[float, Field(ge=0, le=64)] | Literal["main"]
@@ -124,19 +124,22 @@ class Weights(Stage):
         totals = np.bincount(groups.user, weights=scores, minlength=n_users)
         return torch.from_numpy(scores / totals[groups.user])
 
-    def scores(self, counts: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
+    def scores(self, counts: Int64[np.ndarray, " m"], n_silos: int) -> Int64[np.ndarray, " m"]:
         """Return n^p for whole p, as whole numbers: what weights are computed from where no party has all counts.
 
-        A count above 2^(52/p) counts as that many, so that no score is beyond 2^52; weights still sum to 1.
+        A count above ((2^32 - 1) / |S|)^(1/p) counts as the whole number below that, so that a user's scores of all
+        silos sum to what :class:`~fedveil.protection.parts.Totals` hold, however many records she has; her weights
+        still sum to 1. The limit is a function of public numbers.
 
         Raises:
             CompositionError: a power that is not whole.
         """
         if not self.totalled:
             raise CompositionError(f"weights {self.description}: {NOT_WHOLE}")
-        power = int(self.power)
-        capped = np.minimum(counts, int(2.0 ** (52 / max(1, power))))
-        found: np.ndarray = np.where(counts > 0, capped**power, 0)
+        power, largest = int(self.power), LARGEST_COUNT // n_silos
+        most = round(largest ** (1 / max(1, power)))
+        most -= most ** max(1, power) > largest
+        found: np.ndarray = np.where(counts > 0, np.minimum(counts, most) ** power, 0)
         return found
 
 

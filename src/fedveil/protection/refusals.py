@@ -81,7 +81,7 @@ class Code(Enum):
     ASKED_OTHERWISE = (
         22,
         "replay",
-        "round {round:.0f} was answered for another experiment, model or draw of users",
+        "round {round:.0f} was answered for another experiment, model, clip or draw of users",
     )
     OTHER_BINDING = (
         23,
@@ -140,7 +140,11 @@ class Code(Enum):
         "{silos:.0f} other silos say what they have heard of this silo's ledger; {least:.0f} are needed",
     )
     RELEASE = 60, "policy", "its policy does not allow one of the releases that are asked for"
-    CLIP_MOVED = 65, "request", "method.clip cannot be {clip:g} in round {round:.0f}"
+    CLIP_MOVED = (
+        65,
+        "request",
+        "method.clip cannot be {clip:g} in round {round:.0f}; 0 stands for what is no finite number",
+    )
     DIMENSION = 61, "policy", "a release has {numbers:.0f} numbers; this silo allows at most {most:.0f}"
     PRECISION = (
         62,

@@ -88,7 +88,7 @@ def _trained(table: Table, results: ResultFolder, runs: Path, observer: Observer
             settings=settings,
             version=__version__,
             cpu_seconds=spent,
-            values=values | {"CPU seconds": spent},
+            values=values,
             curve={table.value: curve} if curve else {},
         )
         results.write(results.read(table.name).adding([found]))
