@@ -167,7 +167,11 @@ class Code(Enum):
         "request",
         "the statement of the run is not the one that this silo computes from its terms",
     )
-    RUN_OVER = 50, "replay", "this silo has signed the end of the run, and gives nothing to a round of it any more"
+    RUN_OVER = (
+        50,
+        "replay",
+        "this silo has signed the end of the run, and gives nothing to a round of it any more",
+    )
     STANDING = (
         45,
         "schema",
