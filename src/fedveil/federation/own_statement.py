@@ -18,7 +18,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import wraps
+from typing import Final, ParamSpec
 
 from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.release_run import PreparedReleases
@@ -74,6 +75,25 @@ class RefusedText(FedveilError):
     """What a coordinator calls a statement is none, or another."""
 
 
+_Checked = ParamSpec("_Checked")
+
+
+def _refusing(check: Callable[_Checked, None]) -> Callable[_Checked, None]:
+    """Have a check refuse, whatever fails in it, with one code: no reason leaves the silo."""
+
+    @wraps(check)
+    def checked(*given: _Checked.args, **named: _Checked.kwargs) -> None:
+        try:
+            check(*given, **named)
+        except RefusalError:
+            raise
+        except (FedveilError, ValueError):
+            raise RefusalError(Code.STATEMENT) from None
+
+    return checked
+
+
+@_refusing
 def check_training(prepared: Prepared, closing: Closing, own: OwnCharges) -> None:
     """Return if a run of training, and of what is released beside it, states what its terms give.
 
@@ -85,45 +105,6 @@ def check_training(prepared: Prepared, closing: Closing, own: OwnCharges) -> Non
     Raises:
         RefusalError: another statement.
     """
-    _refusing(lambda: _check_training(prepared, closing, own))
-
-
-def check_releases(prepared: PreparedReleases, closing: Closing, own: OwnCharges) -> None:
-    """Return if a document's releases state what they give together; all of them are made.
-
-    Args:
-        prepared: the releases as the silo holds them.
-        closing: what the coordinator says at the end.
-        own: what the silo's ledger shows of the run.
-
-    Raises:
-        RefusalError: another statement.
-    """
-
-    def check() -> None:
-        if closing.round or closing.charges or not own.times:
-            raise RefusedText
-        _check_length(closing)
-        own.require([prepared.part(made) for made in range(prepared.count)])
-        once = [1] * prepared.count
-        _compare(
-            _stated(closing),
-            prepared.series.statement(prepared.document.name, once, prepared.public, prepared.notes),
-        )
-
-    _refusing(check)
-
-
-def _refusing(check: Callable[[], None]) -> None:
-    try:
-        check()
-    except RefusalError:
-        raise
-    except (FedveilError, ValueError):
-        raise RefusalError(Code.STATEMENT) from None
-
-
-def _check_training(prepared: Prepared, closing: Closing, own: OwnCharges) -> None:
     rounds, charges, number = closing.round, closing.charges, prepared.experiment.rounds
     if not rounds <= min(charges, number) or charges > MOST_ATTEMPTS * max(number, _LONG):
         raise RefusedText  # before any of it is read or computed
@@ -143,6 +124,29 @@ def _check_training(prepared: Prepared, closing: Closing, own: OwnCharges) -> No
         raise RefusedText
     spent = Spent(charges=charges, beside=prepared.beside, event=stated.event)
     _compare(stated, state(prepared, rounds, spent))
+
+
+@_refusing
+def check_releases(prepared: PreparedReleases, closing: Closing, own: OwnCharges) -> None:
+    """Return if a document's releases state what they give together; all of them are made.
+
+    Args:
+        prepared: the releases as the silo holds them.
+        closing: what the coordinator says at the end.
+        own: what the silo's ledger shows of the run.
+
+    Raises:
+        RefusalError: another statement.
+    """
+    if closing.round or closing.charges or not own.times:
+        raise RefusedText
+    _check_length(closing)
+    own.require([prepared.part(made) for made in range(prepared.count)])
+    once = [1] * prepared.count
+    _compare(
+        _stated(closing),
+        prepared.series.statement(prepared.document.name, once, prepared.public, prepared.notes),
+    )
 
 
 def _stated(closing: Closing) -> Statement:
