@@ -103,6 +103,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._absent = Absentees()
         self._farewells: list[tuple[int, bytes]] = []
         self.outcome: EndingT | None = None
+        self.refused: Code | None = None
         self._begin_session()
 
     @property
@@ -214,6 +215,7 @@ class CoordinatorParty(Generic[EndingT]):
         (part,) = letter.parts
         name = self._membership.silos[silo]
         if isinstance(part, Refused):
+            self.refused = part.why.code
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
             return Heard.ANSWER
         assert isinstance(part, Here)
