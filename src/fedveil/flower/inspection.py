@@ -9,6 +9,7 @@ import numpy as np
 
 from fedveil.crypto.keys import read_private_file
 from fedveil.errors import ConfigError
+from fedveil.federation.policy import counted
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.certificates import days_left
 from fedveil.flower.folders import SiloFolder
@@ -37,6 +38,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
     share = silo.share()
     per_user = np.bincount(share.train.user, minlength=share.n_users)
     present = per_user[per_user > 0]
+    counts, but = counted(policy.model_dump())
     return {
         "silo": f"{settings.name} (number {number} of {len(membership.silos)})",
         "identity": silo.identity.public.fingerprint,
@@ -51,6 +53,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "main silos' file": "none" if share.main_silos is None else f"sha256 {share.main_silos.digest}",
         "spent over all runs": _spent(silo),
         "allowed over all runs": f"epsilon {policy.epsilon:g} at delta {policy.delta:g}",
+        "the ledger counts": counts + (f"; not {but}" if but else ""),
         "allowed methods": ", ".join(policy.methods),
         "allowed protections": ", ".join(policy.protections),
     }
