@@ -145,7 +145,7 @@ TRIED = {
     "docs/tutorial/first-run.md:4": DIGITS,
 }
 TRIED |= {
-    "docs/theory/weights.md:0": "two commands of the system that make a file: test_main_silos reads one of that form",
+    "docs/theory/weights.md:0": "test_main_silos reads a file of that form",
     "docs/theory/weights.md:1": "asked for by test_main_silos, with a digest",
 }
 TRIED |= {f"docs/tutorial/own-hospitals.md:{place}": HOSPITALS for place in range(9)}
