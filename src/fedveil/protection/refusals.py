@@ -170,7 +170,7 @@ class Code(Enum):
     RUN_OVER = (
         50,
         "replay",
-        "this silo has signed the end of the run, and gives nothing to a round of it any more",
+        "this silo has signed the end of the run, gives nothing to a round of it any more, and signs no other end",
     )
     STANDING = (
         45,
