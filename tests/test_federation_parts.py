@@ -138,9 +138,10 @@ def alone(folder: Path, base: dict[str, Any] = ASKED) -> Path:
 def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: Path) -> None:
     """Every part by parties that were opened again: the same files, the same statement, every charge at every silo."""
     tables(tmp_path, people=PEOPLE)
-    simulated = alone(tmp_path)
-    study = Study(tmp_path)
-    for _ in range(4):
+    asked = merge(ASKED, {"preprocessing": {"clip": "quantile"}})
+    simulated = alone(tmp_path, asked)
+    study = Study(tmp_path, base=asked)
+    for _ in range(5):
         assert study.play(parts=1) == [None]
     assert study.play() == []
     for name in ("preprocessing.json", "schema.toml", "evaluation.json", "model.safetensors"):
@@ -150,9 +151,11 @@ def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: P
     for key in ("event", "unit", "mechanisms", "trust"):
         assert said[key] == known[key], key
     for silo in range(3):
-        assert study.charges(silo) == [("/prep/1", 1), ("", 1), ("", 2), ("/eval/1", 1), ("/eval/2", 1)]
+        charged = [("", 1), ("", 2), ("/eval/1", 1), ("/eval/2", 1)]
+        assert study.charges(silo) == [("/prep/1", 1), ("/prep/2", 1), *charged]
     assert [entry.run for entry in read_entries(study.run / "ledger.jsonl")] == [
         "hospitals/prep/1",
+        "hospitals/prep/2",
         *["hospitals"] * 2,
         "hospitals/eval/1",
         "hospitals/eval/2",

@@ -233,7 +233,7 @@ class EvaluationSection(Section):
 
 
 class PreprocessingSection(Section):
-    """The schema refined by a release of the run, inside of what is declared; nothing else is fitted on records."""
+    """Schema and clip refined by releases of the run, inside of what is declared; nothing else is fitted on records."""
 
     silos: SiloWeights | None = Field(
         None,
@@ -246,6 +246,9 @@ class PreprocessingSection(Section):
     pool: dict[str, Positive] = Field(
         {}, description='by column: categories with fewer people than this become "other", which is all zeros'
     )
+    clip: Literal["quantile"] | None = Field(
+        None, description="the .8 quantile of the updates' lengths becomes the clip; default: as declared"
+    )
 
     @field_validator("bounds", "impute")
     @classmethod
@@ -254,8 +257,10 @@ class PreprocessingSection(Section):
 
     @model_validator(mode="after")
     def _something(self) -> PreprocessingSection:
-        if not (self.bounds or self.impute or self.pool):
-            raise ValueError("nothing is asked for; give bounds, impute or pool, or remove [preprocessing]")
+        if not (self.bounds or self.impute or self.pool or self.clip):
+            raise ValueError(
+                "nothing is asked for; give bounds, impute, pool or clip, or remove [preprocessing]"
+            )
         return self
 
 

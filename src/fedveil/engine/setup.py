@@ -99,7 +99,7 @@ class Prepared:
     @property
     def before(self) -> tuple[SideRelease, ...]:
         """Those of them that are made before the first round."""
-        return () if self.preprocessing is None else (self.preprocessing.release,)
+        return () if self.preprocessing is None else self.preprocessing.releases
 
     def epsilon_with(self, role: Role, rounds: int, beside: Sequence[SideRelease], again: int = 0) -> float:
         """Return the epsilon against a party of so many rounds, charged again so often, and of releases beside them."""
@@ -132,7 +132,7 @@ class Populations:
         """Return what is declared of tables; none is opened."""
         assert data.table is not None
         found, before = declared(data.table), read_preprocessed(data.table.schema_file.parent)
-        return found if before is None else replace(found, before=before.wanted.schema_)
+        return found if before is None else replace(found, before=before.wanted.schema_, clip=before.clip)
 
 
 def prepare(
@@ -155,11 +155,14 @@ def prepare(
     if experiment.trainer.precision != task.precision:
         task = replace(task, precision=experiment.trainer.precision)
     beside = (
-        *(() if preprocessing is None else (preprocessing.release,)),
+        *(() if preprocessing is None else preprocessing.releases),
         *(() if evaluation is None else evaluation.releases),
     )
-    composition = Composition(experiment=experiment, population=population, beside=beside)
+    clip = None if preprocessing is None else preprocessing.clip
+    composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
     method = composition.method()
+    if preprocessing is not None:
+        preprocessing.check(method)
     records = _kept(method, population.train)
     public = composition.public_facts(method, records, task.dimension + method.bound.extra)
     method = composition.found(method, public)

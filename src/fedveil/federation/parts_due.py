@@ -11,7 +11,6 @@ is missing, that part has another session (``again``), in which no round is play
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from fedveil.engine.evaluation import Evaluation
 from fedveil.engine.folder import RunFolder
-from fedveil.engine.preprocessing import Preprocessing, read_preprocessed, write_preprocessed
+from fedveil.engine.preprocessing import read_preprocessed, write_preprocessed
 from fedveil.engine.release_run import PreparedReleases, conclude
 from fedveil.engine.release_sum import NoisySum, NoisySums
 from fedveil.engine.run import Outcome, last_checkpoint, over_budget
@@ -27,7 +26,7 @@ from fedveil.engine.run import conclude as conclude_run
 from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.errors import RunFolderError
-from fedveil.federation.release_rounds import DueRelease, phase_of
+from fedveil.federation.release_rounds import DueRelease, no_model, phase_of
 from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Phase
@@ -85,13 +84,13 @@ def due_of_document(
 
 
 def refined_before(folder: RunFolder) -> NoisySums:
-    """Return the release that refined a run's schema, if one did.
+    """Return the releases of a run's preprocessing that are made.
 
     Raises:
         RunFolderError: a damaged one.
     """
     found = read_preprocessed(folder.path)
-    return () if found is None else (NoisySum(found.vector, found.noise_std),)
+    return () if found is None else found.made
 
 
 def phase_of_training(prepared: Prepared, folder: RunFolder) -> Phase | None:
@@ -100,29 +99,27 @@ def phase_of_training(prepared: Prepared, folder: RunFolder) -> Phase | None:
 
 
 def due_before(prepared: Prepared, folder: RunFolder) -> DueRelease[PartEnding] | None:
-    """Return the release that refines the schema, where one is asked for and not made.
+    """Return the next release of the preprocessing that is asked for; None where all are made.
 
     Raises:
         RunFolderError: a damaged folder.
     """
     planned, experiment = prepared.preprocessing, prepared.experiment
-    if planned is None or refined_before(folder):
+    made = refined_before(folder)
+    if planned is None or len(made) == len(planned.releases):
         return None
-    release = planned.release
+    release = planned.releases[len(made)]
     return DueRelease(
-        release=planned.release_of(experiment),
-        phase=phase_of(release.name, ()),
+        release=planned.release_of(experiment, made),
+        phase=phase_of(release.name, made),
         run=release.of_run(experiment.name),
         round=BESIDE,
         event=release.guarantee.event,
         privacy=privacy_randomness(experiment),
-        keep=partial(_refine, planned, prepared, folder),
+        keep=lambda one: write_preprocessed(folder, planned.preprocessed(experiment, (*made, one))),
         conclude=lambda reason, _: PartEnding(folder=folder.path, stopped=reason),
+        model=prepared.task.initial().cpu().numpy() if release.of_model else no_model(),
     )
-
-
-def _refine(planned: Preprocessing, prepared: Prepared, folder: RunFolder, made: NoisySum) -> None:
-    write_preprocessed(folder, planned.preprocessed(prepared.experiment, made))
 
 
 def evaluating(folder: RunFolder) -> NoisySums:
