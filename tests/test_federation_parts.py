@@ -16,6 +16,7 @@ from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.run_audit import verify_run
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
@@ -153,6 +154,7 @@ def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: P
     for silo in range(3):
         charged = [("", 1), ("", 2), ("/eval/1", 1), ("/eval/2", 1)]
         assert study.charges(silo) == [("/prep/1", 1), ("/prep/2", 1), *charged]
+    assert "fails" not in {one.outcome for one in verify_run(study.run.path).checks}
     assert [entry.run for entry in read_entries(study.run / "ledger.jsonl")] == [
         "hospitals/prep/1",
         "hospitals/prep/2",

@@ -226,10 +226,10 @@ def test_the_clip_is_the_quantile_of_the_lengths() -> None:
 
 @pytest.fixture(scope="module")
 def clipped(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Return a run whose clip, declared ten times too large, is found on refined features."""
+    """Return a run whose clip, declared far too large, is found on refined features."""
     folder = tmp_path_factory.mktemp("clipped")
     tables(folder)
-    asked = {"privacy": {"insecure_seed": 1}, "method": {"clip": 10.0}, "preprocessing": {"clip": "quantile"}}
+    asked = {"privacy": {"insecure_seed": 1}, "method": {"clip": 3.0}, "preprocessing": {"clip": "quantile"}}
     return run(prepared_in(folder, **asked), folder / "runs", Silent())
 
 

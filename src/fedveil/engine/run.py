@@ -25,7 +25,7 @@ from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.run_evaluation import evaluate, evaluated_already, release_evaluation
 from fedveil.engine.run_preprocessing import preprocessed
-from fedveil.engine.setup import Prepared, prepare, privacy_randomness
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.side_releases import spent_of
 from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
@@ -138,7 +138,7 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
 
 def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
     experiment = prepared.experiment
-    privacy = privacy_randomness(experiment)
+    privacy = experiment.privacy.randomness()
     guarantee = prepared.guarantee
     parties = _parties(prepared, privacy)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:

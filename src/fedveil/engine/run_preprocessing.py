@@ -17,7 +17,7 @@ from fedveil.engine.preprocessing import (
     write_preprocessed,
 )
 from fedveil.engine.release_sum import NoisySums, noisy_sum
-from fedveil.engine.setup import Prepared, prepare, privacy_randomness
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.side_releases import charge
 from fedveil.engine.turn import Turn
 from fedveil.local.trainer import Progress
@@ -45,7 +45,7 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
         made: NoisySums = () if found is None else found.made
         while len(made) < len(planned.releases):
             charge(ledger, asked.name, planned.releases[: len(made) + 1])
-            table, privacy = _records(prepared, planned, len(made)), privacy_randomness(asked)
+            table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
             made = (*made, noisy_sum(planned.release_of(asked, made), table, privacy))
             write_preprocessed(folder, planned.preprocessed(asked, made))
             prepared = prepare(folder.refined(asked))
@@ -94,7 +94,7 @@ def lengths_of_updates(
         model=model,
         round_number=1,
         experiment=ExperimentRandomness(experiment.seed),
-        privacy=privacy_randomness(experiment),
+        privacy=experiment.privacy.randomness(),
         progress=progress,
     )
     groups, table = setting.cohort.groups, trained_on(prepared.population)

@@ -15,6 +15,7 @@ from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
 from fedveil.keys import Count, NonNegative, Positive
 from fedveil.population.allocation import Law
+from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.limits import (
     LEAST_BINS,
     MOST_BINS,
@@ -190,6 +191,11 @@ class PrivacySection(Section):
     insecure_seed: int | None = Field(
         None, description="repeatable noise that protects nobody: for tests; the statement says so"
     )
+
+    def randomness(self) -> PrivacyRandomness:
+        """Return where noise and sampling come from: the operating system, unless a seed was asked for by name."""
+        seed = self.insecure_seed
+        return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
 
     @model_validator(mode="after")
     def _of_a_target(self) -> PrivacySection:

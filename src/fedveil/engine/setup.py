@@ -46,7 +46,6 @@ from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.statement import show_epsilon
-from fedveil.randomness import PrivacyRandomness
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -349,7 +348,7 @@ def _trainer(
             task=task,
             local=local,
             noise=grid_gaussian,
-            privacy=privacy_randomness(experiment),
+            privacy=experiment.privacy.randomness(),
             together=records_together(task, cohort),
         )
         return trainer if memory is None else replace(trainer, memory=memory)
@@ -395,9 +394,3 @@ def _resolved(experiment: Experiment, trainer: Trainer) -> Experiment:
         return experiment
     section = experiment.trainer.model_copy(update={"name": trainer.name})
     return experiment.model_copy(update={"trainer": section})
-
-
-def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
-    """Return the randomness of noise and sampling: the operating system's, unless a seed was asked for by name."""
-    seed = experiment.privacy.insecure_seed
-    return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)

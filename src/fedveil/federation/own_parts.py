@@ -18,7 +18,7 @@ from fedveil.engine.evaluation import Evaluation, groups_of, outputs_of, with_ou
 from fedveil.engine.preprocessing import Preprocessing
 from fedveil.engine.release_sum import NoisySums, Release
 from fedveil.engine.run_preprocessing import lengths_of_updates, trained_on
-from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import SideRelease
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
@@ -139,7 +139,7 @@ class OwnParts:
         whose, read = records
         dimension = prepared.task.dimension if side.of_model else 0
         whole, rounds = self._whole()
-        source = privacy_randomness(prepared.experiment)
+        source = prepared.experiment.privacy.randomness()
         return OwnRelease(
             plan=release_plan(release, whose.pairs(), source, phase, dimension),
             whole=whole,

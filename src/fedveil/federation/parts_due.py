@@ -1,7 +1,7 @@
 """The parts of a run that its folder lacks, in their order, as their coordinator plays them.
 
     releases:    1 ─► 2 ─► ...
-    experiment:  prep/1 ─► rounds of training ─► eval/1 ─► eval/2
+    experiment:  prep/1 ─► prep/2 ─► rounds of training ─► eval/1 ─► eval/2
 
 Every part writes what it ended with into the run folder, and the next is found there: a run that was cut off anywhere
 goes on from its folder alone. The end of a run is signed by the silos in a session of its last part: where a signature
@@ -23,7 +23,7 @@ from fedveil.engine.release_run import PreparedReleases, conclude
 from fedveil.engine.release_sum import NoisySum, NoisySums
 from fedveil.engine.run import Outcome, last_checkpoint, over_budget
 from fedveil.engine.run import conclude as conclude_run
-from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.errors import RunFolderError
 from fedveil.federation.release_rounds import DueRelease, no_model, phase_of
@@ -75,7 +75,7 @@ def due_of_document(
         run=prepared.document.name,
         round=release.number,
         event=prepared.series.guarantees[len(made)].event,
-        privacy=prepared.series.randomness(),
+        privacy=prepared.series.privacy.randomness(),
         keep=lambda one: prepared.write(folder, (*made, one)),
         conclude=end,
         made=whole,
@@ -115,7 +115,7 @@ def due_before(prepared: Prepared, folder: RunFolder) -> DueRelease[PartEnding] 
         run=release.of_run(experiment.name),
         round=BESIDE,
         event=release.guarantee.event,
-        privacy=privacy_randomness(experiment),
+        privacy=experiment.privacy.randomness(),
         keep=lambda one: write_preprocessed(folder, planned.preprocessed(experiment, (*made, one))),
         conclude=lambda reason, _: PartEnding(folder=folder.path, stopped=reason),
         model=prepared.task.initial().cpu().numpy() if release.of_model else no_model(),
@@ -180,7 +180,7 @@ def due_after(prepared: Prepared, folder: RunFolder, *, again: bool = False) -> 
         run=side.of_run(experiment.name),
         round=BESIDE,
         event=side.guarantee.event,
-        privacy=privacy_randomness(experiment),
+        privacy=experiment.privacy.randomness(),
         keep=lambda one: _keep(evaluation, prepared, folder, checkpoint.round, (*made, one)),
         conclude=lambda reason, ledger: replace(
             conclude_run(prepared, folder, checkpoint, ledger, reason), stopped=reason
