@@ -99,6 +99,7 @@ def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, co
         ((0, 3, 1, 2, 4), "no round of training stands before it"),
         ((0, 1, 2, 4), None),
         ((1, 2, 3, 4, 0), "prep/1 stands behind"),
+        ((0, 1, 2, 4, 3), "eval/1 stands behind"),
     ],
 )
 def test_the_parts_of_a_run_stand_in_their_order(
