@@ -84,11 +84,9 @@ class Attendance:
             asked: digest of the model that the silos were shown.
             ended: that of the model which the last round of training ended with; None: there was none.
         """
-        kind, past = part.partition("/")[0], set(before)
-        kinds = {one.partition("/")[0] for one in past}
-        later = any(one > part for one in past if one.startswith(f"{kind}/"))
-        if later or (kind == "" and "eval" in kinds) or (kind == "prep" and kinds - {"prep"}):
-            return f"{foreign(part) or 'a round of training'} stands behind what comes after it"
+        kind, kinds = part.partition("/")[0], {one.partition("/")[0] for one in before}
+        if kind == "" and "eval" in kinds:
+            return "a round of training stands behind what comes after it"
         if kind == "eval" and ended is None:
             return "evaluates a model, and no round of training stands before it"
         if kind == "eval" and not self.averages and ended not in (asked, NOTHING.hex()):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -27,13 +26,11 @@ from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.errors import RunFolderError
 from fedveil.federation.release_rounds import DueRelease, no_model, phase_of
+from fedveil.federation.released_sums import EVALUATING
 from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Phase
 from fedveil.statistics.evaluated import FILE
-
-_EVALUATING: Final = "checkpoint/evaluation.json"
-"""In the run folder: releases of an evaluation that is not whole yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +125,7 @@ def evaluating(folder: RunFolder) -> NoisySums:
     Raises:
         RunFolderError: a damaged file.
     """
-    path = folder / _EVALUATING
+    path = folder / EVALUATING
     if not path.exists():
         return ()
     content = read_json(path, RunFolderError)
@@ -202,4 +199,4 @@ def _keep(
         folder.write_json(FILE, evaluation.evaluated(prepared.experiment.name, round_number, made).to_json())
     else:
         releases = [{"std": one.std, "vector": one.vector.tolist()} for one in made]
-        folder.write_json(_EVALUATING, {"releases": releases})
+        folder.write_json(EVALUATING, {"releases": releases})
