@@ -39,7 +39,7 @@ class Interval:
     beyond: Literal["below", "above"] | None = None
 
     def told(self, estimate: str) -> str:
-        """Return the estimate in words, given its number in words; a bound that the figure lies beyond is called that."""
+        """Return the estimate in words, given its number in words; a bound that the figure lies beyond is so called."""
         return estimate if self.beyond is None else f"{self.beyond} {estimate}"
 
     def shifted(self, factor: float, shift: float) -> Interval:
