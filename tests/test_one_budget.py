@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from fedveil.engine.experiment import parse
-from fedveil.engine.inference import make_inference, prepare_inference
+from fedveil.engine.inference import prepare_inference
 from fedveil.engine.release_document import InferenceDocument, parse_releases
+from fedveil.engine.release_run import make_releases
 from fedveil.engine.run import run
 from fedveil.engine.sections import PrivacySection
 from fedveil.engine.setup import Prepared, prepare
@@ -68,13 +69,13 @@ def test_a_study_to_odds_ratios_costs_one_epsilon(
         tmp_path, privacy=page | {"epsilon": EPSILON}, evaluation={}, data={"table": {"test_share": 0.5}}
     )
     trained = run(prepared, tmp_path / "runs", Silent())
-    estimated = make_inference(prepare_inference(regression(tmp_path, 0.3)), tmp_path / "runs")
-    whole = strength(trained.folder) + strength(estimated.folder)
+    estimated = make_releases(prepare_inference(regression(tmp_path, 0.3)), tmp_path / "runs")
+    whole = strength(trained.folder) + strength(estimated)
     assert strength(trained.folder) / whole == pytest.approx(0.7, abs=1e-3)
-    assert strength(estimated.folder) / whole == pytest.approx(0.3, abs=1e-3)
+    assert strength(estimated) / whole == pytest.approx(0.3, abs=1e-3)
     assert trained.statement.epsilon is not None
     assert trained.statement.epsilon < EPSILON
-    spent = spent_by([trained.folder, estimated.folder])
+    spent = spent_by([trained.folder, estimated])
     assert spent.epsilon == pytest.approx(EPSILON, abs=1e-3)
 
 
