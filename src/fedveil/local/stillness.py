@@ -22,7 +22,9 @@ from fedveil.errors import ModelError
 if TYPE_CHECKING:
     from fedveil.local.task import Task
 
-_OWN: Final = frozenset(vars(nn.Module()))
+_OWN: Final = frozenset(
+    {*vars(nn.Module()), "_flat_weights"}
+)  # recurrent layers list their parameters there again
 _DEPTH: Final = 4
 WHY: Final = (
     "what one pass writes and the next one reads carries records of one user into the training of others"
