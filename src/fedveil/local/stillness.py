@@ -22,7 +22,8 @@ from fedveil.errors import ModelError
 if TYPE_CHECKING:
     from fedveil.local.task import Task
 
-_OWN: Final = frozenset(
+_RECURRENT: Final = ("_flat_weights", "_flat_weight_refs")  # where recurrent layers list their parameters again
+_OWN: Final = frozenset({*vars(nn.Module()), *_RECURRENT})
     {*vars(nn.Module()), "_flat_weights"}
 )  # recurrent layers list their parameters there again
 _DEPTH: Final = 4
