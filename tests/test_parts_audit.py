@@ -167,6 +167,7 @@ def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, co
         ((0, 3, 1, 2, 4), "no round of training stands before it"),
         ((0, 1, 2, 4), "told other releases"),
         ((1, 2, 3, 4, 0), "told other releases"),
+        ((0, 1, 2, 4, 3), "told other releases"),
     ],
 )
 def test_the_parts_of_a_run_stand_in_their_order(

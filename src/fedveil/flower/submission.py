@@ -142,12 +142,10 @@ def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
 
 def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
     folder, experiment = RunFolder.open(path)
-    declared = _prepared(home, folder, experiment)
-    first = due_before(declared, folder)
-    if first is not None:
-        yield _one_release(home, folder, first, declared.experiment)
-        experiment = folder.refined(experiment)
     prepared = _prepared(home, folder, experiment)
+    while (first := due_before(prepared, folder)) is not None:
+        yield _one_release(home, folder, first, prepared.experiment)
+        prepared = _prepared(home, folder, folder.refined(experiment))
     if not has_trained(prepared, folder):
         yield open_training(
             prepared=prepared,
@@ -169,7 +167,7 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
         raise RunFolderError(f"{folder.path}: not a run of a federation")
     own = public_table(home.schema, table.test_file, home.membership)
     found = read_preprocessed(folder.path)
-    own = own if found is None else own.refined(found.schema)
+    own = own if found is None else own.refined(found.schema, found.clip)
     return prepare(experiment, FixedPopulation(own.share()))
 
 

@@ -178,6 +178,11 @@ class Code(Enum):
         "its own membership or policy cannot be read, is over, or is another than it was served under; its own log "
         "says more",
     )
+    MAIN_SILOS = (
+        67,
+        "schema",
+        "its file of main silos is not the one that method.power names; compare the files that silo.toml names",
+    )
     INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
 
     def __init__(self, number: int, cause: Cause, template: str) -> None:
