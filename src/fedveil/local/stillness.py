@@ -22,10 +22,11 @@ from fedveil.errors import ModelError
 if TYPE_CHECKING:
     from fedveil.local.task import Task
 
-_RECURRENT: Final = ("_flat_weights", "_flat_weight_refs")  # where recurrent layers list their parameters again
+_RECURRENT: Final = (
+    "_flat_weights",
+    "_flat_weight_refs",
+)  # where recurrent layers list their parameters again
 _OWN: Final = frozenset({*vars(nn.Module()), *_RECURRENT})
-    {*vars(nn.Module()), "_flat_weights"}
-)  # recurrent layers list their parameters there again
 _DEPTH: Final = 4
 WHY: Final = (
     "what one pass writes and the next one reads carries records of one user into the training of others"
