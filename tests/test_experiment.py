@@ -45,6 +45,11 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"rounds": "many"}, "rounds: must be a whole number, not 'many'"),
         ({"method": {"clip": 0}}, r"method\.clip: must be > 0, not 0"),
         ({"method": {"clip": -1.0}}, r"method\.clip"),
+        (
+            {"method": {"clip": "adaptive"}},
+            r"method\.clip: must be a number, or a table with .*start.*'adaptive'",
+        ),
+        ({"method": {"clip": {"begin": 1}}}, r"method\.clip\.begin: no such key; known here: .*start"),
         ({"method": {"clip": float("nan")}}, r"method\.clip"),
         ({"method": {"user_sampling_rate": 0}}, r"method\.user_sampling_rate: must be > 0, not 0"),
         ({"method": {"user_sampling_rate": 1.5}}, r"method\.user_sampling_rate: must be <= 1, not 1\.5"),

@@ -91,13 +91,15 @@ def open_table(
 
 def _csv(path: Path, content: bytes, columns: Sequence[str] | None, written: Format) -> pa.Table:
     parsing = pa_csv.ParseOptions(delimiter=written.delimiter)
-    with pa_csv.open_csv(pa.BufferReader(content), parse_options=parsing) as reader:
+    # A copy in Arrow's own memory: its threads let go of it last, and of Python's they would abort a process that ends.
+    held = pa.array([content], pa.large_binary()).buffers()[2]
+    with pa_csv.open_csv(pa.BufferReader(held), parse_options=parsing) as reader:
         present = reader.schema.names
     wanted = _required_columns(path, present, columns)
     as_text = pa_csv.ConvertOptions(
         include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
     )
-    return pa_csv.read_csv(pa.BufferReader(content), parse_options=parsing, convert_options=as_text)
+    return pa_csv.read_csv(pa.BufferReader(held), parse_options=parsing, convert_options=as_text)
 
 
 def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> bytes:
