@@ -19,7 +19,7 @@ from fedveil.files import LARGEST_FILE, read_content
 from fedveil.foreign import foreign
 from fedveil.population.outcomes import named_like_an_outcome, told_by
 from fedveil.population.schema import EPOCH, MISSING_VALUES, SILO, Format
-from fedveil.population.table_file import open_table
+from fedveil.population.table_file import DELIMITERS, open_table
 from fedveil.population.table_reader import day_of, text_cells
 
 USER_NAMES: Final = (
@@ -46,7 +46,6 @@ LEAST_IN_PATTERN: Final = 4
 """Columns of one beginning and one declaration for which the draft writes a pattern."""
 
 _DATES: Final = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
-_DELIMITERS: Final = ",;\t|"
 _NUMBERED: Final = ("", "id", "nr", "no", "number")
 _NO_FEATURE: Final = "being neither a number, a date, nor one of few categories"
 
@@ -150,7 +149,7 @@ def guess_format(path: Path) -> Format:
     except UnicodeDecodeError:
         encoding, text = "cp1252", content.decode("cp1252", errors="replace")
     header, *body = text.lstrip("\ufeff").splitlines() or [""]
-    delimiter = max(_DELIMITERS, key=header.count)
+    delimiter = max(DELIMITERS, key=header.count)
     cells = [cell.strip().strip('"') for line in body[:200] for cell in line.split(delimiter)]
     comma = delimiter != "," and any(_is_number(cell.replace(",", ".", 1)) for cell in cells if "," in cell)
     return Format(encoding=encoding, delimiter=delimiter, decimal="," if comma else ".")
