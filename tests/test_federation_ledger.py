@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from fedveil.checks import tried
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen
-from fedveil.federation.ledger_audit import _signed, export_ledger, verify_ledger
+from fedveil.federation.ledger_audit import _counted, _signed, export_ledger, verify_ledger
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import TERMS, SiloParty
 from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
@@ -85,7 +86,10 @@ def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
     head = RecordStore(record.parent).heads()
     path = world.folder / STATE / LEDGER
     assert list(head) == [parse_lines(path, path.read_bytes())[1][charges[-1].index]]
-    assert HeadsSeen(world.folder / HEADS).last("silo0").hex() == (world.folder / STATE / HEAD).read_text()
+    assert (
+        HeadsSeen(world.folder / HEADS, bytes(32)).last("silo0").hex()
+        == (world.folder / STATE / HEAD).read_text()
+    )
     restart(world)
     assert [note.kind for note in read_lines(world.folder / STATE / LEDGER) if isinstance(note, Note)] == [
         *("opened", "policy", "ended", "opened")
@@ -232,7 +236,7 @@ def test_a_coordinator_hides_nothing_that_peers_say_of_a_ledger(
 def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Path) -> None:
     """Even where it ends in a line that nobody has heard of: the process knows what it has charged."""
     policy = Policy(epsilon=1.0, clip=1.0)
-    ledger = SiloLedger(tmp_path, policy, RecordStore(tmp_path / "answers"))
+    ledger = SiloLedger(tmp_path, policy, RecordStore(tmp_path / "answers"), charter=bytes(32), serial=0)
     before = (tmp_path / LEDGER).read_bytes()
     origin = Origin(terms="0" * 64, coordinator="1" * 64, membership=1, policy=ledger.policy_digest)
     event = GaussianEvent(noise_multiplier=9.0)
@@ -270,19 +274,19 @@ def test_two_processes_on_copies_of_one_state_are_noticed(world: World, tmp_path
 
 
 def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
-    heads = HeadsSeen(tmp_path / HEADS)
+    heads = HeadsSeen(tmp_path / HEADS, bytes(32))
     first, second = bytes([1]) * 32, bytes([2]) * 32
     heads.hear({"north": first, "south": first})
     heads.hear({"north": second, "south": NONE})
-    again = HeadsSeen(tmp_path / HEADS)
+    again = HeadsSeen(tmp_path / HEADS, bytes(32))
     assert (again.last("north"), again.last("south"), again.last("west")) == (second, first, NONE)
     again.hear({"north": second})
     with pytest.raises(IntegrityError, match="silo north: its ledger has gone back"):
         again.hear({"north": first})
-    assert HeadsSeen(tmp_path / HEADS).last("north") == second
-    (tmp_path / HEADS).write_text('{"north": ["x"]}')
+    assert HeadsSeen(tmp_path / HEADS, bytes(32)).last("north") == second
+    (tmp_path / HEADS).write_text('{"00": {"north": ["x"]}}')
     with pytest.raises(RunFolderError, match="damaged"):
-        HeadsSeen(tmp_path / HEADS)
+        HeadsSeen(tmp_path / HEADS, bytes(32))
 
 
 def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:
@@ -391,6 +395,7 @@ def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> N
     details = {one.name: one.detail for one in verify_ledger(target, (key,)).checks}
     assert details["terms"] == "1 proposals, each signed by the coordinator"  # two runs on the same terms
     assert "4 charges" in details["epsilon"]
+    assert details["counted"].startswith("4 charges count what the coordinator learns")
     ledger = world.silos[0]
     assert ledger is not None
     spent = PldAccountant().epsilon(ledger._ledger.ledger.spent(), 1e-5)
@@ -440,3 +445,32 @@ def test_a_silo_that_is_killed_at_any_write_starts_again(
     assert stopped(made) is None
     assert [one.round for one in read_entries(tmp_path / STATE / LEDGER)] == [1, 2]
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("trusted", "counts", "but"),
+    [
+        ((), "the coordinator learns, or another silo if that is more", ""),
+        (("trust_coordinator",), "readers of the models learn, or another silo if that is more", ""),
+        (
+            ("trust_silos",),
+            "the coordinator learns",
+            "what other silos learn, nor what readers of the models",
+        ),
+        (("trust_coordinator", "trust_silos"), "readers of the models learn", "what other silos learn"),
+    ],
+)
+def test_an_export_says_what_its_epsilon_does_not_count(
+    tmp_path: Path, trusted: tuple[str, ...], counts: str, but: str
+) -> None:
+    """Where a policy trusts the silos, no reader of the figure must take it for that of a reader of the models."""
+    policy = Policy(epsilon=9.0, clip=1.0, **dict.fromkeys(trusted, True))
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, unit="user") as ledger:
+        ledger.note("policy", policy.model_dump_json())
+        ledger.charge(run="run", round=1, attempt=0, event=GaussianEvent(noise_multiplier=5.0))
+    lines, _, _ = parse_lines(path, path.read_bytes())
+    said = tried("counted", lambda: _counted(path, lines))
+    assert said.outcome == ("unchecked" if but else "holds")
+    assert f"1 charges count what {counts}" in said.detail
+    assert f"does not count {but}" in said.detail or not but

@@ -39,7 +39,7 @@ from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import NONE, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.run_record import RunRecord, digest_of_model
+from fedveil.federation.run_record import RunRecord, known_before
 from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
@@ -75,6 +75,11 @@ class CoordinatorParty(Generic[EndingT]):
         record: what the parties sign of the run.
         heads: the ends of the silos' ledgers, over all runs.
 
+    Attributes:
+        run: 16 bytes that no other run has.
+        outcome: how the run ended, once it has.
+        refused: why a silo has ended it, if one has.
+
     Raises:
         ProtocolError: a letter of its protocol would be longer than any party reads.
         RunFolderError: a damaged folder.
@@ -92,7 +97,7 @@ class CoordinatorParty(Generic[EndingT]):
     ) -> None:
         self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
         self._membership, self._identity = membership, identity
-        self._run, self._record, self._heads = record.run, record, heads
+        self.run, self._record, self._heads = record.run, record, heads
         self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
         check_lengths(self._agreement, self._plan, offered)
         self._session, self._number = b"", 0
@@ -103,16 +108,12 @@ class CoordinatorParty(Generic[EndingT]):
         self._absent = Absentees()
         self._farewells: list[tuple[int, bytes]] = []
         self.outcome: EndingT | None = None
+        self.refused: Code | None = None
         self._begin_session()
 
     @property
-    def run(self) -> bytes:
-        """16 bytes that no other run has."""
-        return self._run
-
-    @property
     def finished(self) -> bool:
-        """Whether the run has ended; :attr:`outcome` says how."""
+        """Whether the run has ended."""
         return self.outcome is not None
 
     def close(self) -> None:
@@ -177,7 +178,7 @@ class CoordinatorParty(Generic[EndingT]):
             largest=self._largest_answer(),
         )
         exchange, name = self._exchange, self._membership.silos[silo]
-        if letter.run != self._run:
+        if letter.run != self.run:
             return Heard.NOTHING
         if exchange is None:
             last = (letter.session, letter.number) == (self._session, self._number)
@@ -189,8 +190,7 @@ class CoordinatorParty(Generic[EndingT]):
             return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
         if silo in self._absent:
             self._absent.hear(silo, letter)
-            return Heard.NOTHING
-        if not exchange.awaits(silo, letter):
+        if silo in self._absent or not exchange.awaits(silo, letter):
             return Heard.NOTHING
         if ends(letter.parts):
             return self._end(silo, letter)
@@ -214,6 +214,7 @@ class CoordinatorParty(Generic[EndingT]):
         (part,) = letter.parts
         name = self._membership.silos[silo]
         if isinstance(part, Refused):
+            self.refused = part.why.code
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
             return Heard.ANSWER
         assert isinstance(part, Here)
@@ -277,7 +278,7 @@ class CoordinatorParty(Generic[EndingT]):
             experiment=self._offered,
         )
         self._record.propose(terms)
-        self._session = session_name(self._run, self._session, nonces)
+        self._session = session_name(self.run, self._session, nonces)
         phase = self._plan.phase
         self._agreed = proposed(terms, phase)
         self._session_run = session_run(self._session, self._agreed)
@@ -324,16 +325,16 @@ class CoordinatorParty(Generic[EndingT]):
         told = {silo: [*draw.told(silo, kinds, start), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, opening.get(self._present[0], []))
         first = told[self._present[0]]
-        self._asked, self._told = round_context(self._context, self._agreed, first), digest_of_model(first)
+        self._asked = round_context(self._context, self._agreed, first)
+        self._told = known_before(first, self._plan.phase)
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         before_task = {silo: [*opening.get(silo, []), *relays.get(silo, [])] for silo in told}
         self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
-        exchange = self._exchange
+        exchange, signatures = self._exchange, signed(answers)
         assert exchange is not None
-        signatures = signed(answers)
         if apart := misled(self._membership.roster, self._asked, signatures):
             raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
         outgoing = self._route(answers)
@@ -372,7 +373,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _sealed(self, silo: int, parts: list[Part], number: int) -> bytes:
         return SignedMessage(
-            run=self._run,
+            run=self.run,
             session=self._session,
             number=number,
             sender=SERVER,

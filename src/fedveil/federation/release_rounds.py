@@ -11,6 +11,7 @@ from jaxtyping import Float32, Float64
 
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.federation.own_release import release_plan
+from fedveil.federation.released_sums import digest_of_release
 from fedveil.federation.run_record import RunRecord
 from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan, Start
 from fedveil.population.records import nobodys_groups
@@ -20,7 +21,8 @@ from fedveil.protection.parts import Part, Phase
 from fedveil.randomness import PrivacyRandomness
 
 
-def _no_model() -> Float32[np.ndarray, " d"]:
+def no_model() -> Float32[np.ndarray, " d"]:
+    """Return the model that silos are sent for a release that reads none: of no parameters."""
     return np.zeros(0, dtype=np.float32)
 
 
@@ -51,7 +53,7 @@ class DueRelease(Generic[EndingT]):
     privacy: PrivacyRandomness
     keep: Callable[[NoisySum], None]
     conclude: Callable[[str | None, Ledger], EndingT]
-    model: Float32[np.ndarray, " d"] = field(default_factory=_no_model)
+    model: Float32[np.ndarray, " d"] = field(default_factory=no_model)
     trained: int = 0
     made: bool = False
     charges: Callable[[Ledger], int] | None = None
@@ -110,8 +112,9 @@ class ReleaseRounds(Generic[EndingT]):
 
     def release(self, total: Float64[np.ndarray, " d"], summed: int) -> None:
         """Put the sum on the disk."""
-        self._record.add(None, self._ledger.head.digest)
-        self._due.keep(NoisySum(total, self._due.release.std(summed)))
+        made = NoisySum(total, self._due.release.std(summed))
+        self._record.add(digest_of_release((made.std, made.vector)), self._ledger.head.digest)
+        self._due.keep(made)
         self.left = False
 
     def pass_on(self, summed: int) -> None:
