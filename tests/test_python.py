@@ -719,3 +719,11 @@ def test_predicting_other_columns_is_refused(tmp_path: Path) -> None:
         result.predict(X[:, :2])
     with pytest.raises(ConfigError, match="belong to classification"):
         replace(result.predictor, task="regression").probabilities(X)
+
+
+def test_what_is_printed_of_people_and_of_a_result_is_a_line_of_public_numbers(trained: fv.Result) -> None:
+    held = "task='classification', n_classes=2)"
+    assert repr(people()) == f"People(name='{people().name}', n_users={people().n_users}, n_silos=2, {held}"
+    assert repr(trained).startswith("Result(epsilon=")
+    assert "\n" not in repr(trained)
+    assert len(repr(trained)) < 300
