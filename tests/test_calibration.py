@@ -7,7 +7,7 @@ import pytest
 from fedveil.errors import BudgetError, PrivacyError
 from fedveil.privacy.accountant import epsilon_on_grid, gaussian_delta
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
-from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
+from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gaussian_rounds
 from fedveil.privacy.events import (
     Event,
     GaussianEvent,
@@ -22,14 +22,6 @@ from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 
 DELTA = 1e-5
-
-
-def gaussian_rounds(*, noise_multiplier: float, rounds: int, rate: float = 1.0) -> Event:
-    """Return ``rounds`` Gaussian releases over Poisson samples of ``rate``: the event of a ULDP-AVG run."""
-    release: Event = GaussianEvent(noise_multiplier=noise_multiplier)
-    if rate != 1:
-        release = PoissonSampledEvent(rate=rate, event=release)
-    return SelfComposedEvent(event=release, count=rounds)
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
