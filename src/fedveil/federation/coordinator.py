@@ -174,7 +174,7 @@ class CoordinatorParty(Generic[EndingT]):
             sender=silo,
             identity=self._membership.roster[silo],
             recipient=SERVER,
-            largest=self._largest_answer(),
+            largest=self.longest_answer,
         )
         exchange, name = self._exchange, self._membership.silos[silo]
         if letter.run != self._run:
@@ -393,7 +393,8 @@ class CoordinatorParty(Generic[EndingT]):
             outgoing += self._server.proceed()
         return outgoing
 
-    def _largest_answer(self) -> int:
-        """Return how long an answer may be: messages of the protocol, a count per user, heads of all ledgers."""
+    @property
+    def longest_answer(self) -> int:
+        """Bytes that an answer may have: messages of the protocol, a count per user, heads of all ledgers."""
         up, _ = self._agreement.largest
         return min(LARGEST_LETTER, up + 4 * self._plan.n_users + _FRAME_BYTES)

@@ -125,8 +125,10 @@ class Party:
         silent: tuple[str, ...] = ()
         try:
             for party in due_parts(self._home, path):
-                with contextlib.closing(party), self._tasks.playing() as grid:
-                    silent = carry(grid, party, self._home, lambda: self._stopping)
+                with contextlib.closing(party):
+                    while not party.finished:
+                        with self._tasks.playing() as post:
+                            silent = carry(post, party, self._home, lambda: self._stopping)
                 assert party.outcome is not None
                 if (stopped := party.outcome.stopped) is not None:
                     break
