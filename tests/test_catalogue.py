@@ -2,10 +2,7 @@
 
 import gzip
 import hashlib
-import io
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import catalogue, load
 from fedveil.population.catalogue.creditcard import FULL_FRAUDS, FULL_GENUINE
-from fedveil.population.catalogue.files import DataFile, Opener, Store, digest_of, fetch, open_https, store
+from fedveil.population.catalogue.files import DataFile, Store, digest_of, fetch, store
 from fedveil.population.catalogue.mnist import read_idx
 from fedveil.population.records import Population
 from fedveil.registry import names
@@ -187,41 +184,45 @@ def test_the_catalogue_lists_terms_and_what_is_present(tmp_path: Path) -> None:
         assert all(
             (file.digest[0], len(file.digest[1])) in (("sha256", 64), ("md5", 32)) for file in entry.files
         )
-        assert all(url.startswith("https://") for file in entry.files for url in file.urls)
 
 
 def test_the_store_is_the_folder_given_else_the_environments_else_a_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path / "set"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert store(tmp_path) == Store(folder=tmp_path, download=False)
     assert store(None) == Store(folder=tmp_path / "set", download=False)
     monkeypatch.delenv("FEDVEIL_DATA")
-    assert store(None) == Store(folder=tmp_path / "share" / "fedveil", download=True)
+    assert store(None) == Store(folder=tmp_path / "cache" / "fedveil", download=True)
 
 
-def answer(contents: dict[str, bytes | OSError]) -> Opener:
-    def opener(url: str) -> AbstractContextManager[BinaryIO]:
+def serve_instead(contents: dict[str, bytes | OSError], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let addresses answer with these contents, without a network."""
+
+    def download(url: str, output_file: str, pooch: object) -> None:
         content = contents[url]
         if isinstance(content, OSError):
+            Path(output_file).write_bytes(CONTENT[:3])
             raise content
-        return io.BytesIO(content)
+        Path(output_file).write_bytes(content)
 
-    return opener
-
-
-def test_a_download_tries_its_addresses_in_turn(tmp_path: Path) -> None:
-    target = tmp_path / FILE.path
-    fetch(FILE, target, answer({"https://a": OSError("unreachable"), "https://b": CONTENT}))
-    assert target.read_bytes() == CONTENT
-    assert digest_of(target) == FILE.sha256
+    monkeypatch.setattr("pooch.HTTPDownloader", lambda **settings: download)
 
 
-def test_a_corrupted_download_names_file_and_digests_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_download_tries_its_addresses_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_instead({"https://a": OSError("unreachable"), "https://b": CONTENT}, monkeypatch)
+    assert Store(folder=tmp_path, download=True).path(FILE).read_bytes() == CONTENT
+    assert digest_of(tmp_path / FILE.path) == FILE.sha256
+
+
+def test_a_corrupted_download_names_file_and_digests_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = CONTENT[:-1]
+    serve_instead({"https://a": wrong, "https://b": wrong}, monkeypatch)
     with pytest.raises(DataError) as caught:
-        fetch(FILE, tmp_path / FILE.path, answer({"https://a": wrong, "https://b": wrong}))
+        fetch(FILE, tmp_path / FILE.path)
     told = str(caught.value)
     assert FILE.path in told
     assert FILE.sha256 in told
@@ -230,18 +231,16 @@ def test_a_corrupted_download_names_file_and_digests_and_leaves_nothing(tmp_path
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    full = OSError(28, "No space left on device")
+    serve_instead({"https://a": full, "https://b": full}, monkeypatch)
     with pytest.raises(DataError, match="No space left on device"):
-        fetch(FILE, tmp_path / FILE.path, answer({"https://a": CONTENT, "https://b": CONTENT}))
+        fetch(FILE, tmp_path / FILE.path)
     assert list((tmp_path / "set").iterdir()) == []
 
 
 def test_only_https_is_opened() -> None:
     with pytest.raises(ValueError, match="only https"):
-        open_https("file:///etc/hostname")
+        DataFile(path="x", sha256="0" * 64, urls=("file:///etc/hostname",))
 
 
 def test_a_file_in_a_folder_is_checked_too(tmp_path: Path) -> None:

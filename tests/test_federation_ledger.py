@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from fedveil.checks import tried
 from fedveil.engine.folder import RunFolder
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen
-from fedveil.federation.ledger_audit import _signed, export_ledger, verify_ledger
+from fedveil.federation.ledger_audit import _counted, _signed, export_ledger, verify_ledger
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import TERMS, SiloParty
 from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
@@ -391,6 +392,7 @@ def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> N
     details = {one.name: one.detail for one in verify_ledger(target, (key,)).checks}
     assert details["terms"] == "1 proposals, each signed by the coordinator"  # two runs on the same terms
     assert "4 charges" in details["epsilon"]
+    assert details["counted"].startswith("4 charges count what the coordinator learns")
     ledger = world.silos[0]
     assert ledger is not None
     spent = PldAccountant().epsilon(ledger._ledger.ledger.spent(), 1e-5)
@@ -440,3 +442,32 @@ def test_a_silo_that_is_killed_at_any_write_starts_again(
     assert stopped(made) is None
     assert [one.round for one in read_entries(tmp_path / STATE / LEDGER)] == [1, 2]
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("trusted", "counts", "but"),
+    [
+        ((), "the coordinator learns, or another silo if that is more", ""),
+        (("trust_coordinator",), "readers of the models learn, or another silo if that is more", ""),
+        (
+            ("trust_silos",),
+            "the coordinator learns",
+            "what other silos learn, nor what readers of the models",
+        ),
+        (("trust_coordinator", "trust_silos"), "readers of the models learn", "what other silos learn"),
+    ],
+)
+def test_an_export_says_what_its_epsilon_does_not_count(
+    tmp_path: Path, trusted: tuple[str, ...], counts: str, but: str
+) -> None:
+    """Where a policy trusts the silos, no reader of the figure must take it for that of a reader of the models."""
+    policy = Policy(epsilon=9.0, clip=1.0, **dict.fromkeys(trusted, True))
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, unit="user") as ledger:
+        ledger.note("policy", policy.model_dump_json())
+        ledger.charge(run="run", round=1, attempt=0, event=GaussianEvent(noise_multiplier=5.0))
+    lines, _, _ = parse_lines(path, path.read_bytes())
+    said = tried("counted", lambda: _counted(path, lines))
+    assert said.outcome == ("unchecked" if but else "holds")
+    assert f"1 charges count what {counts}" in said.detail
+    assert f"does not count {but}" in said.detail or not but

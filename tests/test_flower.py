@@ -37,6 +37,7 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.link_folder import LinkFolder
+from fedveil.flower.metrics import Meter
 from fedveil.flower.provisioning import provision
 from fedveil.flower.relay import ask
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
@@ -402,7 +403,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     begun = 0
     while not party.finished:
         begun += 1
-        transport.carry(LoopGrid(nodes, guards), party, home)  # type: ignore[arg-type]
+        transport.carry(LoopGrid(nodes, guards), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert begun > 1
@@ -432,7 +433,7 @@ def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstra
         with serving(made) as paths:
             nodes = [Node(number, node_key_pem(key)) for number, key in enumerate(home.membership.nodes)]
             for party in due_parts(home, folder.path):
-                carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
+                carry(LoopGrid(nodes, paths), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
                 assert party.outcome is not None
                 ended.append(party.outcome.stopped)
                 if ended[-1] is not None:
@@ -464,7 +465,7 @@ def test_flowers_messages_carry_private_weighting(
     (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     with serving(made) as paths:
-        carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
+        carry(LoopGrid(nodes, paths), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
 
@@ -486,7 +487,7 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     (party,) = due_parts(home, folder.path)
     present = list(HOSPITALS)[:3]
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(present)]
-    carry(LoopGrid(nodes, guards), party, home)  # type: ignore[arg-type]
+    carry(LoopGrid(nodes, guards), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert "silo va: silent for 2 s; the others go on" in caplog.text
@@ -504,7 +505,7 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     home.settings.model_copy(update={"patience": 0.1}).write(home / "coordinator.toml")
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
-    carry(LoopGrid([], []), party, home)  # type: ignore[arg-type]
+    carry(LoopGrid([], []), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert "has not answered for 0.1 s" in (party.outcome.stopped or "")
     assert (folder / "model.safetensors").exists()
@@ -512,7 +513,7 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     assert again.run == party.run
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     home.settings.model_copy(update={"patience": 60.0, "resend_after": 0.05}).write(home / "coordinator.toml")
-    carry(LoopGrid(nodes, guards), again, home)  # type: ignore[arg-type]
+    carry(LoopGrid(nodes, guards), again, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert again.outcome is not None
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
 
@@ -529,7 +530,7 @@ def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(
     (party,) = due_parts(home, folder.path)
     looks = iter([False, False, True])
     with pytest.raises(ProcessError, match="was stopped"):
-        carry(LoopGrid([], guards), party, home, lambda: next(looks))  # type: ignore[arg-type]
+        carry(LoopGrid([], guards), party, home, Meter(home.membership.silos), lambda: next(looks))  # type: ignore[arg-type]
     assert party.outcome is None
     assert party.letters()
     party.close()
@@ -671,7 +672,7 @@ def test_a_run_ends_though_silos_work_for_longer_than_patience(
     (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     with serving(made, sign_of_life=0.005) as paths:
-        transport.carry(LoopGrid(nodes, paths), party, home)  # type: ignore[arg-type]
+        transport.carry(LoopGrid(nodes, paths), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert signs[0] > 0

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from fedveil.flower.demonstration import Demonstration, write_demonstration
 from fedveil.flower.deployment import TEMPLATES, Hosting, write_deployment
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
+from fedveil.flower.metrics import as_metrics
+from fedveil.flower.page import MetricsPage
 from fedveil.flower.sockets import RunningFolder
 from fedveil.flower.status import party_status
 from fedveil.flower.submission import END, Submission, read_document, silent_silos
@@ -63,19 +66,22 @@ def run(*words: str | Path) -> Any:
 def test_a_party_tells_how_it_does(made: Demonstration) -> None:
     coordinator, silo = made.provisioned.coordinator, made.provisioned.silos[0]
     assert run("health", coordinator).exit_code == run("health", silo).exit_code == 1
-    running = RunningFolder(silo)
-    assert run("health", silo).exit_code == 0
-    assert run("health", coordinator).exit_code == 1
-    status = json.loads(run("status", silo, "--json").output)
-    assert (status["role"], status["served"], status["membership"]) == ("silo", True, 1)
-    running.close()
+    well = [True, False]
+    with (
+        closing(RunningFolder(silo)) as running,
+        closing(MetricsPage(running, None, lambda: well.pop(0), str)),
+    ):
+        assert [run("health", silo).exit_code for _ in range(2)] == [0, 1]
+        assert run("health", coordinator).exit_code == 1
+        status = json.loads(run("status", silo, "--json").output)
+        assert (status["role"], status["served"], status["membership"]) == ("silo", True, 1)
     assert json.loads(run("status", silo, "--json").output)["served"] is False
     found = json.loads(run("status", coordinator, "--json").output)
     assert (found["role"], found["silos"], found["runs"]) == ("coordinator", 4, 0)
     assert 396 < found["certificate_days"] < 398
     assert run("health", made.provisioned.authority).exit_code == 1
     with pytest.raises(ConfigError, match="not a party's folder"):
-        party_status(made.provisioned.authority)
+        party_status(made.provisioned.authority, served=False)
 
 
 def test_a_silo_tells_what_is_spent_and_no_count(made: Demonstration) -> None:
@@ -90,7 +96,7 @@ def test_a_silo_tells_what_is_spent_and_no_count(made: Demonstration) -> None:
             origin=Origin(terms="a" * 64, coordinator="b" * 64, membership=1, policy="c" * 64),
         )
         records = len(party._share.train)
-    status = party_status(path)
+    status = party_status(path, served=False)
     assert 0 < status["spent_ratio"] == status["spent_epsilon"] / status["allowed_epsilon"] < 1
     assert records > 100
     assert records not in status.values()
@@ -115,6 +121,17 @@ def test_a_silo_tells_what_is_spent_and_no_count(made: Demonstration) -> None:
         assert re.fullmatch(
             r'# TYPE fedveil_\w+ gauge|fedveil_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [-+.e\d]+', line
         )
+
+
+def test_the_figures_of_a_silo_are_the_same_over_other_records(made: Demonstration) -> None:
+    path = made.provisioned.silos[0]
+    table = path / str(SiloFolder(path).settings.table)
+    before, lines = as_metrics(party_status(path, served=True)), table.read_text().splitlines(keepends=True)
+    table.write_text("".join(lines[: len(lines) // 2]))
+    try:
+        assert as_metrics(party_status(path, served=True)) == before
+    finally:
+        table.write_text("".join(lines))
 
 
 def test_logs_are_lines_of_json_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,8 +188,8 @@ def test_a_bug_ends_with_a_code_of_its_own(
     assert "nobody foresaw this" in capsys.readouterr().err
 
 
-def test_whoever_looks_is_not_in_the_way_of_whoever_starts(made: Demonstration) -> None:
-    """A probe has the lock for an instant; a party that starts then waits for it, and one that is served is refused."""
+def test_whoever_tidies_up_is_not_in_the_way_of_whoever_starts(made: Demonstration) -> None:
+    """A child whose parent is gone has the lock for an instant; a party that starts then waits for it."""
     silo = made.provisioned.silos[2]
     (silo / "run").mkdir(exist_ok=True)
     descriptor = os.open(silo / "run", os.O_RDONLY)

@@ -11,7 +11,9 @@ from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, transposed_table
 from fedveil.errors import ConfigError
 from fedveil.flower.deployment import Hosting, write_deployment
-from fedveil.flower.status import as_metrics, is_served, party_status
+from fedveil.flower.metrics import as_metrics
+from fedveil.flower.page import says_yes
+from fedveil.flower.status import party_status
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
 
@@ -35,7 +37,7 @@ def status_command(
     as_json: Json = False,
 ) -> None:
     """Say how a party on this host does: served or not, run and round, certificates, membership, budget."""
-    found = party_status(folder)
+    found = party_status(folder, served=says_yes(folder, "/live"))
     if metrics:
         OUT.print(as_metrics(found), end="")
     elif as_json:
@@ -47,13 +49,13 @@ def status_command(
 def health_command(folder: Folder) -> None:
     """End with exit code 0 if the party is served and its certificates and membership are valid, with 1 if not."""
     try:
-        party_status(folder)
-        well = is_served(folder)
+        party_status(folder, served=False)
     except ConfigError as error:
         OUT.print(str(error))
-        well = False
-    if not well:
-        raise typer.Exit(1)
+    else:
+        if says_yes(folder, "/ready"):
+            return
+    raise typer.Exit(1)
 
 
 @deploy.command("write")

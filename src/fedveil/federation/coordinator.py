@@ -75,6 +75,11 @@ class CoordinatorParty(Generic[EndingT]):
         record: what the parties sign of the run.
         heads: the ends of the silos' ledgers, over all runs.
 
+    Attributes:
+        run: 16 bytes that no other run has.
+        outcome: how the run ended, once it has.
+        refused: why a silo has ended it, if one has.
+
     Raises:
         ProtocolError: a letter of its protocol would be longer than any party reads.
         RunFolderError: a damaged folder.
@@ -92,7 +97,7 @@ class CoordinatorParty(Generic[EndingT]):
     ) -> None:
         self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
         self._membership, self._identity = membership, identity
-        self._run, self._record, self._heads = record.run, record, heads
+        self.run, self._record, self._heads = record.run, record, heads
         self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
         check_lengths(self._agreement, self._plan, offered)
         self._session, self._number = b"", 0
@@ -103,16 +108,12 @@ class CoordinatorParty(Generic[EndingT]):
         self._absent = Absentees()
         self._farewells: list[tuple[int, bytes]] = []
         self.outcome: EndingT | None = None
+        self.refused: Code | None = None
         self._begin_session()
 
     @property
-    def run(self) -> bytes:
-        """16 bytes that no other run has."""
-        return self._run
-
-    @property
     def finished(self) -> bool:
-        """Whether the run has ended; :attr:`outcome` says how."""
+        """Whether the run has ended."""
         return self.outcome is not None
 
     def close(self) -> None:
@@ -177,7 +178,7 @@ class CoordinatorParty(Generic[EndingT]):
             largest=self.longest_answer,
         )
         exchange, name = self._exchange, self._membership.silos[silo]
-        if letter.run != self._run:
+        if letter.run != self.run:
             return Heard.NOTHING
         if exchange is None:
             last = (letter.session, letter.number) == (self._session, self._number)
@@ -214,6 +215,7 @@ class CoordinatorParty(Generic[EndingT]):
         (part,) = letter.parts
         name = self._membership.silos[silo]
         if isinstance(part, Refused):
+            self.refused = part.why.code
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
             return Heard.ANSWER
         assert isinstance(part, Here)
@@ -277,7 +279,7 @@ class CoordinatorParty(Generic[EndingT]):
             experiment=self._offered,
         )
         self._record.propose(terms)
-        self._session = session_name(self._run, self._session, nonces)
+        self._session = session_name(self.run, self._session, nonces)
         phase = self._plan.phase
         self._agreed = proposed(terms, phase)
         self._session_run = session_run(self._session, self._agreed)
@@ -331,9 +333,8 @@ class CoordinatorParty(Generic[EndingT]):
         self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
-        exchange = self._exchange
+        exchange, signatures = self._exchange, signed(answers)
         assert exchange is not None
-        signatures = signed(answers)
         if apart := misled(self._membership.roster, self._asked, signatures):
             raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
         outgoing = self._route(answers)
@@ -372,7 +373,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _sealed(self, silo: int, parts: list[Part], number: int) -> bytes:
         return SignedMessage(
-            run=self._run,
+            run=self.run,
             session=self._session,
             number=number,
             sender=SERVER,

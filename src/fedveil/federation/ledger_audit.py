@@ -22,6 +22,7 @@ from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
+from fedveil.federation.policy import counted
 from fedveil.federation.run_record import RoundPlace
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import TERMS
@@ -170,6 +171,7 @@ def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | No
         found.append(tried("signature", lambda: _whose(document, trusted)))
         found.append(tried("membership", lambda: _member(path, document, membership)))
         found.append(tried("epsilon", lambda: _same_epsilon(path, document, lines)))
+        found.append(tried("counted", lambda: _counted(path, lines)))
         found.append(tried("terms", lambda: _terms(path, document, lines)))
         found.append(tried("adopted", lambda: _adopted(lines)))
     beyond = (
@@ -249,6 +251,23 @@ def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -
             raise IntegrityError(f"{path}: its charges cost another epsilon than it states")
     shown = ", ".join(f"{show_epsilon(value)} by {name}" for name, value in found.items())
     return f"{len(_charges(lines))} charges cost {shown} at delta {delta:g}, computed again"
+
+
+def _counted(path: Path, lines: Sequence[Line]) -> str:
+    """Say what the charges count, as the policies have it under which they were made."""
+    views = Counter[tuple[str, str]]()
+    view = ("what an earlier release counted", "")
+    for line in lines:
+        if isinstance(line, Entry):
+            views[view] += 1
+        elif line.kind == "policy":
+            with reading(path, IntegrityError):
+                view = counted(parse_json(line.text, path, IntegrityError))
+    found = "; ".join(f"{many} charges count {seen}" for (seen, _), many in views.items())
+    left = "; ".join(dict.fromkeys(but for _, but in views if but))
+    if left:
+        raise Unchecked(f"{found}. Epsilon here does not count {left}")
+    return found or "nothing was charged"
 
 
 def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:

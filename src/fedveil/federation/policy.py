@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -40,6 +40,20 @@ _NOT_AGAINST: Final = {
     Role.SERVER: Code.NOT_AGAINST_COORDINATOR,
     Role.SILO: Code.NOT_AGAINST_SILOS,
 }
+
+
+def counted(policy: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what a silo's ledger counts under a policy, and what it does not that a reader could expect; "": nothing.
+
+    Args:
+        policy: its keys.
+    """
+    readers, coordinator = "what readers of the models learn", "what the coordinator learns"
+    seen = readers if policy["trust_coordinator"] else coordinator
+    if not (policy["trust_silos"] or policy["without_guarantee"]):
+        return f"{seen}, or another silo if that is more", ""
+    silos = "what other silos learn"
+    return seen, silos if policy["trust_coordinator"] else f"{silos}, nor {readers}"
 
 
 class Policy(BaseModel):

@@ -34,6 +34,7 @@ class CoordinatorSettings(Settings):
             says so every 30 seconds.
         patience: seconds without a sign of life of a silo after which a run ends with the model it has.
         longest_work: seconds after which a silo that says only that it is at work counts as silent.
+        metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
     """
 
     link: Path = Path("link")
@@ -42,6 +43,7 @@ class CoordinatorSettings(Settings):
     go_on_after: _Seconds = 120.0
     patience: _Seconds = 900.0
     longest_work: _Seconds = 7200.0
+    metrics: str | None = None
 
 
 class SiloSettings(Settings):
@@ -52,12 +54,14 @@ class SiloSettings(Settings):
         coordinator: host and port of the coordinator.
         table: the silo's own table, CSV, Parquet or Excel.
         users: a file of all users' ids, one a line, agreed among the silos; none: ids are numbers from 0.
+        metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
     """
 
     name: str
     coordinator: str
     table: Path = Path("table.csv")
     users: Path | None = None
+    metrics: str | None = None
 
 
 class _Folder:

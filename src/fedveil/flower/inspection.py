@@ -9,6 +9,7 @@ import numpy as np
 
 from fedveil.crypto.keys import read_private_file
 from fedveil.errors import ConfigError
+from fedveil.federation.policy import counted
 from fedveil.federation.share import silo_share
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.certificates import days_left
@@ -39,6 +40,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
     share = silo_share(silo.schema, silo / str(settings.table), membership, number, users)
     per_user = np.bincount(share.train.user, minlength=share.n_users)
     present = per_user[per_user > 0]
+    counts, but = counted(policy.model_dump())
     return {
         "silo": f"{settings.name} (number {number} of {len(membership.silos)})",
         "identity": silo.identity.public.fingerprint,
@@ -52,6 +54,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         ),
         "spent over all runs": _spent(silo),
         "allowed over all runs": f"epsilon {policy.epsilon:g} at delta {policy.delta:g}",
+        "the ledger counts": counts + (f"; not {but}" if but else ""),
         "allowed methods": ", ".join(policy.methods),
         "allowed protections": ", ".join(policy.protections),
     }

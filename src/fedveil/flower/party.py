@@ -23,8 +23,11 @@ from fedveil.errors import FedveilError
 from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.metrics import Meter, as_metrics
+from fedveil.flower.page import MetricsPage
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import RunningFolder, listen
+from fedveil.flower.status import party_status
 from fedveil.flower.submission import END, SOCKET, due_parts
 from fedveil.flower.tasks import Tasks
 from fedveil.flower.transport import carry
@@ -68,6 +71,8 @@ class Party:
             self._tasks = Tasks(self.link.door, self.link.secret)
             self._tasks.register(map(node_key_pem, home.membership.nodes))
             self._listening = listen(self._folder / SOCKET)
+            self._meter = Meter(home.membership.silos)
+            self._page = MetricsPage(self._folder, home.settings.metrics, self._ready, self._figures)
         except BaseException:
             self.link.stop()
             self._folder.close()
@@ -79,6 +84,7 @@ class Party:
     def stop(self) -> None:
         """End the run that is played, and the link; runs that wait are not played."""
         self._stopping = True
+        self._page.close()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -89,6 +95,12 @@ class Party:
         self.link.stop()
         self._tasks.close()
         self._folder.close()
+
+    def _ready(self) -> bool:
+        return not self._stopping and not self.link.ended
+
+    def _figures(self) -> str:
+        return as_metrics(party_status(self._home.path, served=True)) + self._meter.text()
 
     def _accept(self) -> None:
         """Take submissions, until :meth:`stop`."""
@@ -128,7 +140,9 @@ class Party:
                 with contextlib.closing(party):
                     while not party.finished:
                         with self._tasks.playing() as post:
-                            silent = carry(post, party, self._home, lambda: self._stopping)
+                            silent = carry(post, party, self._home, self._meter, lambda: self._stopping)
+                if party.refused is not None:
+                    self._meter.refused(party.refused)
                 assert party.outcome is not None
                 if (stopped := party.outcome.stopped) is not None:
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import threading
@@ -11,7 +12,10 @@ from typing import Final
 from fedveil.flower.child import Child
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import Guard, open_silo
+from fedveil.flower.metrics import as_metrics
+from fedveil.flower.page import MetricsPage
 from fedveil.flower.sockets import RunningFolder
+from fedveil.flower.status import party_status
 
 _AGAIN_SECONDS: Final = 5.0
 _log = logging.getLogger("fedveil.silo")
@@ -32,14 +36,17 @@ class ServedSilo:
 
     def __init__(self, folder: SiloFolder) -> None:
         self._silo = folder
-        self._running = RunningFolder(folder.path)
-        try:
+        with contextlib.ExitStack() as begun:
+            self._running = RunningFolder(folder.path)
+            begun.callback(self._running.close)
             self._guard = Guard(open_silo(folder), self._running / "guard")
-        except BaseException:
-            self._running.close()
-            raise
-        threading.Thread(target=self._guard.serve, daemon=True).start()
-        self.carrier = self._start()
+            begun.callback(self._guard.close)
+            threading.Thread(target=self._guard.serve, daemon=True).start()
+            self.carrier = self._start()
+            begun.callback(lambda: self.carrier.stop())  # the one that is there then
+            page = MetricsPage(self._running, folder.settings.metrics, self._ready, self._figures)
+            begun.callback(page.close)
+            self._begun = begun.pop_all()
 
     def wait(self) -> None:
         """Wait for the carrier, which is started again when it gives up.
@@ -54,9 +61,13 @@ class ServedSilo:
 
     def stop(self) -> None:
         """End the carrier and the guard."""
-        self.carrier.stop()
-        self._guard.close()
-        self._running.close()
+        self._begun.close()
+
+    def _ready(self) -> bool:
+        return self.carrier.ended is None
+
+    def _figures(self) -> str:
+        return as_metrics(party_status(self._silo.path, served=True))
 
     def _start(self) -> Child:
         settings = {

@@ -75,7 +75,7 @@ def check_closed(path: Path) -> None:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take a folder's lock; whoever looks whether it is taken has it for an instant, and must not be in the way."""
+    """Take a folder's lock; whoever tidies up after a party has it for an instant, and must not be in the way."""
     for _ in range(_LOOKS):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,10 +5,8 @@ No figure here depends on records. What is spent is computed from the silo's led
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +18,6 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.certificates import days_left
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.submission import END
-from fedveil.foreign import foreign
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger import read_entries, read_head
@@ -28,39 +25,27 @@ from fedveil.privacy.ledger import read_entries, read_head
 _ENDED: Final = ("waits or is played", "ended")
 
 
-def party_status(folder: Path) -> dict[str, Any]:
+def party_status(folder: Path, *, served: bool) -> dict[str, Any]:
     """Return what a folder of a coordinator or a silo tells.
+
+    Args:
+        folder: the party's.
+        served: whether a process serves it.
 
     Raises:
         FedveilError: it is no party's folder, or what is wrong with it.
     """
     if (folder / "coordinator.toml").is_file():
-        return _coordinator(CoordinatorFolder(folder))
+        return {"served": served, **_coordinator(CoordinatorFolder(folder))}
     if (folder / "silo.toml").is_file():
-        return _silo(SiloFolder(folder))
+        return {"served": served, **_silo(SiloFolder(folder))}
     raise ConfigError(f"{folder}: neither coordinator.toml nor silo.toml: not a party's folder")
-
-
-def is_served(folder: Path) -> bool:
-    """Return whether a process of this host serves a party: it holds the lock of the folder ``run``."""
-    try:
-        lock = os.open(folder / "run", os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _common(home: CoordinatorFolder | SiloFolder, role: str) -> dict[str, Any]:
     membership = home.membership
     return {
         "role": role,
-        "served": is_served(home.path),
         "version": __version__,
         "membership": membership.serial,
         "valid_until": membership.valid_until,
@@ -96,38 +81,20 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
         "delta": policy.delta,
     }
     if path.exists():
-        counted: Counter[Event] = Counter()
-        for entry in read_entries(path):
-            counted.update(atoms(entry.event))
-        spent = make_accountant(policy.accountant).epsilon(compose(counted), policy.delta)
+        head = read_head(path).digest
+        spent = _spent(path, head, policy.accountant, policy.delta)
         found |= {
-            "ledger_head": read_head(path).digest,
+            "ledger_head": head,
             "spent_epsilon": spent if spent < float("inf") else None,
             "spent_ratio": spent / policy.epsilon if spent < float("inf") else None,
         }
     return found
 
 
-def as_metrics(status: dict[str, Any]) -> str:
-    """Return a status as Prometheus reads it (text format 0.0.4), for a collector of text files."""
-    labels = {"role": status["role"], "version": status["version"]}
-    lines = [
-        "# TYPE fedveil_build_info gauge",
-        f"fedveil_build_info{{{','.join(f'{key}={_quoted(value)}' for key, value in labels.items())}}} 1",
-    ]
-    figures = {
-        "fedveil_served": int(status["served"]),
-        "fedveil_membership_serial": status["membership"],
-        "fedveil_certificate_days": status["certificate_days"],
-        "fedveil_round": status.get("round"),
-        "fedveil_rounds": status.get("rounds"),
-        "fedveil_budget_spent_ratio": status.get("spent_ratio"),
-    }
-    for name, value in figures.items():
-        if value is not None:
-            lines += [f"# TYPE {name} gauge", f"{name} {value}"]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(foreign(text), ensure_ascii=False)
+@lru_cache(maxsize=1)
+def _spent(path: Path, head: str, accountant: str, delta: float) -> float:
+    """Return the epsilon of a ledger that ends with a head: computed once, however often it is asked for."""
+    counted: Counter[Event] = Counter()
+    for entry in read_entries(path):
+        counted.update(atoms(entry.event))
+    return make_accountant(accountant).epsilon(compose(counted), delta)

@@ -15,6 +15,7 @@ from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.child import ProcessError
 from fedveil.flower.envelope import content_of, letter_in
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.metrics import Meter
 from fedveil.flower.tasks import Post
 from fedveil.foreign import foreign, quiet_log
 from fedveil.protection.errors import ProtocolError
@@ -37,12 +38,14 @@ class _UnderWay:
     Attributes:
         silo: to whom.
         keys: Flower's numbers of the messages that carry it; an answer to any will do.
+        first: when it was sent first.
         again: when it is sent again; the intervals double up to an hour, and are short again once something is heard.
         wait: seconds between the last two sendings.
     """
 
     silo: int
     keys: set[str]
+    first: float
     again: float
     wait: float
 
@@ -84,6 +87,7 @@ def carry(
     post: Post,
     party: CoordinatorParty[Any],
     home: CoordinatorFolder,
+    meter: Meter,
     ended: Callable[[], bool] = lambda: False,
 ) -> tuple[str, ...]:
     """Carry letters until the run ends, or until a silo has given no sign of life for the coordinator's patience.
@@ -95,6 +99,7 @@ def carry(
         post: Flower's.
         party: the coordinator, open.
         home: the coordinator's folder: which node key is which silo's, and how long to wait.
+        meter: counts what passes.
         ended: whether this process is to end.
 
     Returns:
@@ -120,7 +125,7 @@ def carry(
             nodes = _online(post, keys)
             look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
         pushed += _push(post, party, nodes, under_way, settings.resend_after)
-        heard = _pull(post, party, under_way, silence, settings.resend_after)
+        heard = _pull(post, party, under_way, (silence, meter), settings.resend_after)
         silence.wait({silo: letter for silo, letter in party.letters() if silo in party.awaited})
         if left := party.go_on(silence.beyond(enough)):
             _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), enough)
@@ -194,7 +199,9 @@ def _push(
     for (silo, letter), key in zip(due, post.push_messages(messages), strict=True):
         if not key:
             continue
-        sent = under_way.get(letter) or _UnderWay(silo=silo, keys=set(), again=0.0, wait=resend_after / 2)
+        sent = under_way.get(letter) or _UnderWay(
+            silo=silo, keys=set(), first=now, again=0.0, wait=resend_after / 2
+        )
         sent.keys.add(key)
         sent.wait = min(2 * sent.wait, max(_LONGEST_WAIT, resend_after))
         sent.again = now + sent.wait
@@ -206,10 +213,11 @@ def _pull(
     post: Post,
     party: CoordinatorParty[Any],
     under_way: dict[bytes, _UnderWay],
-    silence: Silence,
+    noted: tuple[Silence, Meter],
     resend_after: float,
 ) -> bool:
     """Hand over the answers that have arrived, and note the signs of life among them; return whether any has."""
+    silence, meter = noted
     by_key = {key: sent for sent in under_way.values() for key in sent.keys}
     asked, most = list(by_key), max(1, _PULLED_BYTES // party.longest_answer)
     replies = [
@@ -226,12 +234,20 @@ def _pull(
         wait = _BUSY_SECONDS  # should it wait for another answer
         if reply.has_error():
             _log.warning("silo %d: no answer: %s", sent.silo, foreign(str(reply.error.reason)))
+            meter.letter("lost")
         else:
             try:
-                if party.receive(sent.silo, letter_in(reply)) is Heard.SIGN:
-                    silence.sign(sent.silo)
-                    wait = _AT_WORK_SECONDS
+                heard = party.receive(sent.silo, letter_in(reply))
             except ProtocolError as error:
                 _log.warning("an answer was refused: %s", error)
+                meter.letter("refused")
+            else:
+                meter.letter(heard.value)
+                meter.heard(sent.silo)
+                if heard is Heard.SIGN:
+                    silence.sign(sent.silo)
+                    wait = _AT_WORK_SECONDS
+                elif heard is Heard.ANSWER:
+                    meter.answered(time.monotonic() - sent.first)
         sent.again, sent.wait = min(sent.again, time.monotonic() + wait), resend_after / 2
     return bool(replies)

@@ -86,8 +86,8 @@ def load(
         n_users: |U|, public.
         n_silos: |S|; None for the data set's own silos, or five where it has none.
         seed: of splits and allocation; the same seed gives the same population.
-        folder: where the files lie; None means the folder named by FEDVEIL_DATA, else a cache in the user's
-            data folder, which is filled by downloading. Every file is checked against its sha256.
+        folder: where the files lie; None means the folder named by FEDVEIL_DATA, else the user's cache, which
+            is filled by downloading. Every file is checked against its sha256.
 
     Returns:
         The population; its ``notes`` say what is a subset and what was fitted on private records.

@@ -2,17 +2,10 @@
 
 import hashlib
 import os
-import tempfile
-import urllib.request
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
 
 from fedveil.errors import DataError
-
-Opener: TypeAlias = Callable[[str], AbstractContextManager[BinaryIO]]
 
 _BLOCK = 1 << 20
 
@@ -32,6 +25,10 @@ class DataFile:
     sha256: str = ""
     md5: str = ""
     urls: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if other := [url for url in self.urls if not url.startswith("https://")]:
+            raise ValueError(f"{self.path}: only https addresses are opened, not {other[0]}")
 
     @property
     def digest(self) -> tuple[str, str]:
@@ -78,13 +75,14 @@ class Store:
 def store(folder: Path | None) -> Store:
     """Return the store to read from: the folder given, else FEDVEIL_DATA, else a cache that downloads fill.
 
-    The cache is ``$XDG_DATA_HOME/fedveil``, or ``~/.local/share/fedveil``.
+    The cache is where the system keeps them: ``$XDG_CACHE_HOME/fedveil`` or ``~/.cache/fedveil`` on Linux.
     """
     named = folder if folder is not None else os.environ.get("FEDVEIL_DATA")
     if named:
         return Store(folder=Path(named), download=False)
-    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Store(folder=Path(home) / "fedveil", download=True)
+    import pooch
+
+    return Store(folder=pooch.os_cache("fedveil"), download=True)
 
 
 def digest_of(path: Path, algorithm: str = "sha256") -> str:
@@ -93,14 +91,7 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
         return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
-def open_https(url: str) -> AbstractContextManager[BinaryIO]:
-    """Open an https address for reading, with a minute's patience."""
-    if not url.startswith("https://"):
-        raise ValueError(f"only https addresses are opened, not {url}")
-    return urllib.request.urlopen(url, timeout=60)  # type: ignore[no-any-return]  # noqa: S310
-
-
-def fetch(file: DataFile, target: Path, opener: Opener = open_https) -> None:
+def fetch(file: DataFile, target: Path) -> None:
     """Download a file to ``target``: either the whole, checked file appears there, or nothing does.
 
     Raises:
@@ -111,35 +102,15 @@ def fetch(file: DataFile, target: Path, opener: Opener = open_https) -> None:
         raise DataError(
             f"{file.path} cannot be downloaded; see its source in `fedveil data` and put it at {target}"
         )
-    failures = []
+    import pooch
+
+    failures, known = [], ":".join(file.digest)
     for url in file.urls:
+        downloader = pooch.HTTPDownloader(timeout=60, chunk_size=_BLOCK)
         try:
-            failure = _try(url, file, target, opener)
-        except OSError as error:
-            failure = str(error)
-        if failure is None:
+            pooch.retrieve(url, known, fname=target.name, path=target.parent, downloader=downloader)
+        except (OSError, ValueError) as error:
+            failures.append(f"{url}: {error}")
+        else:
             return
-        failures.append(f"{url}: {failure}")
     raise DataError(f"{file.path} could not be downloaded to {target}. " + "; ".join(failures))
-
-
-def _try(url: str, file: DataFile, target: Path, opener: Opener) -> str | None:
-    """Download from one address; return what went wrong, or None."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    algorithm, expected = file.digest
-    digest = hashlib.new(algorithm)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream, opener(url) as source:
-            while block := source.read(_BLOCK):
-                digest.update(block)
-                stream.write(block)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if digest.hexdigest() != expected:
-            return f"the content's {algorithm} is {digest.hexdigest()}, expected {expected}"
-        partial.replace(target)
-        return None
-    finally:
-        partial.unlink(missing_ok=True)
