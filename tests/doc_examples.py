@@ -144,6 +144,10 @@ TRIED = {
     "docs/tutorial/first-run.md:3": DIGITS,
     "docs/tutorial/first-run.md:4": DIGITS,
 }
+TRIED |= {
+    "docs/theory/weights.md:0": "test_main_silos reads a file of that form",
+    "docs/theory/weights.md:1": "asked for by test_main_silos, with a digest",
+}
 TRIED |= {f"docs/tutorial/own-hospitals.md:{place}": HOSPITALS for place in range(9)}
 TRIED |= {
     f"docs/tutorial/whole-study.md:{place}": "run in order by test_the_tutorial_of_a_whole_study_is_true"

@@ -15,13 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.turn import Turn
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
@@ -43,6 +43,7 @@ from fedveil.privacy.audit import canary_bound
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.registry import names
 from tests.messages import sender
 from tests.test_run import Silent, experiment, files, same_model
 
@@ -281,6 +282,55 @@ def test_masks_change_no_bit() -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
+# --- every protection and channel ---------------------------------------------------------------------------------
+
+PROTECTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "secure-aggregation": {"protection": {"name": "secure-aggregation"}},
+    "recovery": {
+        "method": {"name": "uldp-avg"},
+        "protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1},
+    },
+    "private-weighting": {"protection": {"name": "private-weighting", "n_max": 30}},
+    "rlwe": {"protection": {"name": "private-weighting", "n_max": 30, "cipher": "rlwe"}},
+    "partial-encryption": {"protection": {"name": "partial-encryption"}},
+}
+CODED = "messages that the server decodes one by one"
+REFUSED = {
+    "secure-aggregation over lrsuq": CODED,
+    "recovery over lrsuq": CODED,
+    "private-weighting over lrsuq": CODED,
+    "rlwe over lrsuq": CODED,
+    "partial-encryption over lrsuq": CODED,
+    "partial-encryption over additive": "makes two of an update",
+}
+"""Every cell that is refused, with the reason, which is the clip's in the last alone; all others play."""
+
+
+@pytest.mark.parametrize("channel", names("channels"))
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_it_plays_under_every_protection_and_channel_that_it_can_go_with(
+    protection: str, channel: str, tmp_path: Path
+) -> None:
+    """The statement's event is that of the multiplier, and every round moves the clip.
+
+    Under private weighting ``tests/test_federation_weighting.py`` plays it, for ciphers are dear.
+    """
+    changes = merge({"method": ADAPTIVE, "channel": {"name": channel}, "rounds": 2}, PROTECTIONS[protection])
+    reason = REFUSED.get(f"{protection} over {channel}")
+    if reason is not None:
+        with pytest.raises(FedveilError, match=reason):
+            ready(asked(**changes))
+        return
+    prepared = ready(asked(**changes))
+    event = prepared.guarantee.event
+    assert isinstance(event, GaussianEvent)
+    assert event.noise_multiplier == pytest.approx(5.0, rel=1e-6)  # private weighting rounds contributions up
+    if not prepared.method.protection.weighs:
+        course = [row["clip"] for row in files(run(prepared, tmp_path, Silent()).folder)[2][1:]]
+        assert len(set(course)) == 2
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
@@ -289,7 +339,7 @@ def test_masks_change_no_bit() -> None:
     [
         ({"contribution": SiloContribution(), "weights": Weights.ONE}, "one mark per"),
         ({"noise_decay": 0.9}, "second schedule"),
-        ({"protection": PartialEncryption(ratio=0.5)}, "divides both among the silos"),
+        ({"protection": PartialEncryption(ratio=0.5)}, "makes two of an update"),
     ],
 )
 def test_what_has_no_place_beside_it_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:

@@ -96,6 +96,16 @@ def test_a_round_that_a_silo_gave_something_to_is_charged_in_what_it_signs(
     assert signs(session_of(masked), rounds, charges) is fits
 
 
+def test_a_silo_signs_one_end_of_a_run(masked: World) -> None:
+    """A coordinator that writes another last release, or model, into its record once the end is signed."""
+    session, run = session_of(masked), masked.run_folder.path
+    known = json.loads((run / AGREED).read_text())
+    same = replace(closing(stated(session, 2, 2), 2, 2), line=bytes.fromhex(known["line"]))
+    assert isinstance(session.sign_statement(same), Attested)
+    with pytest.raises(RefusalError, match="signs no other end"):
+        session.sign_statement(replace(same, line=b"1" * 32))
+
+
 def test_every_attempt_that_is_another_release_is_charged_in_what_a_silo_signs(recovering: World) -> None:
     """A coordinator that opens one round again and again, under recovery, and charges it once."""
     session = session_of(recovering)
@@ -145,13 +155,10 @@ def test_a_figure_of_a_publication_is_not_made_smaller(tmp_path: Path) -> None:
     honest = stated(session, 1, 1)
     (figure,) = honest.as_published
     assert figure.value is not None
-    for factor, fits in ((1.0, True), (1.1, True), (0.99, False), (0.001, False)):
+    for factor, words in ((1.0, "other end"), (1.1, "other end"), (0.99, "computes"), (0.001, "computes")):
         told = replace(honest, as_published=(replace(figure, value=figure.value * factor),))
-        if fits:
+        with pytest.raises(RefusalError, match=words):
             session.sign_statement(closing(told, 1, 1))
-        else:
-            with pytest.raises(RefusalError, match="not the one that this silo computes"):
-                session.sign_statement(closing(told, 1, 1))
     world.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,8 +20,9 @@ from fedveil.federation import parts_due
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_release import OwnRelease
 from fedveil.federation.own_statement import OwnCharges
+from fedveil.federation.released_sums import digest_of_release
 from fedveil.federation.run_audit import verify_run
-from fedveil.federation.run_record import AGREED, ROUNDS, signed_end
+from fedveil.federation.run_record import AGREED, CONTENTS, ROUNDS, by_coordinator, canonical, signed_end
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.flower.submission import due_parts
@@ -73,11 +76,63 @@ def test_a_flipped_bit_of_any_file_of_a_run_of_parts_is_noticed(copied: Path) ->
 
 @pytest.mark.parametrize("part", ["prep/1", "eval/1"])
 def test_a_release_that_the_record_leaves_out_is_missed(study: Study, copied: Path, part: str) -> None:
-    """The coordinator signs a record without its line, and the end anew: the ledger charged the release."""
+    """The coordinator signs a record without its line, and the end anew: silos signed that they were told of it."""
     lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
     resigned_lines(study.home.identity, copied, [line for line in lines if line["part"] != part])
     failed = [one.detail for one in verify_run(copied).checks if one.outcome == "fails"]
-    assert f"no line for release {part}, which was charged" in failed[0]
+    assert "silos were told other releases than those before it" in failed[0]
+
+
+def test_the_last_release_that_the_record_leaves_out_is_missed(study: Study, copied: Path) -> None:
+    """Nobody was told of it: the ledger charged it."""
+    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    resigned_lines(study.home.identity, copied, lines[:-1])
+    failed = [one.detail for one in verify_run(copied).checks if one.outcome == "fails"]
+    assert "no line for release eval/2, which was charged" in failed[0]
+
+
+def resigned_file(study: Study, folder: Path, name: str, change: Callable[[Any], None]) -> None:
+    """Have a coordinator change released numbers, and sign the files of the run anew."""
+    document = json.loads((folder / name).read_text())
+    change(document)
+    (folder / name).write_text(json.dumps(document))
+    contents = json.loads((folder / CONTENTS).read_text())
+    contents["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / CONTENTS).write_bytes(canonical(contents))
+    end = json.loads((folder / AGREED).read_text())
+    end["contents"] = hashlib.sha256((folder / CONTENTS).read_bytes()).hexdigest()
+    (folder / AGREED).write_bytes(
+        canonical(end | {"signature": study.home.identity.sign(by_coordinator(end)).hex()})
+    )
+
+
+@pytest.mark.parametrize(("release", "resign"), [(0, "rounds"), (1, "end")])
+def test_released_numbers_are_those_that_silos_signed(
+    study: Study, copied: Path, release: int, resign: str
+) -> None:
+    """The coordinator changes a number once the run has ended, and signs all that it can sign itself anew.
+
+    What silos were told they signed with their rounds; the last release, with the digest of the record's last line.
+    """
+
+    def change(document: Any) -> None:
+        document["releases"][release]["vector"][0] += 1.0
+
+    (held,) = [one for one in verify_run(copied).checks if one.name == "releases"]
+    assert held.outcome == "holds"
+    assert held.detail.endswith(
+        "told, and signed, prep/1, eval/1; the coordinator alone signed eval/2: no silo sees a sum"
+    )
+    resigned_file(study, copied, "evaluation.json", change)
+    assert outcomes(verify_run(copied))["end"] == "holds"
+    assert outcomes(verify_run(copied))["releases"] == "fails"
+    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    one = json.loads((copied / "evaluation.json").read_text())["releases"][release]
+    made = one["noise_std"], np.array(one["vector"])
+    lines[3 + release]["next"] = digest_of_release(made).hex()
+    resigned_lines(study.home.identity, copied, lines)
+    found = outcomes(verify_run(copied))
+    assert found[resign] == "fails"
 
 
 def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, copied: Path) -> None:
@@ -94,21 +149,21 @@ def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, co
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        ((1, 0, 2, 3, 4), "prep/1 stands behind"),
+        ((1, 0, 2, 3, 4), "told other releases"),
         ((0, 1, 3, 2, 4), "evaluates another model"),
         ((0, 3, 1, 2, 4), "no round of training stands before it"),
-        ((0, 1, 2, 4), None),
-        ((1, 2, 3, 4, 0), "prep/1 stands behind"),
+        ((0, 1, 2, 4), "told other releases"),
+        ((1, 2, 3, 4, 0), "told other releases"),
     ],
 )
 def test_the_parts_of_a_run_stand_in_their_order(
-    study: Study, copied: Path, order: tuple[int, ...], words: str | None
+    study: Study, copied: Path, order: tuple[int, ...], words: str
 ) -> None:
     lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
     resigned_lines(study.home.identity, copied, [lines[number] for number in order])
     (found,) = [one for one in verify_run(copied).checks if one.name == "rounds"]
-    assert found.outcome == ("holds" if words is None else "fails")  # the end misses what has no line
-    assert (words or "") in found.detail
+    assert found.outcome == "fails"
+    assert words in found.detail
 
 
 def test_rounds_behind_the_evaluation_of_an_average_are_missed(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def prepare(
         method=method,
         trainer=trainer,
         cohort=cohort,
-        weights=method.weights.of(groups, population.n_silos, population.n_users),
+        weights=method.weights.within(groups, population),
         n_users=population.n_users,
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )

@@ -85,8 +85,8 @@ class Attendance:
             ended: that of the model which the last round of training ended with; None: there was none.
         """
         kind, kinds = part.partition("/")[0], {one.partition("/")[0] for one in before}
-        if (kind == "" and "eval" in kinds) or (kind == "prep" and kinds):
-            return f"{foreign(part) or 'a round of training'} stands behind what comes after it"
+        if kind == "" and "eval" in kinds:
+            return "a round of training stands behind what comes after it"
         if kind == "eval" and ended is None:
             return "evaluates a model, and no round of training stands before it"
         if kind == "eval" and not self.averages and ended not in (asked, NOTHING.hex()):

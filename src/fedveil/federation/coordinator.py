@@ -39,7 +39,7 @@ from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import NONE, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.run_record import RunRecord, digest_of_model
+from fedveil.federation.run_record import RunRecord, known_before
 from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
@@ -190,8 +190,7 @@ class CoordinatorParty(Generic[EndingT]):
             return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
         if silo in self._absent:
             self._absent.hear(silo, letter)
-            return Heard.NOTHING
-        if not exchange.awaits(silo, letter):
+        if silo in self._absent or not exchange.awaits(silo, letter):
             return Heard.NOTHING
         if ends(letter.parts):
             return self._end(silo, letter)
@@ -326,7 +325,8 @@ class CoordinatorParty(Generic[EndingT]):
         told = {silo: [*draw.told(silo, kinds, start), Task(round=number)] for silo in self._present}
         self._agreed = with_totals(self._agreed, opening.get(self._present[0], []))
         first = told[self._present[0]]
-        self._asked, self._told = round_context(self._context, self._agreed, first), digest_of_model(first)
+        self._asked = round_context(self._context, self._agreed, first)
+        self._told = known_before(first, self._plan.phase)
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         before_task = {silo: [*opening.get(silo, []), *relays.get(silo, [])] for silo in told}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedveil.errors import BudgetError, ConfigError, FedveilError, IntegrityError, RunFolderError
+from fedveil.population.main_silos import MainSilosError
 from fedveil.protection.errors import OwnRecordsError, ProtocolError
 from fedveil.protection.refusals import Cause, Code, Refusal
 
@@ -53,6 +54,7 @@ _CODES: tuple[tuple[type[FedveilError], Code], ...] = (
     (BudgetError, Code.ROUND_BUDGET),
     (IntegrityError, Code.INTEGRITY),
     (RunFolderError, Code.STORAGE),
+    (MainSilosError, Code.MAIN_SILOS),
     (ConfigError, Code.EXPERIMENT),
     (ProtocolError, Code.PROTOCOL),
 )

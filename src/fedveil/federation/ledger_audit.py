@@ -132,7 +132,7 @@ class LedgerExport:
     def after_end(self, run: str) -> list[RoundPlace]:
         """Return those of them that were charged after the silo had signed the end of the run."""
         for number, line in enumerate(self.lines):
-            if isinstance(line, Note) and (line.kind, line.text) == ("ended", run):
+            if isinstance(line, Note) and line.kind == "ended" and line.text.startswith(run):
                 return [place for place, _ in self._charged(run, self.lines[number:])]
         return []
 

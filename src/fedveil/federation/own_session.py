@@ -25,7 +25,7 @@ from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.own_round import Told
 from fedveil.federation.own_statement import OwnCharges
 from fedveil.federation.own_work import OwnWork
-from fedveil.federation.run_record import attested, concluded, digest_of_model
+from fedveil.federation.run_record import attested, concluded, known_before
 from fedveil.federation.session_plan import MODEL
 from fedveil.federation.store import RoundRecord
 from fedveil.protection.errors import ProtocolError
@@ -87,7 +87,7 @@ class OwnSession:
         self._books, self._run = books, place.run
         self._session, self._place = session, place
         self.proposed, self._terms = terms.digest, agreed
-        self._round, self._model = ("", 0), b""
+        self._round, self._known = ("", 0), b""
         self._context = session_context(session, agreed)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         plan = work.plan
@@ -126,9 +126,9 @@ class OwnSession:
         if begins:
             self._terms = with_totals(self._terms, parts)
             self._asked = round_context(self._context, self._terms, parts)
-            self._round, self._model = (
+            self._round, self._known = (
                 (self._books.part, only(parts, Task, SERVER).round),
-                digest_of_model(parts),
+                known_before(parts, self.work.plan.phase),
             )
             self.client.bind(self._asked)
         answers = [answer for part in parts for answer in self._read(part)]
@@ -145,7 +145,8 @@ class OwnSession:
         its own crash; where it is another release, the coordinator charges before every time that a silo does.
 
         Raises:
-            RefusalError: it states something else than the terms give, or fewer charges than the silo's ledger shows.
+            RefusalError: it states something else than the terms give, or fewer charges than the silo's ledger shows;
+                or the silo has signed another end of the run.
         """
         books, agreement = self._books, self._agreement
         places = books.places()
@@ -153,13 +154,13 @@ class OwnSession:
         self.work.check_statement(
             closing, OwnCharges(times=times, whole=agreement.least == agreement.clients)
         )
-        books.ledger.end(books.run.hex())
+        books.ledger.end(books.run.hex(), closing.line.hex())
         return Attested(signature=self._identity.sign(concluded(books.run, self.proposed, closing)))
 
     def _of_round(self) -> bytes:
         """Return what the silo signs at the end of a round."""
         books = self._books
-        return attested(books.run, self.proposed, self._round, self._asked, self._model, books.ledger.head)
+        return attested(books.run, self.proposed, self._round, self._asked, self._known, books.ledger.head)
 
     def _read(self, part: Part) -> list[Part]:
         """Read a part of a letter whose shape is due; return what follows.
@@ -214,7 +215,7 @@ class OwnSession:
         books, repeats, plan = self._books, self._agreement.repeats, self.work.plan
         if not 1 <= task.round <= plan.rounds:
             raise RefusalError(Code.NO_SUCH_ROUND, plan.rounds)
-        if books.ledger.ended(books.run.hex()):
+        if books.ledger.ended(books.run.hex()) is not None:
             raise RefusalError(Code.RUN_OVER)
         asked = self._terms + task.encode() + self.told.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()

@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -28,13 +27,11 @@ from fedveil.engine.setup import Prepared, privacy_randomness
 from fedveil.engine.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.errors import RunFolderError
 from fedveil.federation.release_rounds import DueRelease, phase_of
+from fedveil.federation.released_sums import EVALUATING
 from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Phase
 from fedveil.statistics.evaluated import FILE
-
-_EVALUATING: Final = "checkpoint/evaluation.json"
-"""In the run folder: releases of an evaluation that is not whole yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +128,7 @@ def evaluating(folder: RunFolder) -> NoisySums:
     Raises:
         RunFolderError: a damaged file.
     """
-    path = folder / _EVALUATING
+    path = folder / EVALUATING
     if not path.exists():
         return ()
     content = read_json(path, RunFolderError)
@@ -205,4 +202,4 @@ def _keep(
         folder.write_json(FILE, evaluation.evaluated(prepared.experiment.name, round_number, made).to_json())
     else:
         releases = [{"std": one.std, "vector": one.vector.tolist()} for one in made]
-        folder.write_json(_EVALUATING, {"releases": releases})
+        folder.write_json(EVALUATING, {"releases": releases})

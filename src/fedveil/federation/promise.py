@@ -1,7 +1,8 @@
 """What a silo charges its users a round, and the weights that this charge was computed for: one value, never apart.
 
 Claim: a silo trains a round only with the weights of which its guarantee speaks: exactly 1/|S| where they are uniform,
-1 where they are one, n_su / N_u in [0, 1] from the totals of this session where they are by records. Enforced by
+1 where they are one, 1 or 0 by the file of main silos that the run names, n_su / N_u in [0, 1] from the totals of this
+session where they are by records. Enforced by
 :meth:`Promise.of_round`, which is the one way to the event that is charged, before anything is trained.
 """
 
@@ -40,12 +41,15 @@ class Promise:
 
     @classmethod
     def of(cls, prepared: Prepared, event: Event) -> Promise:
-        """Return the promise of an experiment, from the method's declaration and no silo's counts."""
-        weights, groups = None, prepared.setting.cohort.groups
-        if not prepared.method.shows_counts:
-            uniform = prepared.method.weights.uniform
-            value = 1.0 / prepared.population.n_silos if uniform else 1.0
-            weights = torch.full((len(groups),), value, dtype=torch.float64)
+        """Return the promise of an experiment, from the method's declaration and no silo's counts.
+
+        Raises:
+            MainSilosError: a file of main silos that is not the one of the run.
+        """
+        weights, method, population = None, prepared.method, prepared.population
+        method.weights.check_file(population.main_silos)
+        if not method.shows_counts:
+            weights = method.weights.within(prepared.setting.cohort.groups, population)
         return cls(guarantee=prepared.guarantee, event=event, weights=weights)
 
     def by_records(

@@ -27,6 +27,7 @@ from fedveil.federation.charter import Charter
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.ledger_audit import LedgerExport
 from fedveil.federation.membership import Membership
+from fedveil.federation.released_sums import check_releases, digest_of_all
 from fedveil.federation.rounds import STATE
 from fedveil.federation.run_record import (
     AGREED,
@@ -144,11 +145,15 @@ class RecordedRun:
                     name="signatures", outcome="unchecked", detail="a run in one process: nobody signed it"
                 ),
             )
-        return (
+        found = [
             tried("membership", lambda: self._memberships(charter)),
             tried("rounds", self._rounds),
             tried("end", lambda: self._end(whole)),
-        )
+        ]
+        record = [(line.data["part"], line.data["next"]) for line in self._lines]
+        if any(part for part, _ in record):
+            found.append(tried("releases", lambda: check_releases(self._files, record, whole=whole)))
+        return found
 
     def _memberships(self, charter: Path | None) -> str:
         self._terms = read_terms(self._file(TERMS))
@@ -178,10 +183,11 @@ class RecordedRun:
 
     def _rounds(self) -> str:
         previous, model, trained, signatures = NOTHING, None, 0, 0
+        released: list[str] = []
         content = self._files.get(ROUNDS, b"")
         if content and not content.endswith(b"\n"):
             raise IntegrityError(f"{ROUNDS}: its last line is torn")
-        heads = _digests(self._file(LEDGER))
+        heads = parse_lines(Path(LEDGER), self._file(LEDGER))[1]
         charged = {self._place(entry): heads[entry.index] for entry in self.charges}
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             place = f"{ROUNDS}, line {number}"
@@ -202,6 +208,8 @@ class RecordedRun:
                 before = [line.data["part"] for line in self._lines]
                 if fault := attendance.misplaced(data["part"], before, data["model"], model):
                     raise IntegrityError(f"{place}: {fault}")
+                if data["released"] != digest_of_all(map(bytes.fromhex, released)).hex():
+                    raise IntegrityError(f"{place}: silos were told other releases than those before it")
                 at = data["part"], due
                 if charged.pop(at, None) != data["ledger"]:
                     raise IntegrityError(f"{place}: {LEDGER} does not charge {_named(at)} as the line says")
@@ -209,13 +217,15 @@ class RecordedRun:
                 signatures += len(data["silos"])
             previous = hashlib.sha256(line).digest()
             model = data["next"] if data["part"] == "" else model
+            released += [data["next"]] if data["part"] else []
             self._lines.append(_Line(line, data))
         self._unplayed = frozenset(charged)
         return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
 
     def _check_line(self, place: str, data: Mapping[str, Any]) -> None:
         membership, experiment = self._terms_of(place, data)
-        run, terms, asked, model = (bytes.fromhex(data[key]) for key in ("run", "terms", "asked", "model"))
+        run, terms, asked = (bytes.fromhex(data[key]) for key in ("run", "terms", "asked"))
+        known = bytes.fromhex(data["model"]) + bytes.fromhex(data["released"])
         if run.hex() != self._run():
             raise IntegrityError(f"{place}: of another run")
         _verify(f"{place}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"])
@@ -229,7 +239,7 @@ class RecordedRun:
         for one in data["silos"]:
             name = membership.silos[one["silo"]]
             head = bytes.fromhex(one["head"])
-            content = attested(run, terms, (data["part"], data["round"]), asked, model, head)
+            content = attested(run, terms, (data["part"], data["round"]), asked, known, head)
             _verify(f"{place}: silo {name}", membership.roster[one["silo"]], content, one["signature"])
 
     def _end(self, whole: bool) -> str:
@@ -378,10 +388,6 @@ class RecordedRun:
 def _named(place: RoundPlace) -> str:
     part, number = place
     return f"release {foreign(part)}" if part else f"round {number}"
-
-
-def _digests(ledger: bytes) -> list[str]:
-    return parse_lines(Path(LEDGER), ledger)[1]
 
 
 def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:

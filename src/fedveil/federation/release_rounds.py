@@ -11,6 +11,7 @@ from jaxtyping import Float32, Float64
 
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.federation.own_release import release_plan
+from fedveil.federation.released_sums import digest_of_release
 from fedveil.federation.run_record import RunRecord
 from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan, Start
 from fedveil.population.records import nobodys_groups
@@ -110,8 +111,9 @@ class ReleaseRounds(Generic[EndingT]):
 
     def release(self, total: Float64[np.ndarray, " d"], summed: int) -> None:
         """Put the sum on the disk."""
-        self._record.add(None, self._ledger.head.digest)
-        self._due.keep(NoisySum(total, self._due.release.std(summed)))
+        made = NoisySum(total, self._due.release.std(summed))
+        self._record.add(digest_of_release((made.std, made.vector)), self._ledger.head.digest)
+        self._due.keep(made)
         self.left = False
 
     def pass_on(self, summed: int) -> None:

@@ -216,7 +216,8 @@ class Rounds:
         row |= {"summed": summed, "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
-        self._record.add(model, checkpoint.ledger.digest)
+        after = hashlib.sha256(model.cpu().numpy().astype("<f4").tobytes()).digest()
+        self._record.add(after, checkpoint.ledger.digest)
         self._folder.write_checkpoint(checkpoint)
         self.checkpoint, self._attempts = checkpoint, 0
         self._folder.append("metrics.jsonl", row)

@@ -5,11 +5,13 @@ A run is an experiment, with what is released beside its rounds, or a document o
 Claim: of the files that a run's end lists, no byte is changed unnoticed by who lacks the coordinator's key. No round of
 any part is changed, put in, or taken out before the last by who lacks the keys of as many silos as a round needs, the
 coordinator included; where all silos have signed the end, the statement charges every round that an honest one gave
-anything to, and none of them has given anything since. Not so the last line: a coordinator can leave out the line of a
-round of training that it ended, and must state its charge. An exported ledger shows it. Condition: the membership is
-the right one, which its founder's seal shows to whoever has the charter. It shows who agreed to what: not that a silo
-trained honestly (:data:`BEYOND`). ``tests/test_run_audit.py`` and ``tests/test_parts_audit.py`` flip bytes of every
-file.
+anything to, and none of them has given anything since. Released numbers are those of the record: silos are told those
+of every release but the last, and sign them with the next round; the last stands in the record's last line, and of a
+run an honest silo signs one such line. Not so what the coordinator wrote there before: it can leave out the line of a
+round of training that it ended, and must state its charge, which an exported ledger shows; or write another last
+release, or last model, than the sum gave. Condition: the membership is the right one, which its founder's seal shows to
+whoever has the charter. It shows who agreed to what: not that a silo trained honestly (:data:`BEYOND`).
+``tests/test_run_audit.py`` and ``tests/test_parts_audit.py`` flip bytes of every file.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from fedveil.privacy.statement_checks import recomputed
 BEYOND: Final = (
     "that a silo trained as the method says, drew its noise, and sent what it signed for",
     "that each model is the server's step from the sums: the sums are not kept",
-    "that released numbers (evaluation.json, preprocessing.json, a document's) are the sums: no silo signed them",
+    "that released numbers are the sums: no silo sees one; silos sign what they are told of earlier releases",
+    "figures that a file has beside released numbers: they follow from these, and are computed when they are shown",
     "that an average of models which was evaluated is that of the rounds' models",
     "that each event is what its round really released",
     "the lines against server and silos, and figures of publications: silos alone compute them again",

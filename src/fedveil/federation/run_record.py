@@ -5,18 +5,20 @@
     agreed.json     at the end: digests of statement, model and contents, signed by the coordinator and the silos
     checkpoint/contents.json    the digests of all files of the folder, with a random number: it stays in the folder
 
-    silo, a round:  Ed25519 of "fedveil/3/attested"  | run 16 | T 32 | round 4 | X 32 | M 32 | ledger head 32 | part
+    silo, a round:  Ed25519 of "fedveil/3/attested" | run 16 | T 32 | round 4 | X 32 | M 32 | R 32 | ledger head 32
+                    | part
     silo, the end:  Ed25519 of "fedveil/3/statement" | run 16 | T 32 | round 4 | last line 32 | statement 32
 
 A part is a release (``prep/1``, ``eval/1``; ``1``, ``2``, ... of a document of releases), which is one round, or the
 training, whose name is empty. X binds everything that the silo was asked (:mod:`~fedveil.federation.binding`), M is
-SHA-256 of the round's model, zeros where there is none or the silos alone have it. Each line holds the digest of the
-one before it.
+SHA-256 of the round's model, zeros where there is none or the silos alone have it; R of all that was released before it
+(:mod:`~fedveil.federation.released_sums`). Each line holds the digest of the one before it, and that of what its round
+ended with: the next model, or the release.
 
 Claim: who has none of the keys cannot change what a silo or the coordinator signed, take a round out, or put one in
 (:mod:`~fedveil.federation.run_audit` looks, and says what the coordinator itself can). Nothing of it depends on a
-record but through the released models: the name of the session, which is told to silos alone, keeps X from being
-tried out, and no digest of a silo's message is kept, with which guesses at it could be.
+record but through released models and numbers: the name of the session, which is told to silos alone, keeps X from
+being tried out, and no digest of a silo's message is kept, with which guesses at it could be.
 """
 
 from __future__ import annotations
@@ -32,10 +34,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float32
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
-from torch import Tensor
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
@@ -43,10 +43,11 @@ from fedveil.engine.folder import RunFolder
 from fedveil.errors import RunFolderError
 from fedveil.federation.exchange import Answers
 from fedveil.federation.membership import Membership
+from fedveil.federation.released_sums import digest_of_all, digest_of_release
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
 from fedveil.foreign import quiet_log
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.parts import Attested, Closing, Model, Part, Refused, Terms, only
+from fedveil.protection.parts import Attested, Closing, Model, Part, Phase, Refused, Terms, only
 
 _log = quiet_log("fedveil.coordinator")
 
@@ -64,22 +65,21 @@ MADE_LATER: Final = frozenset({AGREED, CONTENTS, "end.json", "report.html", "aud
 """Files of a run folder that are written once the run is signed, from what is signed: they are not."""
 
 
-def digest_of_model(told: Sequence[Part]) -> bytes:
-    """Return M of a letter that begins a round."""
-    for part in told:
-        if isinstance(part, Model):
-            return hashlib.sha256(part.encode()).digest()
-    return NOTHING
+def known_before(told: Sequence[Part], phase: Phase | None) -> bytes:
+    """Return M and R of a round, by the letter that begins it and what the part that it is of began with."""
+    model = (hashlib.sha256(part.encode()).digest() for part in told if isinstance(part, Model))
+    released = () if phase is None else phase.released
+    return next(model, NOTHING) + digest_of_all(map(digest_of_release, released))
 
 
 RoundPlace = tuple[str, int]
 """A round by the name of its part and its number in it."""
 
 
-def attested(run: bytes, terms: bytes, place: RoundPlace, context: bytes, model: bytes, head: bytes) -> bytes:
-    """Return what a silo signs at the end of a round: T, X, M, and the end of its ledger."""
+def attested(run: bytes, terms: bytes, place: RoundPlace, context: bytes, known: bytes, head: bytes) -> bytes:
+    """Return what a silo signs at the end of a round: T, X, M and R, and the end of its ledger."""
     part, number = place
-    signed = run + terms + struct.pack(">I", number) + context + model + head
+    signed = run + terms + struct.pack(">I", number) + context + known + head
     return b"fedveil/3/attested" + signed + part.encode()
 
 
@@ -137,13 +137,13 @@ class _Seen:
     Attributes:
         place: of the round.
         context: X.
-        model: M.
+        known: M and R.
         silos: number, head of the ledger, and signature of each.
     """
 
     place: RoundPlace
     context: bytes
-    model: bytes
+    known: bytes
     silos: tuple[dict[str, Any], ...]
 
 
@@ -204,35 +204,34 @@ class RunRecord:
 
         Args:
             place: of the round.
-            asked: X and M.
+            asked: X, and M with R.
             answers: what every silo answered last.
             heads: ends of their ledgers, by name.
 
         Raises:
             ProtocolError: one is not its silo's, or of something else; names the silo.
         """
-        seen, (context, model) = [], asked
+        seen, (context, known) = [], asked
         for silo, parts in answers.items():
             head = heads[self._membership.silos[silo]]
             signature = only(parts, Attested, silo).signature
-            self._check(silo, attested(self.run, self._terms, place, context, model, head), signature)
+            self._check(silo, attested(self.run, self._terms, place, context, known, head), signature)
             seen.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
-        self._seen = _Seen(place=place, context=context, model=model, silos=tuple(seen))
+        self._seen = _Seen(place=place, context=context, known=known, silos=tuple(seen))
 
-    def add(self, after: Float32[Tensor, " d"] | None, ledger: str) -> None:
+    def add(self, after: bytes, ledger: str) -> None:
         """Add the line of a round that is about to be released, durably.
 
         Args:
-            after: (d,) the model that it ends with, not told where the silos alone have it; None: no other one.
+            after: digest of the model that it ends with, which is not told where the silos alone have it; or of what it
+                released.
             ledger: head of the run's ledger.
         """
         seen = self._seen
         assert seen is not None
         self._seen = None
         part, number = seen.place
-        kept = NOTHING
-        if after is not None and seen.model != NOTHING:
-            kept = hashlib.sha256(after.cpu().numpy().astype("<f4").tobytes()).digest()
+        model, released = seen.known[:32], seen.known[32:]
         line = {
             "schema_version": 1,
             "run": self.run.hex(),
@@ -240,8 +239,9 @@ class RunRecord:
             "part": part,
             "round": number,
             "asked": seen.context.hex(),
-            "model": seen.model.hex(),
-            "next": kept.hex(),
+            "model": model.hex(),
+            "released": released.hex(),
+            "next": (after if part or model != NOTHING else NOTHING).hex(),
             "ledger": ledger,
             "silos": list(seen.silos),
             "previous": self._last.hex(),

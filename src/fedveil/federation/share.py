@@ -16,6 +16,7 @@ from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
 from fedveil.files import LARGEST_FILE, read_text
 from fedveil.population.columns import ColumnTable, read_own_columns
+from fedveil.population.main_silos import MainSilos, read_main_silos
 from fedveil.population.records import Population, Records
 from fedveil.population.schema import Label, Schema, Survival
 from fedveil.population.tables import TASKS, held_out, read_own, read_test
@@ -45,12 +46,14 @@ class OwnTable:
         silo: the silo's number; None: the coordinator, which has no records.
         path: the silo's own file, or the coordinator's public test table; None: it has none.
         users: all users' ids, in the order of their numbers; None: ids are numbers from 0.
+        main_silos: of all users, where the silo has a file of them.
     """
 
     declared: Declared
     silo: int | None = None
     path: Path | None = None
     users: tuple[str, ...] | None = None
+    main_silos: MainSilos | None = None
 
     def refined(self, schema: Schema) -> OwnTable:
         """Return the same table under a schema that follows from a release."""
@@ -111,6 +114,7 @@ class OwnTable:
             test_rows=rows,
             n_users=schema.n_users,
             silo_names=self.declared.silos,
+            main_silos=self.main_silos,
             table=self,
             task=TASKS[schema.target.kind],
             n_classes=len(schema.target.classes) if isinstance(schema.target, Label) else None,
@@ -142,7 +146,14 @@ def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     return features, np.zeros((0, 2) if pairs else 0, dtype=np.float32)
 
 
-def silo_share(schema: Schema, table: Path, membership: Membership, silo: int, users: Path | None) -> Share:
+def silo_share(
+    schema: Schema,
+    table: Path,
+    membership: Membership,
+    silo: int,
+    users: Path | None,
+    main_silos: Path | None = None,
+) -> Share:
     """Read what a silo holds.
 
     Args:
@@ -151,13 +162,18 @@ def silo_share(schema: Schema, table: Path, membership: Membership, silo: int, u
         membership: the federation.
         silo: the silo's number.
         users: a file of all users' ids, one a line; None: ids are numbers from 0. Known to the silos alone.
+        main_silos: a file of all users' main silos; None: no run asks for it.
 
     Raises:
         DataError: a table that does not fit the schema; named by file, record and column.
     """
     listed = None if users is None else tuple(read_text(users, DataError, largest=LARGEST_FILE).splitlines())
     declared = Declared(schema=schema, silos=membership.silos)
-    return OwnTable(declared=declared, silo=silo, path=table, users=listed).share()
+    found = None
+    if main_silos is not None:
+        ids = tuple(map(str, range(schema.n_users))) if listed is None else listed
+        found = read_main_silos(main_silos, ids, membership.silos)
+    return OwnTable(declared=declared, silo=silo, path=table, users=listed, main_silos=found).share()
 
 
 def public_table(schema: Schema, test: Path | None, membership: Membership) -> OwnTable:

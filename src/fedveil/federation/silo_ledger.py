@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content, replace_file
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.ledger_lines import NoteKind, Origin
+from fedveil.protection.refusals import Code
 
 LEDGER: Final = "ledger.jsonl"
 """A silo's ledger over all runs, in its state folder."""
@@ -119,14 +121,26 @@ class SiloLedger:
         self._ledger.charge(run=run, round=round, attempt=attempt, event=event, budget=budget, origin=origin)
         self._write_head()
 
-    def ended(self, run: str) -> bool:
-        """Return whether the silo has signed the end of a run, by its 16 bytes in hexadecimal."""
-        return any((note.kind, note.text) == ("ended", run) for note in self._ledger.notes)
+    def ended(self, run: str) -> str | None:
+        """Return the last line of the record, its digest in hexadecimal, with which the silo has signed a run's end.
 
-    def end(self, run: str) -> None:
-        """Note that the silo signs the end of a run, durably: no round of it is charged from here on."""
-        if not self.ended(run):
-            self._note("ended", run)
+        Args:
+            run: its 16 bytes in hexadecimal.
+        """
+        ends = (note.text.split() for note in self._ledger.notes if note.kind == "ended")
+        return next((line for ended, line in ends if ended == run), None)
+
+    def end(self, run: str, line: str) -> None:
+        """Note that the silo signs the end of a run, durably: no round of it is charged from here on.
+
+        Raises:
+            RefusalError: it has signed another end.
+        """
+        known = self.ended(run)
+        if known not in (None, line):
+            raise RefusalError(Code.RUN_OVER)
+        if known is None:
+            self._note("ended", f"{run} {line}")
 
     def require(self, head: bytes) -> None:
         """Return if the ledger has ended with this head at some time; all zeros are the head before the first line.

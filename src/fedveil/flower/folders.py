@@ -13,6 +13,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
+from fedveil.federation.share import Share, silo_share
 from fedveil.files import read_content
 from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.settings import Settings
@@ -54,6 +55,7 @@ class SiloSettings(Settings):
         coordinator: host and port of the coordinator.
         table: the silo's own table, CSV, Parquet or Excel.
         users: a file of all users' ids, one a line, agreed among the silos; none: ids are numbers from 0.
+        main_silos: a file of each user's main silo, agreed among the silos, for runs that name it by its digest.
         metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
     """
 
@@ -61,6 +63,7 @@ class SiloSettings(Settings):
     coordinator: str
     table: Path = Path("table.csv")
     users: Path | None = None
+    main_silos: Path | None = None
     metrics: str | None = None
 
 
@@ -127,6 +130,19 @@ class SiloFolder(_Folder):
     def settings(self) -> SiloSettings:
         """What ``silo.toml`` says."""
         return SiloSettings.read(self / "silo.toml")
+
+    def share(self) -> Share:
+        """What the silo holds: its table, read by the schema.
+
+        Raises:
+            FedveilError: whatever is wrong with schema or table.
+        """
+        settings, membership = self.settings, self.membership
+        users, main_silos = (
+            None if name is None else self.path / name for name in (settings.users, settings.main_silos)
+        )
+        number = membership.number(settings.name)
+        return silo_share(self.schema, self.path / settings.table, membership, number, users, main_silos)
 
     @property
     def policy(self) -> Policy:

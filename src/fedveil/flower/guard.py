@@ -18,7 +18,6 @@ from queue import SimpleQueue
 from typing import Final
 
 from fedveil.errors import IntegrityError
-from fedveil.federation.share import silo_share
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.standing import Standing
 from fedveil.files import sync_folder
@@ -64,8 +63,7 @@ def open_silo(folder: SiloFolder) -> SiloParty:
             f"{folder / 'identity.key'}: not the key that membership.toml has for '{settings.name}'; "
             "accept the membership again, with the keys that it names in place"
         )
-    users = None if settings.users is None else folder / str(settings.users)
-    share = silo_share(folder.schema, folder / str(settings.table), membership, number, users)
+    share = folder.share()
     state = folder / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     sync_folder(folder.path)

@@ -10,7 +10,6 @@ import numpy as np
 from fedveil.crypto.keys import read_private_file
 from fedveil.errors import ConfigError
 from fedveil.federation.policy import counted
-from fedveil.federation.share import silo_share
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.certificates import days_left
 from fedveil.flower.folders import SiloFolder
@@ -36,8 +35,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         )
     read_private_file(silo / "node.key")
     days = days_left(silo / "ca.crt", silo / "ca.crt")
-    users = None if settings.users is None else silo / str(settings.users)
-    share = silo_share(silo.schema, silo / str(settings.table), membership, number, users)
+    share = silo.share()
     per_user = np.bincount(share.train.user, minlength=share.n_users)
     present = per_user[per_user > 0]
     counts, but = counted(policy.model_dump())
@@ -52,6 +50,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "records per user: least, median, most (shown here only)": (
             f"{present.min()}, {np.median(present):g}, {present.max()}" if len(present) else "nobody has any"
         ),
+        "main silos' file": "none" if share.main_silos is None else f"sha256 {share.main_silos.digest}",
         "spent over all runs": _spent(silo),
         "allowed over all runs": f"epsilon {policy.epsilon:g} at delta {policy.delta:g}",
         "the ledger counts": counts + (f"; not {but}" if but else ""),

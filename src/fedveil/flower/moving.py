@@ -61,7 +61,7 @@ def migrate(home: SiloFolder, target: Path) -> tuple[str, ...]:
         _retire(home, (*_KEYS, STATE))
         (target / MEMBERSHIP).write_bytes(membership)
         _synced(target)
-    tables = (settings.table, settings.users)
+    tables = (settings.table, settings.users, settings.main_silos)
     return tuple(str(path) for path in tables if path is not None)
 
 

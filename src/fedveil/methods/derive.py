@@ -33,7 +33,8 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     claims = claims_of(method, moves)
     readers = _against(method, Role.READER, claims)[1]
     lines = {role: _against(method, role, claims) for role in method.parties}
-    uncovered = [text for stage in (method, source, method.protection) for text in stage.uncovered(method)]
+    stages = (method, source, method.weights, method.protection)
+    uncovered = [text for stage in stages for text in stage.uncovered(method)]
     return Guarantee(
         adjacency=method.sampler.adjacency,
         event=readers.event,

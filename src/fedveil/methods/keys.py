@@ -10,7 +10,7 @@ from fedveil.errors import PrivacyError
 from fedveil.keys import filled, found
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.correlated import Correlated
-from fedveil.methods.weights import Power
+from fedveil.methods.weights import DeclaredMain, Power
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip
 
@@ -59,7 +59,7 @@ ClipNorm = Annotated[
 ]
 
 
-def _kind_of_clip(given: object) -> str:
+def _number_or_table(given: object) -> str:
     return _NUMBER if isinstance(given, int | float | str) else _TABLE
 
 
@@ -67,7 +67,7 @@ _NUMBER, _TABLE = "float", "literal[table]"
 """Names of the alternatives in a path, which errors leave out."""
 Clipping = Annotated[
     Annotated[ClipNorm, Tag(_NUMBER)] | Annotated[AdaptiveClip, Tag(_TABLE)],
-    Discriminator(_kind_of_clip),
+    Discriminator(_number_or_table),
     Field(
         description="C, l2 bound of a contribution; a table of `start`, `quantile`, `share`, `least` and `most` lets "
         "it follow a quantile of the updates' lengths ([how](../theory/adaptive-clipping.md))"
@@ -94,10 +94,12 @@ UserRate = Annotated[
     float, Field(gt=0, le=1, description="q, each user takes part in a round with this probability")
 ]
 WeightPower = Annotated[
-    Power,
+    Annotated[Power, Tag(_NUMBER)] | Annotated[DeclaredMain, Tag(_TABLE)],
+    Discriminator(_number_or_table),
     Field(
         description="p of the weights n_su^p / sum_s n_su^p of a user's silos: 1 as published, 0 for equal ones; "
-        '`"main"` puts all into the silo where she has most records'
+        '`"main"` puts all into the silo where she has most records; between institutions a table of `main_silos`, '
+        "the SHA-256 of a file that the silos share, does ([how](../theory/weights.md#a-file-of-main-silos))"
     ),
 ]
 GroupSize = Annotated[

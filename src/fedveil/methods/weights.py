@@ -14,10 +14,23 @@ from pydantic import Field
 from torch import Tensor
 
 from fedveil.errors import CompositionError
-from fedveil.population.records import Groups
+from fedveil.population.main_silos import MainSilos, MainSilosError
+from fedveil.population.records import Groups, Population
 from fedveil.privacy.claims import Role, Sent
 from fedveil.protection.parts import LARGEST_COUNT, Counts, Totals
 from fedveil.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredMain:
+    """The main silo that a file names which all silos share (:mod:`fedveil.population.main_silos`).
+
+    Attributes:
+        main_silos: the file's SHA-256, in hexadecimal: a silo with another file takes no part.
+    """
+
+    main_silos: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
 
 Power: TypeAlias = Annotated[float, Field(ge=0, le=64)] | Literal["main"]
 """p of the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity."""
@@ -34,18 +47,23 @@ class Weights(Stage):
     MAIN: w_su = 1 in the silo where the user has most records, the first of them where several have as many; 0 in the
         others, where she is neither trained nor sent.
 
-    The last three are w_su = n_su^p / sum_s' n_s'u^p with p = 1, 0 and infinity (:meth:`by_power`).
+    The last three are w_su = n_su^p / sum_s' n_s'u^p with p = 1, 0 and infinity (:meth:`by_power`). Between
+    institutions a file can name the main silos, so that nobody shows counts.
 
-    Guarantees: a weight is a function of its user's own record counts alone; weights of a user sum to at most
-    1 + |S| 2^-52 in float64, which is less than what bounds leave for rounding (:mod:`fedveil.privacy.bounds`).
+    Guarantees: a weight is a function of its user's own record counts alone, or of her own line of the file; weights of
+    a user sum to at most 1 + |S| 2^-52 in float64, which is less than what bounds leave for rounding
+    (:mod:`fedveil.privacy.bounds`). For the file that needs nobody's word: it names one silo a user, and a silo takes
+    part with no other file than that of the digest, which all silos sign with the experiment.
 
     Args:
-        law: one, uniform over the silos, or by powers of record counts.
+        law: one, uniform over the silos, by powers of record counts, or by a file of main silos.
         power: p.
+        digest: of the file.
     """
 
-    law: Literal["one", "uniform", "records"]
+    law: Literal["one", "uniform", "records", "declared"]
     power: float = 1.0
+    digest: str = ""
 
     ONE: ClassVar[Weights]
     UNIFORM: ClassVar[Weights]
@@ -54,8 +72,10 @@ class Weights(Stage):
     MAIN: ClassVar[Weights]
 
     @classmethod
-    def by_power(cls, power: Power) -> Weights:
-        """Return the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity."""
+    def by_power(cls, power: Power | DeclaredMain) -> Weights:
+        """Return the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity, by counts or as a file says."""
+        if isinstance(power, DeclaredMain):
+            return cls("declared", math.inf, power.main_silos)
         return cls("records", math.inf if power == "main" else float(power))
 
     @property
@@ -81,10 +101,10 @@ class Weights(Stage):
     @property
     def description(self) -> str:
         """The weight as a formula."""
-        if not self.by_records:
-            return "1" if self.law == "one" else "1/|S|"
         if self.main:
             return "1 in the main silo"
+        if not self.by_records:
+            return "1" if self.law == "one" else "1/|S|"
         if self.power in (0, 1):
             return "n_su/N_u" if self.power else "1/(silos of the user)"
         return f"n_su^{self.power:g} / sum_s n_su^{self.power:g}"
@@ -106,9 +126,43 @@ class Weights(Stage):
             return ()
         return Sent(Counts, Role.SERVER), Sent(Totals, Role.SILO)
 
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what a file of main silos rests on, and tells."""
+        if self.law != "declared":
+            return ()
+        return (
+            f"each user's main silo stands in a file that the silos share (sha256 {self.digest[:16]}...): who made it "
+            "is trusted that a line rests on its user's records alone, and every silo learns every user's main silo",
+        )
+
+    def within(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
+        """Return the weight of each contribution of a population, or of the share of it that one party has.
+
+        Where all records are here, as in a simulation, main silos follow from them and from no file. A party that does
+        not have the declared file has no weight; a silo takes no part then (:meth:`check_file`).
+        """
+        found = population.main_silos
+        if self.law != "declared" or population.complete:
+            return self.of(groups, population.n_silos, population.n_users)
+        if found is None or found.digest != self.digest:
+            return torch.zeros(len(groups), dtype=torch.float64)
+        return torch.from_numpy((found.silo[groups.user] == groups.silo).astype(np.float64))
+
+    def check_file(self, found: MainSilos | None) -> None:
+        """Return if main silos follow from no file, or from this one.
+
+        Raises:
+            MainSilosError: another file than the declared one, or none.
+        """
+        if self.law == "declared" and (found is None or found.digest != self.digest):
+            raise MainSilosError(
+                f"method.power: the run's file of main silos has the sha256 {self.digest}, and silo.toml names "
+                + ("none (main_silos)" if found is None else f"one that has {found.digest}")
+            )
+
     def of(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:
-        """Return the weight of each contribution."""
-        if not self.by_records:
+        """Return the weight of each contribution, of those of all silos."""
+        if not self.by_records and not self.main:
             weight = 1.0 if self.law == "one" else 1.0 / n_silos
             return torch.full((len(groups.size),), weight, dtype=torch.float64)
         largest = np.zeros(n_users, dtype=groups.size.dtype)
@@ -145,7 +199,8 @@ class Weights(Stage):
 
 NOT_WHOLE = (
     "without a party that has all counts, silos weigh by totals of whole scores, so the power must be 0, 1, 2, ...; "
-    "the main silo needs a comparison, which a sum does not give: take power = 2, which comes near to it"
+    "the main silo needs a comparison, which a sum does not give: take power = 2, which comes near to it, or name the "
+    "main silos in a file that the silos share (power = {main_silos = its sha256})"
 )
 
 Weights.ONE = Weights("one")

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
 
 from fedveil.errors import DataError
+from fedveil.population.main_silos import MainSilos
 
 Features: TypeAlias = Float32[np.ndarray, "n *shape"] | UInt8[np.ndarray, "n *shape"]
 Targets: TypeAlias = Int64[np.ndarray, "n"] | Float32[np.ndarray, "n"] | Float32[np.ndarray, "n 2"]
@@ -191,6 +192,7 @@ class Population:
         n_classes: number of classes; None unless ``task`` is "classification".
         scale: the map from stored to float32 features, the same for train and test.
         notes: sentences that every report repeats: subsets, and what was fitted on private records.
+        main_silos: the silo of each user's whole weight, where a file says so.
 
     Raises:
         DataError: |U| below the users present; targets that do not fit the task; labels outside 0 .. n_classes - 1;
@@ -209,6 +211,7 @@ class Population:
     n_classes: int | None = None
     scale: Affine = field(default_factory=Affine)
     notes: tuple[str, ...] = ()
+    main_silos: MainSilos | None = None
     complete: ClassVar[bool] = True
     """Whether the records of all silos are here, and not those of one party of a federation."""
 

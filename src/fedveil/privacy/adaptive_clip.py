@@ -110,8 +110,8 @@ class AdaptiveClip(Shortening):
             )
         if method.protection.divides:
             yield (
-                "adaptive clipping needs the mark beside the whole update at the server, and partial encryption "
-                "divides both among the silos: give clip a number"
+                "the guarantee of adaptive clipping is of update and mark in one release under one noise, and partial "
+                "encryption makes two of an update, each with noise of its own, or none: give clip a number"
             )
         if method.local.one_gradient and self.most >= _UNLIMITED:
             yield (

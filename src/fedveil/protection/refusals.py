@@ -170,13 +170,18 @@ class Code(Enum):
     RUN_OVER = (
         50,
         "replay",
-        "this silo has signed the end of the run, and gives nothing to a round of it any more",
+        "this silo has signed the end of the run, gives nothing to a round of it any more, and signs no other end",
     )
     STANDING = (
         45,
         "schema",
         "its own membership or policy cannot be read, is over, or is another than it was served under; its own log "
         "says more",
+    )
+    MAIN_SILOS = (
+        67,
+        "schema",
+        "its file of main silos is not the one that method.power names; compare the files that silo.toml names",
     )
     INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
 
