@@ -266,7 +266,7 @@ def test_the_coordinator_listens_at_one_port_and_a_silo_at_none(served: Served) 
         served.silo.carrier.number: set(),
     }
     assert {process: len(sockets(process)) for process in served.processes} == {
-        os.getpid(): 2,  # submissions, and the guard
+        os.getpid(): 4,  # submissions, the guard, and what each of the two says of itself
         link: 1,
         served.silo.carrier.number: 0,
     }
