@@ -24,7 +24,7 @@ from fedveil.engine.experiment import parse
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
 from fedveil.engine.run_evaluation import evaluate
-from fedveil.engine.setup import Populations, Prepared, prepare, privacy_randomness
+from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.engine.turn import Turn
 from fedveil.errors import FedveilError
 from fedveil.federation.share import FixedPopulation
@@ -137,7 +137,7 @@ def trained(prepared: Prepared) -> Float32[Tensor, " d"]:
     """Play all rounds and return the run's model."""
     experiment, method = prepared.experiment, prepared.method
     model = prepared.task.initial()
-    state, privacy = method.init(model), privacy_randomness(experiment)
+    state, privacy = method.init(model), experiment.privacy.randomness()
     parties = Parties.in_the_open(prepared.setting)
     for number in range(1, experiment.rounds + 1):
         turn = Turn(

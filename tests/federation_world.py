@@ -265,7 +265,7 @@ class World:
             membership=self.membership,
             identity=self.key,
             folder=self.run_folder,
-            heads=HeadsSeen(self.folder / HEADS),
+            heads=HeadsSeen(self.folder / HEADS, bytes(32)),
             observer=Silent(),
         )
 

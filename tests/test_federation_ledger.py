@@ -86,7 +86,10 @@ def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
     head = RecordStore(record.parent).heads()
     path = world.folder / STATE / LEDGER
     assert list(head) == [parse_lines(path, path.read_bytes())[1][charges[-1].index]]
-    assert HeadsSeen(world.folder / HEADS).last("silo0").hex() == (world.folder / STATE / HEAD).read_text()
+    assert (
+        HeadsSeen(world.folder / HEADS, bytes(32)).last("silo0").hex()
+        == (world.folder / STATE / HEAD).read_text()
+    )
     restart(world)
     assert [note.kind for note in read_lines(world.folder / STATE / LEDGER) if isinstance(note, Note)] == [
         *("opened", "policy", "ended", "opened")
@@ -233,7 +236,7 @@ def test_a_coordinator_hides_nothing_that_peers_say_of_a_ledger(
 def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Path) -> None:
     """Even where it ends in a line that nobody has heard of: the process knows what it has charged."""
     policy = Policy(epsilon=1.0, clip=1.0)
-    ledger = SiloLedger(tmp_path, policy, RecordStore(tmp_path / "answers"))
+    ledger = SiloLedger(tmp_path, policy, RecordStore(tmp_path / "answers"), charter=bytes(32), serial=0)
     before = (tmp_path / LEDGER).read_bytes()
     origin = Origin(terms="0" * 64, coordinator="1" * 64, membership=1, policy=ledger.policy_digest)
     event = GaussianEvent(noise_multiplier=9.0)
@@ -271,19 +274,19 @@ def test_two_processes_on_copies_of_one_state_are_noticed(world: World, tmp_path
 
 
 def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
-    heads = HeadsSeen(tmp_path / HEADS)
+    heads = HeadsSeen(tmp_path / HEADS, bytes(32))
     first, second = bytes([1]) * 32, bytes([2]) * 32
     heads.hear({"north": first, "south": first})
     heads.hear({"north": second, "south": NONE})
-    again = HeadsSeen(tmp_path / HEADS)
+    again = HeadsSeen(tmp_path / HEADS, bytes(32))
     assert (again.last("north"), again.last("south"), again.last("west")) == (second, first, NONE)
     again.hear({"north": second})
     with pytest.raises(IntegrityError, match="silo north: its ledger has gone back"):
         again.hear({"north": first})
-    assert HeadsSeen(tmp_path / HEADS).last("north") == second
-    (tmp_path / HEADS).write_text('{"north": ["x"]}')
+    assert HeadsSeen(tmp_path / HEADS, bytes(32)).last("north") == second
+    (tmp_path / HEADS).write_text('{"00": {"north": ["x"]}}')
     with pytest.raises(RunFolderError, match="damaged"):
-        HeadsSeen(tmp_path / HEADS)
+        HeadsSeen(tmp_path / HEADS, bytes(32))
 
 
 def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.run_audit import verify_run
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
@@ -138,9 +139,10 @@ def alone(folder: Path, base: dict[str, Any] = ASKED) -> Path:
 def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: Path) -> None:
     """Every part by parties that were opened again: the same files, the same statement, every charge at every silo."""
     tables(tmp_path, people=PEOPLE)
-    simulated = alone(tmp_path)
-    study = Study(tmp_path)
-    for _ in range(4):
+    asked = merge(ASKED, {"preprocessing": {"clip": "quantile"}})
+    simulated = alone(tmp_path, asked)
+    study = Study(tmp_path, base=asked)
+    for _ in range(5):
         assert study.play(parts=1) == [None]
     assert study.play() == []
     for name in ("preprocessing.json", "schema.toml", "evaluation.json", "model.safetensors"):
@@ -150,9 +152,12 @@ def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: P
     for key in ("event", "unit", "mechanisms", "trust"):
         assert said[key] == known[key], key
     for silo in range(3):
-        assert study.charges(silo) == [("/prep/1", 1), ("", 1), ("", 2), ("/eval/1", 1), ("/eval/2", 1)]
+        charged = [("", 1), ("", 2), ("/eval/1", 1), ("/eval/2", 1)]
+        assert study.charges(silo) == [("/prep/1", 1), ("/prep/2", 1), *charged]
+    assert [one for one in verify_run(study.run.path).checks if one.outcome == "fails"] == []
     assert [entry.run for entry in read_entries(study.run / "ledger.jsonl")] == [
         "hospitals/prep/1",
+        "hospitals/prep/2",
         *["hospitals"] * 2,
         "hospitals/eval/1",
         "hospitals/eval/2",

@@ -329,7 +329,9 @@ def test_a_silo_whose_ledger_lost_its_last_answer_goes_no_further(tmp_path: Path
     (tmp_path / "state-0" / LEDGER).unlink()
     with pytest.raises(IntegrityError, match="lines are missing"):
         world.silo(0)
-    heard = HeadsSeen(tmp_path / "state-1" / HEADS).last("silo0").hex()  # by a peer, when the session began
+    heard = (
+        HeadsSeen(tmp_path / "state-1" / HEADS, bytes(32)).last("silo0").hex()
+    )  # by a peer, when the session began
     adopt(tmp_path / "state-0", "somebody answers for it; this run cannot go on all the same", (heard,))
     world.silos[0] = world.silo(0)
     while not coordinator.finished:

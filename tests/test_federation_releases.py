@@ -112,7 +112,7 @@ class Hospitals:
             membership=self.membership,
             identity=self.key,
             folder=self.run,
-            heads=HeadsSeen(self.folder / HEADS),
+            heads=HeadsSeen(self.folder / HEADS, bytes(32)),
         )
 
     def play(self) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 from fedveil.crypto.agreement import RoundId
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, RunFolder
-from fedveil.engine.setup import prepare, privacy_randomness
+from fedveil.engine.setup import prepare
 from fedveil.engine.silo_side import WeightedTraining
 from fedveil.engine.turn import Turn
 from fedveil.federation import exchange
@@ -250,7 +250,7 @@ def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows(tmp_path: 
         model=prepared.task.initial(),
         round_number=1,
         experiment=ExperimentRandomness(experiment.seed),
-        privacy=privacy_randomness(experiment),
+        privacy=experiment.privacy.randomness(),
     )
     training = WeightedTraining(turn)
     groups, alone = prepared.setting.cohort.groups, np.zeros((held.n_users, len(moved)))

@@ -27,7 +27,7 @@ from fedveil.engine.diagnostics import require_same_records
 from fedveil.engine.documents import read_rows
 from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.run import run
-from fedveil.engine.setup import Prepared, prepare, privacy_randomness
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
@@ -182,7 +182,7 @@ class Coordinating:
 
     def __init__(self, world: World, prepared: Prepared) -> None:
         self._folder, self._prepared = world.run_folder, prepared
-        self.privacy = privacy_randomness(prepared.experiment)
+        self.privacy = prepared.experiment.privacy.randomness()
 
 
 def alone(folder: Path) -> dict[str, FileKind]:

@@ -17,6 +17,8 @@ from fedveil.flower.guard import open_silo
 from fedveil.flower.joining import rotate
 from fedveil.flower.moving import leave, migrate
 from fedveil.flower.sockets import RunningFolder
+from fedveil.privacy.ledger import read_lines
+from fedveil.privacy.ledger_lines import Note
 from tests.test_federation_parts import PEOPLE, Study
 from tests.test_preprocessing import tables
 
@@ -83,6 +85,28 @@ def test_a_silo_that_left_keeps_what_was_spent_and_nothing_that_signs_for_it(
         open_silo(SiloFolder(old))
     with pytest.raises(ConfigError, match="is never overwritten"):
         leave(SiloFolder(study.paths[1]), export)
+
+
+def test_what_was_spent_counts_in_another_federation(study: Study, tmp_path: Path) -> None:
+    """There its name, its peers' names and the serial number are the same, and what was heard of them is not."""
+    assert study.play() == [None] * 2
+    spent = len(study.charges(0))
+    leave(SiloFolder(study.paths[0]), tmp_path / "left.json")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    tables(elsewhere, people=PEOPLE)
+    other = Study(elsewhere, preprocessing=None, budget=None)
+    shutil.copytree(study.paths[0] / "state", other.paths[0] / "state")
+    assert other.play() == [None] * 3
+    assert (len(other.charges(0)), len(other.charges(1))) == (spent + 4, 4)
+    serials = [note.text.split() for note in read_notes(other.paths[0]) if note.kind == "membership"]
+    assert [serial for _, serial in serials] == ["1", "1"]
+    assert len({charter for charter, _ in serials}) == 2
+
+
+def read_notes(silo: Path) -> list[Note]:
+    lines = read_lines(silo / "state" / "ledger.jsonl")
+    return [line for line in lines if isinstance(line, Note)]
 
 
 def test_a_silo_whose_keys_are_being_changed_neither_moves_nor_leaves(study: Study, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil import cli
+from fedveil.engine.folder import RunFolder
 from fedveil.federation import parts_due
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_release import OwnRelease
@@ -23,6 +25,7 @@ from fedveil.federation.own_statement import OwnCharges
 from fedveil.federation.released_sums import digest_of_release
 from fedveil.federation.run_audit import verify_run
 from fedveil.federation.run_record import AGREED, CONTENTS, ROUNDS, by_coordinator, canonical, signed_end
+from fedveil.flower import submission
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.flower.submission import due_parts
@@ -66,6 +69,16 @@ def test_every_part_is_signed_and_one_end_covers_all(study: Study) -> None:
     found = outcomes(verify_run(study.run.path))
     assert {name for name, outcome in found.items() if outcome != "holds"} == {"membership"}
     assert {"experiment", "rounds", "end", "model", "statement"} <= found.keys()
+
+
+def test_who_joined_the_federation_since_is_not_asked_for_a_signature(study: Study) -> None:
+    """Another session would be under other terms, of which the older signatures are none."""
+    members = study.home.membership.silos
+    for now, due in ((members, False), ((*members, "later"), False), (members[:2], False)):
+        home: Any = SimpleNamespace(membership=SimpleNamespace(silos=now))
+        assert submission._unsigned(home, study.run) is due
+    home = SimpleNamespace(membership=SimpleNamespace(silos=members))
+    assert submission._unsigned(home, RunFolder(study.run.path / "checkpoint"))  # there is no end in it
 
 
 def test_a_flipped_bit_of_any_file_of_a_run_of_parts_is_noticed(copied: Path) -> None:
@@ -154,6 +167,7 @@ def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, co
         ((0, 3, 1, 2, 4), "no round of training stands before it"),
         ((0, 1, 2, 4), "told other releases"),
         ((1, 2, 3, 4, 0), "told other releases"),
+        ((0, 1, 2, 4, 3), "told other releases"),
     ],
 )
 def test_the_parts_of_a_run_stand_in_their_order(

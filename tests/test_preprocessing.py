@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from fedveil.bundle.writing import bundle_run
 from fedveil.engine.experiment import merge, parse
-from fedveil.engine.folder import PREPROCESSED, SCHEMA
-from fedveil.engine.preprocessing import read_preprocessed
+from fedveil.engine.folder import PREPROCESSED, SCHEMA, RunFolder
+from fedveil.engine.preprocessing import read_preprocessed, write_preprocessed
 from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.run_preprocessing import lengths_of_updates
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
@@ -24,11 +28,12 @@ from fedveil.population.columns import read_columns
 from fedveil.population.schema import Category, Number, Schema, read_schema
 from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic, silo_sums
-from fedveil.statistics.preprocessing import Wanted, refined
+from fedveil.statistics.preprocessing import LENGTH, Wanted, quantile_of_lengths, refined
 from tests.doc_examples import BLOCKS
 from tests.test_run import Silent
 
@@ -46,6 +51,7 @@ code = {{ kind = "number", lower = 0, upper = 1e6 }}
 ward = {{ kind = "category", categories = ["x", "y", "z"] }}
 """
 PEOPLE = 1500
+CLIP: dict[str, Any] = {"clip": "quantile", "bounds": None, "impute": None, "pool": None}
 FILES = ("north", "south", "west")
 
 
@@ -200,6 +206,103 @@ def test_nobody_is_no_reason_to_move_a_bound() -> None:
     assert (found.lower, found.upper, found.fill) == (-1000.0, 1e6, None)
 
 
+# --- the clip ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_clip_is_the_quantile_of_the_lengths() -> None:
+    """Without noise, four fifths of a thousand lengths are below; beyond the grid it lies in the grid's last bin."""
+    asked = wanted(bounds=(), clip=2.0)
+    (layout,) = asked.layouts
+    (slot,) = layout.slots
+    edges = 2.0 * 2.0 ** (np.arange(-8, 9) / 2)
+    for factor, low, high in ((1.0, 1.58, 1.62), (1e3, edges[-2], edges[-1]), (1e-3, edges[0], edges[1])):
+        lengths, cells = factor * np.linspace(0.002, 2.0, 1000), np.zeros(slot.block.encoder.width)
+        np.add.at(cells, np.searchsorted(edges, lengths, side="right"), 1)
+        vector = asked.unit * slot.scale * slot.block.strategy.matrix @ cells
+        found = quantile_of_lengths(asked, vector, 1e-9)
+        assert low <= found <= high
+    assert quantile_of_lengths(asked, 0 * vector, 1.0) == 2.0
+
+
+@pytest.fixture(scope="module")
+def clipped(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Return a run whose clip, declared far too large, is found on refined features."""
+    folder = tmp_path_factory.mktemp("clipped")
+    tables(folder)
+    asked = {"privacy": {"insecure_seed": 1}, "method": {"clip": 3.0}, "preprocessing": {"clip": "quantile"}}
+    return run(prepared_in(folder, **asked), folder / "runs", Silent())
+
+
+def test_a_run_is_clipped_to_what_was_found_and_pays_for_it(clipped: Outcome) -> None:
+    outcome = clipped
+    entries = read_entries(outcome.folder / "ledger.jsonl")
+    assert [entry.run for entry in entries] == ["hospitals/prep/1", "hospitals/prep/2", *["hospitals"] * 2]
+    strengths = [e.event.noise_multiplier**-2 for e in entries if isinstance(e.event, GaussianEvent)]
+    shares = np.array(strengths) / sum(strengths)
+    assert shares[:2] == pytest.approx([0.2 * 3 / 4, 0.2 / 4], abs=1e-3)
+    found = read_preprocessed(outcome.folder)
+    assert found is not None
+    assert found.clip is not None
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    assert {row["clip"] for row in rows} == {found.clip}
+    prepared = prepare(RunFolder.open(outcome.folder)[1])
+    assert prepared.epsilon_with(Role.READER, 2, prepared.beside) == pytest.approx(20.0, rel=1e-4)
+    lengths = lengths_of_updates(prepared, prepared.task.initial()).numbers(LENGTH).values
+    assert 0.7 < float((lengths <= found.clip).mean()) < 0.9
+    assert any("clip comes from the release hospitals/prep/2" in note for note in outcome.statement.notes)
+    assert any("prep/2: 20 numbers, people by the length" in one for one in outcome.statement.mechanisms)
+    again = resume(outcome.folder, Silent())
+    assert again.statement.mechanisms == outcome.statement.mechanisms
+
+
+def test_a_run_that_was_cut_off_between_two_releases_makes_the_second(
+    clipped: Outcome, tmp_path: Path
+) -> None:
+    """The same noise (of a seed) gives the same clip, under the charge that the ledger has."""
+    outcome = clipped
+    folder = RunFolder(shutil.copytree(outcome.folder, tmp_path / "hospitals"))
+    before = read_preprocessed(folder.path)
+    assert before is not None
+    write_preprocessed(folder, replace(before, made=before.made[:1]))
+    lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "ledger.jsonl").write_bytes(b"".join(lines[:2]))
+    for name in ("checkpoint/state.safetensors", "diagnostics.json", "metrics.jsonl"):
+        (folder / name).unlink()
+    resume(folder.path, Silent())
+    again = read_preprocessed(folder.path)
+    assert again is not None
+    assert again.clip == before.clip
+    assert (folder / "model.safetensors").read_bytes() == (outcome.folder / "model.safetensors").read_bytes()
+    assert len(read_entries(folder / "ledger.jsonl")) == 4
+
+
+def test_one_person_moves_the_lengths_by_one_and_updates_of_nothing_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """She is in one silo of three and weighs a third there."""
+    sums = []
+    for without in (None, 7):
+        tables(tmp_path, people=300, without=without)
+        prepared = prepared_in(tmp_path, preprocessing=CLIP)
+        planned = prepared.preprocessing
+        assert planned is not None
+        (release,) = planned.releases
+        table = lengths_of_updates(prepared, prepared.task.initial())
+        weights = Weights.UNIFORM.of(table.pairs(), 3, 300)
+        sums.append(silo_sums(release.step, table, weights, release.method.bound).sum(axis=0))  # type: ignore[arg-type]
+    assert 0.3 < np.linalg.norm(sums[0] - sums[1]) <= 1 / 3
+    norms = torch.arange(300.0, dtype=torch.float64)
+    norms[1] = torch.nan
+    trained = prepared.setting.trainer.sums
+    monkeypatch.setattr(
+        type(prepared.setting.trainer),
+        "sums",
+        lambda _, job, progress=None: replace(trained(job, progress), norms=norms[: len(job.members)]),
+    )
+    state = lengths_of_updates(prepared, prepared.task.initial()).numbers(LENGTH).state
+    assert np.bincount(state).tolist() == [len(prepared.population.train) - 2, 2]
+
+
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +373,7 @@ def test_a_run_killed_after_the_charge_makes_the_release_under_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.engine.preprocessing.noisy_sum", killed)
+        patch.setattr("fedveil.engine.run_preprocessing.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
             run(prepared, tmp_path / "runs", Silent())
     folder = tmp_path / "runs" / "hospitals"
@@ -289,13 +392,13 @@ def test_neighbours_are_planned_alike_and_a_person_moves_the_release_by_one_at_m
         prepared = prepared_in(tmp_path)
         planned = prepared.preprocessing
         assert planned is not None
-        found.append((planned.wanted, planned.noise, planned.release.guarantee))
-        step = planned.release.step
+        found.append((planned.wanted, planned.noise, planned.releases[0].guarantee))
+        step = planned.releases[0].step
         assert isinstance(step, LocalStatistic)
         assert prepared.experiment.data.table is not None
         table = read_columns(planned.wanted.schema_, prepared.experiment.data.table.files, step.columns)
         weights = Weights.UNIFORM.of(table.pairs(), 3, PEOPLE)
-        sums.append(silo_sums(step, table, weights, planned.release.method.bound).sum(axis=0))  # type: ignore[arg-type]
+        sums.append(silo_sums(step, table, weights, planned.releases[0].method.bound).sum(axis=0))  # type: ignore[arg-type]
     assert found[0] == found[1]
     assert 0 < np.linalg.norm(sums[0] - sums[1]) <= 1
 
@@ -319,6 +422,12 @@ def test_neighbours_are_planned_alike_and_a_person_moves_the_release_by_one_at_m
         ({"budget": {"preprocessing": 0.95}}, "nothing for training"),
         ({"data": {"table": None, "name": "digits", "n_users": 10, "n_silos": 3}}, "your own tables"),
         ({"preprocessing": {"silos": "records"}}, "counts people"),
+        ({"preprocessing": {"clip": 0.8}}, "preprocessing.clip: must be 'quantile'"),
+        ({"preprocessing": CLIP, "method": {"clip": {"start": 1.0}}}, "follows a quantile of them by itself"),
+        (
+            {"preprocessing": CLIP, "method": {"name": "uldp-naive"}},
+            "contributions of uldp-naive are those of a silo",
+        ),
     ],
 )
 def test_what_cannot_be_refined_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -348,7 +457,7 @@ def test_a_schema_that_another_run_refined_is_not_taken_for_the_one_before(
         ConfigError, match=r"schema\.toml was refined by another run; remove \[preprocessing\]"
     ):
         run(second, tmp_path, Silent())
-    assert not read_entries(tmp_path / "hospitals" / "ledger.jsonl")
+    assert not (tmp_path / "hospitals" / "ledger.jsonl").exists()
 
     own = tmp_path / "own.toml"
     own.write_text((outcome.folder / SCHEMA).read_text())
@@ -370,8 +479,10 @@ def test_a_damaged_release_is_noticed(world: tuple[Path, Prepared, Outcome], tmp
     document = json.loads((outcome.folder / PREPROCESSED).read_text())
     for broken in (
         {"schema_version": 9},
-        {"vector": [1.0]},
-        {"noise_std": 0},
+        {"releases": []},
+        {"releases": [{"noise_std": 1.0, "vector": [1.0]}]},
+        {"releases": [document["releases"][0] | {"noise_std": 0}]},
+        {"releases": document["releases"] * 2},
         {"wanted": {"silos": "equal"}},
     ):
         (tmp_path / PREPROCESSED).write_text(json.dumps(document | broken))

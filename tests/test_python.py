@@ -22,8 +22,9 @@ import fedveil as fv
 from fedveil.api.methods import method
 from fedveil.engine.choice import own_keys
 from fedveil.engine.experiment import parse
+from fedveil.engine.run import StopTraining
 from fedveil.engine.setup import prepare
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError, DataError, RunFolderError
 from fedveil.population import arrays
 from fedveil.registry import find, names
 
@@ -326,6 +327,35 @@ class KeepAll(Keep):
     sees_private = True
 
 
+class EndsByRaising(KeepAll):
+    def round_ended(self, round: fv.RoundSummary) -> str | None:
+        raise StopTraining("few took part")
+
+
+def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="sees private numbers, so it cannot end the run"):
+        train(tmp_path, callbacks=[EndsByRaising()])
+
+
+@pytest.mark.parametrize("missing", [float("nan"), None, "", 1.0, True])
+def test_a_missing_id_in_a_list_is_refused_beside_text(missing: Any) -> None:
+    """numpy would make the text nan of all that have none, and one user of them."""
+    for column in ("user", "silo"):
+        given = {"user": ["a", "b", "c", "d"], "silo": ["n", "n", "s", "s"]}
+        given[column][1] = missing
+        with pytest.raises(DataError, match=rf"{column}, row 1: the id is (missing|empty)"):
+            fv.population(X[:4], [0, 1, 1, 0], n_users=10, task="classification", test=(X, Y), **given)
+    with pytest.raises(DataError, match="targets, row 2: the label is missing"):
+        fv.population(
+            X[:4],
+            ["a", "b", float("nan"), "a"],
+            user=[1, 2, 3, 4],
+            silo=["n", "n", "s", "s"],
+            n_users=10,
+            task="classification",
+        )
+
+
 def test_callbacks_see_public_numbers_unless_they_ask(tmp_path: Path) -> None:
     public, private = Keep(), KeepAll()
     train(tmp_path, callbacks=[public, private])
@@ -574,7 +604,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a loss that returns a matrix": (bad_train(loss=lambda o, t: o), "loss .*no second axis"),
     "a loss that fails": (
         bad_train(loss=lambda o, t: o[:, 7]),
-        r"fails on outputs \(3, 2\) and targets \(3,\)",
+        r"fails on outputs \(6, 2\) and targets \(6,\)",
     ),
     "a loss class": (bad_train(loss=nn.CrossEntropyLoss), r"hand over CrossEntropyLoss\(\)"),
     "a loss of another task": (bad_train(loss="cox"), "loss cox is not for a classification task"),

@@ -23,6 +23,7 @@ from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model
 from fedveil.local.task import Task
 from fedveil.local.validate import validate_behaviour, validate_layers
+from fedveil.local.validate_loss import validate_loss
 from fedveil.population.records import Population
 from fedveil.randomness import ExperimentRandomness
 
@@ -63,14 +64,14 @@ def objective(
 
     Raises:
         ModelError: a model that mixes records, has nothing to train, fails on records of this shape, or gives another
-            number of outputs than the targets need; a loss that gives no term per record.
+            number of outputs than the targets need; a loss whose terms are not those of one batch by itself.
         ConfigError: a name that does not exist; something that is no model, loss or metric.
     """
     module, recorded = _module(model, people, seed)
     outputs = _outputs(module, people)
     found = _loss(loss, people, outputs)
     found.check_task(people.task)
-    _check_terms(found, people, outputs)
+    validate_loss(found, people.task, outputs, torch.from_numpy(people.train.targets))
     found.check_targets(torch.from_numpy(people.train.targets), outputs)
     found.check_targets(torch.from_numpy(people.test_targets), outputs)
     named = _metrics(metrics, people, found)
@@ -182,25 +183,6 @@ def _loss(given: LossLike | None, people: Population, outputs: int) -> Loss:
             given.reduction = "none"  # type: ignore[assignment]
         return RecordLoss(f"{SESSION}{type(given).__name__}", given)
     return RecordLoss(recorded_name(given, "loss"), given)
-
-
-def _check_terms(loss: Loss, people: Population, outputs: int) -> None:
-    """Try a loss on made-up outputs: three records of one of the targets that the task allows."""
-    made_up = torch.zeros(3, outputs)
-    shape = (3, 2) if people.task == "survival" else (3,)
-    targets = torch.ones(shape, dtype=torch.from_numpy(people.train.targets).dtype)
-    try:
-        terms = loss.records(made_up, targets, torch.ones(3))
-    except ModelError as error:
-        raise ModelError(
-            f"{error}; return one term a record: no mean over them (reduction='none'), and no second axis"
-        ) from None
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"loss {loss.name} fails on outputs (3, {outputs}) and targets {shape}: {str(error).splitlines()[0]}"
-        ) from error
-    if not terms.shape == (3,):
-        raise ModelError(f"loss {loss.name} must give one term a record, not {tuple(terms.shape)}")
 
 
 def _metrics(given: Sequence[MetricLike] | None, people: Population, loss: Loss) -> dict[str, Metric]:

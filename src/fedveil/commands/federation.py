@@ -97,7 +97,7 @@ def seal_command(
         int, typer.Option(min=1, max=CERTIFICATE_DAYS, help="how long it is valid")
     ] = CERTIFICATE_DAYS,
     above: Annotated[
-        int, typer.Option(min=0, help="serial number seen before the federation was founded again")
+        int, typer.Option(min=0, help="serial number seen before the founder's folder was restored")
     ] = 0,
     descriptor: Descriptor = None,
     as_json: Json = False,

@@ -30,7 +30,7 @@ from fedveil.engine.documents import read_statement
 from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import play_round
-from fedveil.engine.setup import Prepared, prepare, privacy_randomness, setting_with
+from fedveil.engine.setup import Prepared, prepare, setting_with
 from fedveil.engine.turn import Turn
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.local.choice import choose_trainer
@@ -100,7 +100,7 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
     model = torch.cat([named[name].reshape(-1) for name in prepared.task.layout.names])
     bound = None
     if canaries:
-        coins, scores = canary_scores(prepared, canaries, privacy_randomness(experiment), watch)
+        coins, scores = canary_scores(prepared, canaries, experiment.privacy.randomness(), watch)
         bound = canary_bound(scores, coins, delta=statement.delta)
     found = Audit(
         claimed=statement.epsilon,

@@ -47,11 +47,13 @@ class Composition:
         experiment: what asks for it.
         population: for which it is composed.
         beside: releases of the run that are no round, and are paid from the same epsilon.
+        clip: the bound of an update, where a release has found it; None: as declared.
     """
 
     experiment: Experiment
     population: Population
     beside: tuple[SideRelease, ...] = ()
+    clip: float | None = None
 
     def method(self, noise_multiplier: float | None = None) -> Method:
         """Return the method, at this noise where a word stands for it (at 1 if it is not yet known).
@@ -167,8 +169,10 @@ class Composition:
         }
 
     def _found(self, noise_multiplier: float | None) -> dict[str, Any]:
-        """Return the numbers that words of the table ``[method]`` stand for."""
+        """Return the numbers that words of the table ``[method]`` stand for, and those that were found."""
         asked, numbers = self.experiment.method, dict[str, Any]()
+        if self.clip is not None:
+            numbers["clip"] = self.clip
         if isinstance(asked.get("noise_multiplier"), str):
             numbers["noise_multiplier"] = noise_multiplier or 1.0
         if isinstance(asked.get("learning_rate"), str):

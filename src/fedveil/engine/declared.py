@@ -18,11 +18,13 @@ class Declared:
         schema: what the columns are.
         silos: names of all silos, by their numbers.
         before: the schema that a release has refined to this one; None: it is as it was declared.
+        clip: the bound of an update that a release has found; None: it is as it was declared.
     """
 
     schema: Schema
     silos: tuple[str, ...]
     before: Schema | None = None
+    clip: float | None = None
 
     @property
     def first(self) -> Schema:

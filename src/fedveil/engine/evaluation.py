@@ -257,7 +257,7 @@ class _Planner:
             colluding=self._experiment.privacy.colluding_silos,
         )
         multiplier = multiplier_of(share * self._experiment.shares.evaluation, self._whole)
-        return side_release(name, purpose, step, build(multiplier), facts)
+        return side_release(name, purpose, step, build(multiplier), facts, of_model=True)
 
 
 def _check_names(schema: Schema) -> None:

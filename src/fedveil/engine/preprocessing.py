@@ -1,9 +1,10 @@
-"""A run's schema refined by one release before training: planned, charged, made, and written into the run folder.
+"""What is declared, refined by releases before training: planned, charged, made, and written into the run folder.
 
-    declared schema ─► release prep/1 ─► preprocessing.json, schema.toml ─► the run is prepared again, on that one
+    declared schema ─► release of columns ─► preprocessing.json, schema.toml ─► the run is prepared again, on that one
+    declared clip   ─► release of the lengths of updates ─► preprocessing.json ─► prepared again, with that clip
 
 Nothing else is read from records: scaling, encoding and the model's width follow from the refined schema. A resumed
-run, an audit and a bundle read the same file.
+run, an audit and a bundle read the same files.
 """
 
 from __future__ import annotations
@@ -12,25 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import tomlkit
-from jaxtyping import Float64
 
 from fedveil.engine.declared import Declared
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_sum import NoisySum, Release, noisy_sum
-from fedveil.engine.side_releases import SideRelease, charge, multiplier_of, side_release, whole_of
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.engine.release_sum import NoisySum, NoisySums, Release
+from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
+from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.files import read_json
-from fedveil.population.columns import ColumnTable, read_columns
-from fedveil.population.records import Population
+from fedveil.methods.method import Method
 from fedveil.population.schema import Schema
-from fedveil.privacy.ledger import Ledger
-from fedveil.randomness import PrivacyRandomness
+from fedveil.statistics.layout import Layout
 from fedveil.statistics.local import LocalStatistic
-from fedveil.statistics.preprocessing import Wanted, cdf_noise, refined
+from fedveil.statistics.preprocessing import LENGTH, Wanted, cdf_noise, quantile_of_lengths, refined
 from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
 
 MOST_NOISE: Final = 0.2
@@ -43,62 +40,92 @@ class Preprocessing:
 
     Attributes:
         wanted: what it is of.
-        release: what is released.
+        releases: in their order; the last is of lengths of updates where a clip is asked for.
         noise: predicted standard deviation of a sum of leading bins, as a share of all people.
+        clip: the bound of an update that was found; None: it is as it was declared.
     """
 
     wanted: Wanted
-    release: SideRelease
+    releases: tuple[SideRelease, ...]
     noise: float
+    clip: float | None = None
 
-    def release_of(self, experiment: Experiment) -> Release:
-        """Return the release; its repeatable noise is neither that of a round nor of the evaluation."""
-        return self.release.numbered(experiment.rounds + 3)
+    def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
+        """Return the release after these; its repeatable noise is neither that of a round nor of the evaluation."""
+        place = len(before)
+        return self.releases[place].numbered(experiment.rounds + 3 + place)
 
-    def preprocessed(self, experiment: Experiment, made: NoisySum) -> Preprocessed:
-        """Return what follows from the released sum."""
-        return Preprocessed(
-            provenance=self.release.of_run(experiment.name),
-            wanted=self.wanted,
-            vector=made.vector,
-            noise_std=made.std,
-        )
+    def preprocessed(self, experiment: Experiment, made: NoisySums) -> Preprocessed:
+        """Return what follows from the released sums."""
+        return Preprocessed(run=experiment.name, wanted=self.wanted, made=made)
+
+    def check(self, method: Method) -> None:
+        """Refuse to count lengths of updates by person where an update is not one person's.
+
+        Raises:
+            CompositionError: says what would do.
+        """
+        if self.wanted.clip is not None and method.contribution.per != "pair":
+            raise CompositionError(
+                "preprocessing.clip: counts people by the lengths of their updates, one for every (silo, user) pair; "
+                f"contributions of {method.name} are those of a {method.contribution.per}: take a method of pairs, "
+                "such as uldp-avg, or give method.clip alone"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Preprocessed:
-    """What a preprocessing released.
+    """What a preprocessing released so far.
 
     Attributes:
-        provenance: the release's name in the ledger.
+        run: its name.
         wanted: what it is of.
-        vector: the released sum.
-        noise_std: standard deviation of its noise, per number.
+        made: the released sums.
     """
 
-    provenance: str
+    run: str
     wanted: Wanted
-    vector: Float64[np.ndarray, " d"]
-    noise_std: float
+    made: NoisySums
 
     @property
     def schema(self) -> Schema:
-        """The refined schema."""
-        return refined(self.wanted, self.vector, self.noise_std)
+        """The refined schema; as declared where no column is looked at."""
+        if self.wanted.numbers or self.wanted.pool:
+            return refined(self.wanted, self.made[0].vector, self.made[0].std)
+        return self.wanted.schema_
+
+    @property
+    def clip(self) -> float | None:
+        """The bound of an update that was found; None where none is, or not yet."""
+        if self.wanted.clip is None or len(self.made) < len(self.wanted.layouts):
+            return None
+        return quantile_of_lengths(self.wanted, self.made[-1].vector, self.made[-1].std)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the release as JSON."""
+        """Return the releases as JSON."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "provenance": self.provenance,
+            "run": self.run,
             "wanted": self.wanted.model_dump(mode="json", exclude_none=True),
-            "noise_std": self.noise_std,
-            "vector": self.vector.tolist(),
+            "clip": self.clip,
+            "releases": [
+                {
+                    "provenance": f"{self.run}/{_named(place)}",
+                    "noise_std": one.std,
+                    "vector": one.vector.tolist(),
+                }
+                for place, one in enumerate(self.made)
+            ],
         }
 
 
+def _named(place: int) -> str:
+    """Return what the release after so many is called within the run."""
+    return f"prep/{place + 1}"
+
+
 def read_preprocessed(folder: Path) -> Preprocessed | None:
-    """Return what a run's preprocessing released; None where there is none.
+    """Return what a run's preprocessing released; None where there is nothing of it.
 
     Raises:
         RunFolderError: a damaged one.
@@ -108,9 +135,14 @@ def read_preprocessed(folder: Path) -> Preprocessed | None:
         return None
     data = read_json(path, RunFolderError)
     with restoring(data, path):
-        wanted, std = Wanted.model_validate(data["wanted"]), float(data["noise_std"])
-        vector = noisy_vector(data["vector"], std, wanted.layout.length, path)
-        return Preprocessed(provenance=str(data["provenance"]), wanted=wanted, vector=vector, noise_std=std)
+        wanted = Wanted.model_validate(data["wanted"])
+        made = tuple(
+            NoisySum(noisy_vector(one["vector"], std := float(one["noise_std"]), layout.length, path), std)
+            for one, layout in zip(data["releases"], wanted.layouts, strict=False)
+        )
+        if not 0 < len(made) == len(data["releases"]):
+            raise RunFolderError(f"{path} is damaged: it has other releases than were asked for")
+        return Preprocessed(run=str(data["run"]), wanted=wanted, made=made)
 
 
 def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | None:
@@ -134,10 +166,40 @@ def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | 
         bounds=section.bounds,
         impute=section.impute,
         pool=section.pool,
+        clip=None if section.clip is None else _middle(experiment),
     )
-    layout = wanted.layout
-    facts = of.facts(layout.length)
-    step = LocalStatistic(layout=layout)
+    looked_at = [len(layout.blocks) for layout in wanted.layouts]
+    releases = tuple(
+        _planned(experiment, wanted, of, place, many / sum(looked_at)) for place, many in enumerate(looked_at)
+    )
+    noise = max(
+        cdf_noise(layout, wanted.unit, one.numbered(0).std())
+        for one, layout in zip(releases, wanted.layouts, strict=True)
+    )
+    share = noise / of.schema.n_users
+    if share > MOST_NOISE:
+        raise ConfigError(
+            f"preprocessing: the noise on a number of people below a bound would be {share:.0%} of all people, and "
+            f"{MOST_NOISE:.0%} is allowed; give fewer columns, or a larger privacy.epsilon or budget.preprocessing"
+        )
+    return Preprocessing(wanted=wanted, releases=releases, noise=share, clip=of.clip)
+
+
+def _middle(experiment: Experiment) -> float:
+    """Return the declared clip, around which the grid of lengths lies."""
+    clip = experiment.method.get("clip")
+    if not isinstance(clip, int | float):
+        raise ConfigError(
+            "preprocessing.clip: method.clip must be a number, around which lengths of updates are counted; a clip "
+            "that moves follows a quantile of them by itself"
+        )
+    return float(clip)
+
+
+def _planned(experiment: Experiment, wanted: Wanted, of: Declared, place: int, share: float) -> SideRelease:
+    """Return one of the releases, which has a share of the preprocessing's budget."""
+    layout: Layout = wanted.layouts[place]
+    facts, step = of.facts(layout.length), LocalStatistic(layout=layout)
     build = release_builder(
         experiment.protection,
         wanted.silos,
@@ -146,33 +208,21 @@ def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | 
         key="preprocessing.silos",
         colluding=experiment.privacy.colluding_silos,
     )
-    multiplier = multiplier_of(experiment.shares.preprocessing, whole_of(experiment.privacy))
-    purpose = "histograms of columns, which bounds, medians and pooled categories follow from"
-    release = side_release("prep/1", purpose, step, build(multiplier), facts)
-    noise = cdf_noise(wanted, release.numbered(0).std()) / of.schema.n_users
-    if noise > MOST_NOISE:
-        raise ConfigError(
-            f"preprocessing: the noise on a number of people below a bound would be {noise:.0%} of all people, and "
-            f"{MOST_NOISE:.0%} is allowed; give fewer columns, or a larger privacy.epsilon or budget.preprocessing"
-        )
-    return Preprocessing(wanted=wanted, release=release, noise=noise)
+    multiplier = multiplier_of(share * experiment.shares.preprocessing, whole_of(experiment.privacy))
+    of_updates = LENGTH in layout.columns
+    purpose = (
+        "people by the length of their updates, which the clip follows from"
+        if of_updates
+        else "histograms of columns, which bounds, medians and pooled categories follow from"
+    )
+    return side_release(_named(place), purpose, step, build(multiplier), facts, of_model=of_updates)
 
 
-def make_preprocessing(
-    planned: Preprocessing,
-    experiment: Experiment,
-    population: Population,
-    folder: RunFolder,
-    ledger: Ledger,
-    privacy: PrivacyRandomness,
-) -> Experiment:
-    """Charge, make and write a preprocessing that is not written yet; return the experiment on the refined schema.
-
-    It is of the records that are trained on; held-out ones have no part in it. Noise comes from the run's own source.
+def check_declared(experiment: Experiment, folder: RunFolder) -> None:
+    """Refuse to refine what another run has refined: it is planned on what that run declared, which lies beside it.
 
     Raises:
-        ConfigError: the declared schema is the one that another run has refined. It was planned on the schema that run
-            declared, which is beside it, and not on the one that is named.
+        ConfigError: the schema that is named is such a one.
     """
     table = experiment.data.table
     assert table is not None, "Experiment asks for it"
@@ -182,14 +232,6 @@ def make_preprocessing(
             f"data.table.schema_file: {table.schema_file} was refined by another run; remove [preprocessing] to train "
             "on it, or copy it out of that run's folder to refine it further; nothing was charged"
         )
-    found = read_preprocessed(folder.path)
-    if found is None:
-        charge(ledger, experiment.name, (planned.release,))
-        release = planned.release_of(experiment)
-        made = noisy_sum(release, _trained(planned, experiment, population), privacy)
-        found = planned.preprocessed(experiment, made)
-    write_preprocessed(folder, found)
-    return folder.refined(experiment)
 
 
 def write_preprocessed(folder: RunFolder, found: Preprocessed) -> None:
@@ -197,13 +239,3 @@ def write_preprocessed(folder: RunFolder, found: Preprocessed) -> None:
     folder.write_json(PREPROCESSED, found.to_json())
     document = found.schema.model_dump(mode="json", exclude_none=True)
     folder.write(SCHEMA, tomlkit.dumps(document).encode())
-
-
-def _trained(planned: Preprocessing, experiment: Experiment, population: Population) -> ColumnTable:
-    """Return the columns of the records that are trained on."""
-    table = experiment.data.table
-    assert table is not None
-    found = read_columns(planned.wanted.schema_, table.files, planned.release.step.columns)
-    if population.test_rows is None:
-        return found
-    return found.take(np.setdiff1d(np.arange(len(found)), population.test_rows))

@@ -133,7 +133,7 @@ def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable |
                 event = series.guarantees[len(made)].event
                 ledger.charge(run=prepared.document.name, round=release.number, attempt=0, event=event)
             assert records is not None
-            made = (*made, noisy_sum(release, records, series.randomness()))
+            made = (*made, noisy_sum(release, records, series.privacy.randomness()))
             prepared.write(folder, made)
         return conclude(prepared, folder, ledger)
 

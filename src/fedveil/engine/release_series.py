@@ -19,7 +19,6 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, GaussianEvent, atoms, compose
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
-from fedveil.randomness import PrivacyRandomness
 
 Guaranteed = Sequence[tuple[Guarantee, int]]
 """What every release guarantees, and how many numbers it has."""
@@ -65,11 +64,6 @@ class Series:
     def epsilon_of(self, event: Event) -> float:
         """Return the epsilon of an event of all releases, the grids of their noise included."""
         return epsilon_on_grid(self.accountant, event, self.privacy.delta, self.loss)
-
-    def randomness(self) -> PrivacyRandomness:
-        """Return where noise and keys come from."""
-        seed = self.privacy.insecure_seed
-        return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
 
     def ledger(self, folder: RunFolder) -> Ledger:
         """Return the ledger of a run folder."""

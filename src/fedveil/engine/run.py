@@ -22,10 +22,10 @@ from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.parties import Parties
-from fedveil.engine.preprocessing import make_preprocessing
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.run_evaluation import evaluate, evaluated_already, release_evaluation
-from fedveil.engine.setup import Prepared, prepare, privacy_randomness
+from fedveil.engine.run_preprocessing import preprocessed
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.side_releases import spent_of
 from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
@@ -105,7 +105,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
         transcript: whether to list every message of a protocol in ``transcript.jsonl``, also after a resume.
     """
     folder = RunFolder.create(parent, prepared.experiment)
-    prepared = _preprocessed(prepared, folder)
+    prepared = preprocessed(prepared, folder)
     folder.write_json("environment.json", _environment(prepared))
     folder.write_json("diagnostics.json", population_diagnostics(prepared))
     if transcript and prepared.method.protection.agrees:
@@ -126,7 +126,7 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
     Raises:
         RunFolderError: the training records are others.
     """
-    prepared = _preprocessed(prepared, folder)
+    prepared = preprocessed(prepared, folder)
     folder.write_json("environment.json", _environment(prepared))
     if (folder / "diagnostics.json").exists():
         require_same_records(folder, prepared)
@@ -136,20 +136,9 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
         return _go_on(shared, folder, observer)
 
 
-def _preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
-    """Return a run on its refined schema, which is released first where an experiment asks for it."""
-    planned, guarantee, asked = prepared.preprocessing, prepared.guarantee, prepared.experiment
-    if planned is None:
-        return prepared
-    privacy = privacy_randomness(asked)
-    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        refined = make_preprocessing(planned, asked, prepared.population, folder, ledger, privacy)
-    return prepared if refined == asked else prepare(refined)
-
-
 def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
     experiment = prepared.experiment
-    privacy = privacy_randomness(experiment)
+    privacy = experiment.privacy.randomness()
     guarantee = prepared.guarantee
     parties = _parties(prepared, privacy)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:

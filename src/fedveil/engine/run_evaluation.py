@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedveil.engine.evaluation import make_evaluation, outputs_of, scored
 from fedveil.engine.folder import Checkpoint, RunFolder, finite
-from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import charge
 from fedveil.privacy.ledger import Ledger
 from fedveil.statistics.evaluated import FILE, read_evaluated
@@ -56,6 +56,6 @@ def release_evaluation(prepared: Prepared, folder: RunFolder, checkpoint: Checkp
     model = prepared.method.model_of(checkpoint.model, checkpoint.state)
     outputs = outputs_of(prepared.task, prepared.population, model)
     table = scored(evaluation.asked, experiment, prepared.population, outputs)
-    privacy = privacy_randomness(experiment)
+    privacy = experiment.privacy.randomness()
     found = make_evaluation(evaluation, experiment, checkpoint.round, table, privacy)
     folder.write_json(FILE, found.to_json())

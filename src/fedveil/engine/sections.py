@@ -15,6 +15,7 @@ from fedveil.engine.choice import Choice, Chosen
 from fedveil.errors import ConfigError
 from fedveil.keys import Count, NonNegative, Positive
 from fedveil.population.allocation import Law
+from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.limits import (
     LEAST_BINS,
     MOST_BINS,
@@ -191,6 +192,11 @@ class PrivacySection(Section):
         None, description="repeatable noise that protects nobody: for tests; the statement says so"
     )
 
+    def randomness(self) -> PrivacyRandomness:
+        """Return where noise and sampling come from: the operating system, unless a seed was asked for by name."""
+        seed = self.insecure_seed
+        return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
+
     @model_validator(mode="after")
     def _of_a_target(self) -> PrivacySection:
         if self.share < 1 and self.epsilon is None:
@@ -233,7 +239,7 @@ class EvaluationSection(Section):
 
 
 class PreprocessingSection(Section):
-    """The schema refined by a release of the run, inside of what is declared; nothing else is fitted on records."""
+    """Schema and clip refined by releases of the run, inside of what is declared; nothing else is fitted on records."""
 
     silos: SiloWeights | None = Field(
         None,
@@ -246,6 +252,9 @@ class PreprocessingSection(Section):
     pool: dict[str, Positive] = Field(
         {}, description='by column: categories with fewer people than this become "other", which is all zeros'
     )
+    clip: Literal["quantile"] | None = Field(
+        None, description="the .8 quantile of the updates' lengths becomes the clip; default: as declared"
+    )
 
     @field_validator("bounds", "impute")
     @classmethod
@@ -254,8 +263,10 @@ class PreprocessingSection(Section):
 
     @model_validator(mode="after")
     def _something(self) -> PreprocessingSection:
-        if not (self.bounds or self.impute or self.pool):
-            raise ValueError("nothing is asked for; give bounds, impute or pool, or remove [preprocessing]")
+        if not (self.bounds or self.impute or self.pool or self.clip):
+            raise ValueError(
+                "nothing is asked for; give bounds, impute, pool or clip, or remove [preprocessing]"
+            )
         return self
 
 

@@ -46,7 +46,6 @@ from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.statement import show_epsilon
-from fedveil.randomness import PrivacyRandomness
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,7 +98,7 @@ class Prepared:
     @property
     def before(self) -> tuple[SideRelease, ...]:
         """Those of them that are made before the first round."""
-        return () if self.preprocessing is None else (self.preprocessing.release,)
+        return () if self.preprocessing is None else self.preprocessing.releases
 
     def epsilon_with(self, role: Role, rounds: int, beside: Sequence[SideRelease], again: int = 0) -> float:
         """Return the epsilon against a party of so many rounds, charged again so often, and of releases beside them."""
@@ -132,7 +131,7 @@ class Populations:
         """Return what is declared of tables; none is opened."""
         assert data.table is not None
         found, before = declared(data.table), read_preprocessed(data.table.schema_file.parent)
-        return found if before is None else replace(found, before=before.wanted.schema_)
+        return found if before is None else replace(found, before=before.wanted.schema_, clip=before.clip)
 
 
 def prepare(
@@ -155,11 +154,14 @@ def prepare(
     if experiment.trainer.precision != task.precision:
         task = replace(task, precision=experiment.trainer.precision)
     beside = (
-        *(() if preprocessing is None else (preprocessing.release,)),
+        *(() if preprocessing is None else preprocessing.releases),
         *(() if evaluation is None else evaluation.releases),
     )
-    composition = Composition(experiment=experiment, population=population, beside=beside)
+    clip = None if preprocessing is None else preprocessing.clip
+    composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
     method = composition.method()
+    if preprocessing is not None:
+        preprocessing.check(method)
     records = _kept(method, population.train)
     public = composition.public_facts(method, records, task.dimension + method.bound.extra)
     method = composition.found(method, public)
@@ -346,7 +348,7 @@ def _trainer(
             task=task,
             local=local,
             noise=grid_gaussian,
-            privacy=privacy_randomness(experiment),
+            privacy=experiment.privacy.randomness(),
             together=records_together(task, cohort),
         )
         return trainer if memory is None else replace(trainer, memory=memory)
@@ -392,9 +394,3 @@ def _resolved(experiment: Experiment, trainer: Trainer) -> Experiment:
         return experiment
     section = experiment.trainer.model_copy(update={"name": trainer.name})
     return experiment.model_copy(update={"trainer": section})
-
-
-def privacy_randomness(experiment: Experiment) -> PrivacyRandomness:
-    """Return the randomness of noise and sampling: the operating system's, unless a seed was asked for by name."""
-    seed = experiment.privacy.insecure_seed
-    return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)

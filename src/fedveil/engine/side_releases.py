@@ -41,6 +41,7 @@ class SideRelease:
         method: the composition.
         guarantee: what it guarantees.
         facts: how many silos and people there are.
+        of_model: whether what it is of follows from a model, which silos are sent.
     """
 
     name: str
@@ -49,6 +50,7 @@ class SideRelease:
     method: Method
     guarantee: Guarantee
     facts: PublicFacts
+    of_model: bool
 
     def numbered(self, number: int, step: LocalStatistic | None = None) -> Release:
         """Return the release as its parties play it.
@@ -82,12 +84,20 @@ class SideRelease:
 
 
 def side_release(
-    name: str, purpose: str, step: LocalStatistic, method: Method, facts: PublicFacts
+    name: str, purpose: str, step: LocalStatistic, method: Method, facts: PublicFacts, *, of_model: bool
 ) -> SideRelease:
     """Return a release with what it guarantees among these people and silos."""
     known = PublicFacts(n_silos=facts.n_silos, n_users=facts.n_users, dimension=step.layout.length)
     guarantee = derive(method, known)
-    return SideRelease(name=name, purpose=purpose, step=step, method=method, guarantee=guarantee, facts=known)
+    return SideRelease(
+        name=name,
+        purpose=purpose,
+        step=step,
+        method=method,
+        guarantee=guarantee,
+        facts=known,
+        of_model=of_model,
+    )
 
 
 def check_beside(releases: Sequence[SideRelease], rounds: Guarantee) -> None:

@@ -9,6 +9,7 @@ from fedveil.engine.side_releases import SideRelease, Spent, together
 from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
+from fedveil.statistics.preprocessing import CLIP_QUANTILE
 
 
 def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
@@ -103,11 +104,17 @@ def _fitted(prepared: Prepared) -> tuple[str, ...]:
     """Return what comes from releases beside the rounds, and from which."""
     found, run = [], prepared.experiment.name
     if prepared.preprocessing is not None:
-        wanted, name = prepared.preprocessing.wanted, prepared.preprocessing.release.of_run(run)
-        columns = ", ".join(dict.fromkeys((*wanted.numbers, *wanted.pool)))
-        found.append(
-            f"How {columns} are scaled or encoded comes from the release {name}; no other number was read"
-        )
+        wanted, releases = prepared.preprocessing.wanted, prepared.preprocessing.releases
+        if columns := ", ".join(dict.fromkeys((*wanted.numbers, *wanted.pool))):
+            found.append(
+                f"How {columns} are scaled or encoded comes from the release {releases[0].of_run(run)}; no other "
+                "number was read"
+            )
+        if wanted.clip is not None:
+            found.append(
+                f"The clip comes from the release {releases[-1].of_run(run)}: the quantile {CLIP_QUANTILE:g} of the "
+                "lengths of updates from the initial model"
+            )
     if prepared.evaluation is not None:
         names = " and ".join(f"release {one.of_run(run)}" for one in prepared.evaluation.releases)
         found.append(f"Test metrics come from {names}: they are noisy, and covered.")

@@ -108,26 +108,26 @@ def _signed(by: PublicIdentity, session: bytes, silo: int, said: SignedHead) -> 
 
 
 class HeadsSeen:
-    """The heads that were heard of every silo, in the order in which they were heard, on disk.
+    """The heads that were heard of every silo of a federation, in the order in which they were heard, on disk.
 
     Args:
-        path: the file.
+        path: the file, which may have those of other federations too.
+        charter: SHA-256 of the federation's charter.
 
     Raises:
         RunFolderError: it is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, charter: bytes) -> None:
         self._path = path
-        self._seen: dict[str, list[str]] = {}
+        self._all: dict[str, dict[str, list[str]]] = {}
         if path.exists():
             with reading(path, RunFolderError):
-                document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
-                self._seen = {str(silo): [str(head) for head in heads] for silo, heads in document.items()}
-                if any(
-                    len(bytes.fromhex(head)) != len(NONE) for heads in self._seen.values() for head in heads
-                ):
+                self._all = parse_json(read_content(path, RunFolderError), path, RunFolderError)
+                every = [head for seen in self._all.values() for heads in seen.values() for head in heads]
+                if any(len(bytes.fromhex(head)) != len(NONE) for head in every):
                     raise ValueError
+        self._seen = self._all.setdefault(charter.hex(), {})
 
     def last(self, silo: str) -> bytes:
         """Return the last head that was heard of a silo; zeros if none was."""
@@ -156,6 +156,6 @@ class HeadsSeen:
                 if head != NONE and head.hex() not in self._seen.get(silo, [])[-1:]:
                     self._seen[silo] = [*self._seen.get(silo, []), head.hex()][-_KEPT:]
             try:
-                replace_file(self._path, json.dumps(self._seen, indent=0).encode(), mode=0o600)
+                replace_file(self._path, json.dumps(self._all, indent=0).encode(), mode=0o600)
             except OSError as error:
                 raise RunFolderError(f"{self._path}: cannot be written: {error.strerror}") from None

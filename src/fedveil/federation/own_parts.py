@@ -17,7 +17,8 @@ from jaxtyping import Float32
 from fedveil.engine.evaluation import Evaluation, groups_of, outputs_of, with_outputs
 from fedveil.engine.preprocessing import Preprocessing
 from fedveil.engine.release_sum import NoisySums, Release
-from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.run_preprocessing import lengths_of_updates, trained_on
+from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import SideRelease
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
@@ -59,15 +60,17 @@ class OwnParts:
         """
         told, planned = phase.released, self._prepared.preprocessing
         if planned is not None:
-            release = planned.release_of(self._prepared.experiment)
-            if phase.name == planned.release.name and not told:
-                return self._refinement(planned, release, phase)
-            if not told:
-                raise RefusalError(Code.RELEASED)
-            (made,) = sums_of(told[:1], lambda _: release)
-            refined = planned.preprocessed(self._prepared.experiment, made).schema
-            self._table, told = self._table.refined(refined), told[1:]
-            self._prepared = self._prepare(self._table)
+            experiment, releases = self._prepared.experiment, planned.releases
+            made = sums_of(told[: len(releases)], lambda before: planned.release_of(experiment, before))
+            if made:
+                found = planned.preprocessed(experiment, made)
+                self._table = self._table.refined(found.schema, found.clip)
+                self._prepared = self._prepare(self._table)
+            if len(made) < len(releases):
+                if phase.name != releases[len(made)].name:
+                    raise RefusalError(Code.RELEASED)
+                return self._refinement(planned, made, phase)
+            told = told[len(releases) :]
         if not phase.name and not told:
             return self._training(phase)
         evaluation = self._prepared.evaluation
@@ -87,12 +90,20 @@ class OwnParts:
         found.whole, found.rounds = self._whole()
         return found
 
-    def _refinement(self, planned: Preprocessing, release: Release, phase: Phase) -> OwnRelease:
-        """Return the work of the release that refines the schema: of the records that are trained on."""
-        own, tested = self._table.columns(release.step.columns), self._prepared.population.test_rows
+    def _refinement(self, planned: Preprocessing, made: NoisySums, phase: Phase) -> OwnRelease:
+        """Return the work of the next release of a preprocessing: of the records that are trained on."""
+        prepared, side = self._prepared, planned.releases[len(made)]
+        release = planned.release_of(prepared.experiment, made)
+        if side.of_model:
+
+            def lengths(model: Float32[np.ndarray, " d"]) -> ColumnTable:
+                return lengths_of_updates(prepared, as_tensor(model), Deadline(self._policy.round_seconds))
+
+            return self._release(side, release, phase, (trained_on(prepared.population), lengths))
+        own, tested = self._table.columns(release.step.columns), prepared.population.test_rows
         if tested is not None:
             own = own.take(np.setdiff1d(np.arange(len(own)), tested))
-        return self._release(planned.release, release, phase, (own, lambda _: own))
+        return self._release(side, release, phase, (own, lambda _: own))
 
     def _evaluation(self, evaluation: Evaluation, made: NoisySums, phase: Phase) -> OwnRelease:
         """Return the work of a release of the evaluation: of the records that are held out, as the model is sent."""
@@ -126,9 +137,9 @@ class OwnParts:
         prepared, policy = self._prepared, self._policy
         policy.check_release(release.step.length, release.std())
         whose, read = records
-        dimension = prepared.task.dimension if side in prepared.after else 0
+        dimension = prepared.task.dimension if side.of_model else 0
         whole, rounds = self._whole()
-        source = privacy_randomness(prepared.experiment)
+        source = prepared.experiment.privacy.randomness()
         return OwnRelease(
             plan=release_plan(release, whose.pairs(), source, phase, dimension),
             whole=whole,

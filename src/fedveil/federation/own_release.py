@@ -147,7 +147,7 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
     events = [policy.event(one) for one in series.guarantees]
     own = table.columns(release.step.columns)
     return OwnRelease(
-        plan=release_plan(release, own.pairs(), series.randomness(), phase),
+        plan=release_plan(release, own.pairs(), series.privacy.randomness(), phase),
         whole=ComposedEvent(events=tuple(events)),
         rounds=prepared.count,
         release=release,

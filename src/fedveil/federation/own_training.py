@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.past_sums import PastSums
-from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.setup import Prepared
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import Workload
 from fedveil.federation.allowance import Deadline
@@ -44,7 +44,7 @@ def training_plan(prepared: Prepared, phase: Phase | None = None) -> SessionPlan
         rounds=prepared.experiment.rounds,
         n_users=prepared.population.n_users,
         dimension=prepared.task.dimension,
-        privacy=privacy_randomness(prepared.experiment),
+        privacy=prepared.experiment.privacy.randomness(),
         phase=phase,
     )
 

@@ -1,7 +1,7 @@
 """The parts of a run that its folder lacks, in their order, as their coordinator plays them.
 
     releases:    1 ─► 2 ─► ...
-    experiment:  prep/1 ─► rounds of training ─► eval/1 ─► eval/2
+    experiment:  prep/1 ─► prep/2 ─► rounds of training ─► eval/1 ─► eval/2
 
 Every part writes what it ended with into the run folder, and the next is found there: a run that was cut off anywhere
 goes on from its folder alone. The end of a run is signed by the silos in a session of its last part: where a signature
@@ -11,22 +11,21 @@ is missing, that part has another session (``again``), in which no round is play
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedveil.engine.evaluation import Evaluation
 from fedveil.engine.folder import RunFolder
-from fedveil.engine.preprocessing import Preprocessing, read_preprocessed, write_preprocessed
+from fedveil.engine.preprocessing import read_preprocessed, write_preprocessed
 from fedveil.engine.release_run import PreparedReleases, conclude
 from fedveil.engine.release_sum import NoisySum, NoisySums
 from fedveil.engine.run import Outcome, last_checkpoint, over_budget
 from fedveil.engine.run import conclude as conclude_run
-from fedveil.engine.setup import Prepared, privacy_randomness
+from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.errors import RunFolderError
-from fedveil.federation.release_rounds import DueRelease, phase_of
+from fedveil.federation.release_rounds import DueRelease, no_model, phase_of
 from fedveil.federation.released_sums import EVALUATING
 from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
@@ -73,7 +72,7 @@ def due_of_document(
         run=prepared.document.name,
         round=release.number,
         event=prepared.series.guarantees[len(made)].event,
-        privacy=prepared.series.randomness(),
+        privacy=prepared.series.privacy.randomness(),
         keep=lambda one: prepared.write(folder, (*made, one)),
         conclude=end,
         made=whole,
@@ -82,13 +81,13 @@ def due_of_document(
 
 
 def refined_before(folder: RunFolder) -> NoisySums:
-    """Return the release that refined a run's schema, if one did.
+    """Return the releases of a run's preprocessing that are made.
 
     Raises:
         RunFolderError: a damaged one.
     """
     found = read_preprocessed(folder.path)
-    return () if found is None else (NoisySum(found.vector, found.noise_std),)
+    return () if found is None else found.made
 
 
 def phase_of_training(prepared: Prepared, folder: RunFolder) -> Phase | None:
@@ -97,29 +96,27 @@ def phase_of_training(prepared: Prepared, folder: RunFolder) -> Phase | None:
 
 
 def due_before(prepared: Prepared, folder: RunFolder) -> DueRelease[PartEnding] | None:
-    """Return the release that refines the schema, where one is asked for and not made.
+    """Return the next release of the preprocessing that is asked for; None where all are made.
 
     Raises:
         RunFolderError: a damaged folder.
     """
     planned, experiment = prepared.preprocessing, prepared.experiment
-    if planned is None or refined_before(folder):
+    made = refined_before(folder)
+    if planned is None or len(made) == len(planned.releases):
         return None
-    release = planned.release
+    release = planned.releases[len(made)]
     return DueRelease(
-        release=planned.release_of(experiment),
-        phase=phase_of(release.name, ()),
+        release=planned.release_of(experiment, made),
+        phase=phase_of(release.name, made),
         run=release.of_run(experiment.name),
         round=BESIDE,
         event=release.guarantee.event,
-        privacy=privacy_randomness(experiment),
-        keep=partial(_refine, planned, prepared, folder),
+        privacy=experiment.privacy.randomness(),
+        keep=lambda one: write_preprocessed(folder, planned.preprocessed(experiment, (*made, one))),
         conclude=lambda reason, _: PartEnding(folder=folder.path, stopped=reason),
+        model=prepared.task.initial().cpu().numpy() if release.of_model else no_model(),
     )
-
-
-def _refine(planned: Preprocessing, prepared: Prepared, folder: RunFolder, made: NoisySum) -> None:
-    write_preprocessed(folder, planned.preprocessed(prepared.experiment, made))
 
 
 def evaluating(folder: RunFolder) -> NoisySums:
@@ -180,7 +177,7 @@ def due_after(prepared: Prepared, folder: RunFolder, *, again: bool = False) -> 
         run=side.of_run(experiment.name),
         round=BESIDE,
         event=side.guarantee.event,
-        privacy=privacy_randomness(experiment),
+        privacy=experiment.privacy.randomness(),
         keep=lambda one: _keep(evaluation, prepared, folder, checkpoint.round, (*made, one)),
         conclude=lambda reason, ledger: replace(
             conclude_run(prepared, folder, checkpoint, ledger, reason), stopped=reason

@@ -21,7 +21,8 @@ from fedveil.protection.parts import Part, Phase
 from fedveil.randomness import PrivacyRandomness
 
 
-def _no_model() -> Float32[np.ndarray, " d"]:
+def no_model() -> Float32[np.ndarray, " d"]:
+    """Return the model that silos are sent for a release that reads none: of no parameters."""
     return np.zeros(0, dtype=np.float32)
 
 
@@ -52,7 +53,7 @@ class DueRelease(Generic[EndingT]):
     privacy: PrivacyRandomness
     keep: Callable[[NoisySum], None]
     conclude: Callable[[str | None, Ledger], EndingT]
-    model: Float32[np.ndarray, " d"] = field(default_factory=_no_model)
+    model: Float32[np.ndarray, " d"] = field(default_factory=no_model)
     trained: int = 0
     made: bool = False
     charges: Callable[[Ledger], int] | None = None

@@ -45,7 +45,7 @@ def digest_of_all(releases: Iterable[bytes]) -> bytes:
 
 
 _FILES: Final[Mapping[str, Callable[[Any], list[Any]]]] = {
-    PREPROCESSED: lambda data: [(data["noise_std"], data["vector"])],
+    PREPROCESSED: lambda data: [(one["noise_std"], one["vector"]) for one in data["releases"]],
     EVALUATED: lambda data: [(one["noise_std"], one["vector"]) for one in data["releases"]],
     EVALUATING: lambda data: [(one["std"], one["vector"]) for one in data["releases"]],
     COUNTED: lambda data: [(data["noise"]["std"], data["vector"])],

@@ -351,6 +351,21 @@ def signed_end(folder: Path) -> list[dict[str, Any]]:
         return list(parse_json(read_content(path, RunFolderError), path, RunFolderError)["silos"])
 
 
+def members_at_end(folder: Path) -> tuple[str, ...] | None:
+    """Return the silos of the membership under which a run ended; None before that.
+
+    Raises:
+        RunFolderError: damaged.
+    """
+    path = folder / AGREED
+    if not path.exists():
+        return None
+    with reading(path, RunFolderError):
+        terms = parse_json(read_content(path, RunFolderError), path, RunFolderError)["terms"]
+        membership, _ = read_terms(read_content(folder / TERMS, RunFolderError, largest=LARGEST_FILE))[terms]
+    return membership.silos
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return the files below a folder by their names in it.
 

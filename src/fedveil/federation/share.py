@@ -55,9 +55,10 @@ class OwnTable:
     users: tuple[str, ...] | None = None
     main_silos: MainSilos | None = None
 
-    def refined(self, schema: Schema) -> OwnTable:
-        """Return the same table under a schema that follows from a release."""
-        return replace(self, declared=replace(self.declared, schema=schema, before=self.declared.first))
+    def refined(self, schema: Schema, clip: float | None) -> OwnTable:
+        """Return the same table under a schema, and beside a clip, that follow from releases."""
+        declared = replace(self.declared, schema=schema, before=self.declared.first, clip=clip)
+        return replace(self, declared=declared)
 
     def columns(self, wanted: Sequence[str], schema: Schema | None = None) -> ColumnTable:
         """Return columns of the silo's own records.

@@ -104,8 +104,9 @@ class SiloParty:
         self._membership, self._policy = now.membership, now.policy
         self._store = RecordStore(state / "answers")
         self._state = state
-        self._heads = HeadsSeen(state / HEADS)
-        self._ledger = SiloLedger(state, now.policy, self._store, serial=now.membership.serial)
+        self._heads = HeadsSeen(state / HEADS, now.membership.charter)
+        charter, serial = now.membership.charter, now.membership.serial
+        self._ledger = SiloLedger(state, now.policy, self._store, charter=charter, serial=serial)
         self._unpaid: Path | None = None
         self._session: OwnSession | None = None
         self._last: _Exchange | None = None

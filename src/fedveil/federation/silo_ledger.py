@@ -7,14 +7,15 @@ twice, is refused in the next session in which the coordinator, or a peer that t
 Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the others keep, is not
 noticed; nor are charges since a silo last joined a session, where the coordinator goes back with it, or lies: the other
 silos hear heads when a session begins. A membership with a smaller serial number than one under which the silo was
-served is refused, as long as the ledger is the last one.
+served in the same federation is refused, as long as the ledger is the last one. A silo that leaves a federation takes
+its ledger to another; who is in two at once has two ledgers, and neither counts the other's charges.
 
 Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its charge in every
 answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
 (:mod:`~fedveil.federation.heads`). A line ``opened`` with a random number is written at every start, so that two
-processes on copies make heads that do not contain one another; a line ``membership`` has the serial number, where it is
-larger than before. Tests: ``tests/test_federation_ledger.py`` deletes, cuts, restores from every earlier moment, copies
-and uses both.
+processes on copies make heads that do not contain one another; a line ``membership`` has the charter's digest and the
+serial number, where that is larger than before. Tests: ``tests/test_federation_ledger.py`` deletes, cuts, restores from
+every earlier moment, copies and uses both; ``tests/test_moving.py`` takes a ledger to another federation.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class SiloLedger:
         state: the silo's state folder.
         policy: what the silo takes part in; the ledger gets it, where it is another than before.
         answers: what the silo gave to its runs.
-        serial: of the membership under which the silo is served; the ledger gets it, where it is larger than before.
+        charter: SHA-256 of the charter of the federation in which the silo is served.
+        serial: of its membership; the ledger gets it, where it is larger than before in this federation.
 
     Raises:
         IntegrityError: the ledger is missing, was cut, or was replaced by an older one; or the membership is older than
@@ -58,20 +60,27 @@ class SiloLedger:
         RunFolderError: it is damaged, or another process serves this silo.
     """
 
-    def __init__(self, state: Path, policy: Policy, answers: RecordStore, *, serial: int = 0) -> None:
+    def __init__(
+        self, state: Path, policy: Policy, answers: RecordStore, *, charter: bytes, serial: int
+    ) -> None:
         self._state = state
         self._ledger = Ledger(state / LEDGER, unit=UNIT)
         try:
             missing = _missing(state, self._ledger, answers)
             if missing:
                 raise _refused(self._ledger, missing[0])
-            self._check_serial(serial)
+            known = self._serial(charter)
+            if serial < known:
+                raise IntegrityError(
+                    f"the membership has serial {serial}, but this silo was served under {known}: put the later one "
+                    "back"
+                )
             if not (state / HEAD).exists():
                 self._write_head()
             self._note("opened", os.urandom(16).hex())
             self._note_policy(policy)
-            if serial > self._serial:
-                self._note("membership", str(serial))
+            if serial > known:
+                self._note("membership", f"{charter.hex()} {serial}")
         except BaseException:
             self._ledger.close()
             raise
@@ -91,19 +100,10 @@ class SiloLedger:
         """Digest of the last line: 32 bytes."""
         return bytes.fromhex(self._ledger.head.digest)
 
-    @property
-    def _serial(self) -> int:
-        """The largest serial number of a membership under which the silo was served, or something was charged."""
-        charged = [entry.origin.membership for entry in self._ledger.entries if entry.origin is not None]
-        served = [int(note.text) for note in self._ledger.notes if note.kind == "membership"]
-        return max((*charged, *served), default=0)
-
-    def _check_serial(self, serial: int) -> None:
-        if serial < self._serial:
-            raise IntegrityError(
-                f"the membership has serial {serial}, but this silo was served under {self._serial}: put the later one "
-                "back"
-            )
+    def _serial(self, charter: bytes) -> int:
+        """Return the largest serial number under which the silo was served in the federation of a charter."""
+        served = (note.text.split() for note in self._ledger.notes if note.kind == "membership")
+        return max((int(serial) for known, serial in served if known == charter.hex()), default=0)
 
     def names(self, terms: str) -> bool:
         """Return whether a charge was made under some terms, SHA-256 in hexadecimal."""

@@ -136,7 +136,7 @@ def seal(
         folder: the founder's.
         passphrase: of the founder's keys.
         days: for how long it is valid.
-        above: a serial number that parties have seen before the federation was founded again; this one is larger.
+        above: a serial number that parties have seen before the folder was restored; this one is larger.
 
     Raises:
         ConfigError: nobody, or no coordinator, was admitted.

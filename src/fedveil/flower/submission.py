@@ -32,7 +32,7 @@ from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.opening import open_release, open_training
 from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
 from fedveil.federation.release_rounds import DueRelease
-from fedveil.federation.run_record import signed_end
+from fedveil.federation.run_record import members_at_end, signed_end
 from fedveil.federation.share import FixedPopulation, public_table
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
@@ -132,25 +132,27 @@ def _releases(
 
 
 def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
-    """Return whether a silo has not signed the end of a run."""
-    return len(signed_end(folder.path)) < len(home.membership.silos)
+    """Return whether a silo is to be asked for its signature of a run's end: where it lacks one of its own silos'.
+
+    Who has joined the federation since gave nothing to the run, and signs nothing of it.
+    """
+    then = members_at_end(folder.path)
+    return then is None or (then == home.membership.silos and len(signed_end(folder.path)) < len(then))
 
 
 def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
     folder, experiment = RunFolder.open(path)
-    declared = _prepared(home, folder, experiment)
-    first = due_before(declared, folder)
-    if first is not None:
-        yield _one_release(home, folder, first, declared.experiment)
-        experiment = folder.refined(experiment)
     prepared = _prepared(home, folder, experiment)
+    while (first := due_before(prepared, folder)) is not None:
+        yield _one_release(home, folder, first, prepared.experiment)
+        prepared = _prepared(home, folder, folder.refined(experiment))
     if not has_trained(prepared, folder):
         yield open_training(
             prepared=prepared,
             membership=home.membership,
             identity=home.identity,
             folder=folder,
-            heads=HeadsSeen(home / HEADS),
+            heads=HeadsSeen(home / HEADS, home.membership.charter),
             observer=Unwatched(),
         )
     due = due_after(prepared, folder, again=_unsigned(home, folder))
@@ -165,7 +167,7 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
         raise RunFolderError(f"{folder.path}: not a run of a federation")
     own = public_table(home.schema, table.test_file, home.membership)
     found = read_preprocessed(folder.path)
-    own = own if found is None else own.refined(found.schema)
+    own = own if found is None else own.refined(found.schema, found.clip)
     return prepare(experiment, FixedPopulation(own.share()))
 
 
@@ -178,7 +180,7 @@ def _one_release(
         membership=home.membership,
         identity=home.identity,
         folder=folder,
-        heads=HeadsSeen(home / HEADS),
+        heads=HeadsSeen(home / HEADS, home.membership.charter),
     )
 
 

@@ -46,7 +46,7 @@ class Theorem:
 
     Attributes:
         sampling: how clients are drawn.
-        rate: tau.
+        rate: tau, the share of clients that is drawn: a whole number of them where sampling is uniform.
         clip: L.
     """
 
@@ -90,17 +90,18 @@ def dp_fed(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Algorithm 1 with sigma = 0: projected local steps, sampled clients, Gaussian noise on the sum."""
+    sampler = client_sampler(client_sampling, client_sampling_rate, n_users)
     return Method(
         name="dp-fed",
         contribution=ClientContribution(),
-        sampler=client_sampler(client_sampling, client_sampling_rate, n_users),
+        sampler=sampler,
         local=replace(local, projection=clip),
         bound=Clip(norm=clip),
         weights=Weights.ONE,
         channel=CentralGaussian(noise_multiplier=noise_multiplier, scale=clip),
         server=ServerSgd(learning_rate),
         denominator=denominator,
-        closed_form=Theorem(client_sampling, client_sampling_rate, clip),
+        closed_form=Theorem(client_sampling, sampler.rate, clip),
     )
 
 

@@ -34,8 +34,9 @@ _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 NoteKind = Literal["opened", "policy", "membership", "adopted", "ended"]
 """What a note tells: a process began to use the ledger (``text``: its random number); charges from here on are made
-under another policy (``text``: the policy), or under a later membership (``text``: its serial number); somebody answers
-for charges that are missing (``text``: the reason); a silo signs the end of a run (``text``: its 16 bytes)."""
+under another policy (``text``: the policy), or under a later membership (``text``: the charter's digest and the serial
+number); somebody answers for charges that are missing (``text``: the reason); a silo signs the end of a run (``text``:
+its 16 bytes, and the digest of the record's last line)."""
 
 
 @with_config(extra="forbid")

@@ -1,4 +1,4 @@
-"""A schema refined inside of what is declared, by one release: bounds, what a missing number is taken for, categories.
+"""What is declared of tables and updates, refined by releases: bounds, medians, categories, and the clip.
 
 =========  ================================================  =======================================================
 asked for  a record is                                       decoded to
@@ -7,7 +7,13 @@ bounds     the prefix code of its bin on the signed powers    the outermost bins
            of two inside of the declared range                more than 2 standard deviations of the noise
 impute     the same (64 equal bins where no bounds are)       the median
 pool       the unit vector of its category                    categories below a count become "other": all zeros
+clip       the prefix code of the length of the update that   the .8 quantile of the lengths
+           her (silo, user) pair computes from the initial
+           model, on the grid C 2^(k/2), k = -8, ..., 8
 =========  ================================================  =======================================================
+
+The first three are one release, and refine the schema. The last is another one, after it: updates are computed on the
+refined schema. C is the declared clip. An update of nothing, or one that is not finite, has no length.
 
 A threshold that is too LOW is the disaster: one noisy far bin gives a code from 0 to 2 the upper bound 524288. So it is
 2 standard deviations of a sum of leading bins, and at most 40 %. A column without enough people keeps what is declared.
@@ -18,11 +24,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedveil.errors import ConfigError
 from fedveil.population.schema import Category, Number, Schema
@@ -34,12 +40,17 @@ from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.rising import isotonic_regression
 
+LENGTH: Final = "length of update"
+"""The column of what clip is found by."""
+CLIP_QUANTILE: Final = 0.8
+"""The share of updates that the clip which is found leaves as they are."""
 _CELLS: Final = "cells"
 _TAIL: Final = 0.02
 _MOST_TAIL: Final = 0.4
 _SURE: Final = 2.0
 _EQUAL_BINS: Final = 64
 _POWERS: Final = range(-10, 21)
+_HALF_POWERS: Final = range(-8, 9)
 
 
 class Wanted(BaseModel):
@@ -52,6 +63,7 @@ class Wanted(BaseModel):
         bounds: numbers whose bounds are refined.
         impute: numbers whose missing values are taken for the median.
         pool: categories of a column with fewer people than this become "other".
+        clip: the declared bound of an update, in the middle of the grid on which another is found; None: it stays.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,6 +74,7 @@ class Wanted(BaseModel):
     bounds: tuple[str, ...]
     impute: tuple[str, ...]
     pool: Mapping[str, float]
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @property
     def unit(self) -> float:
@@ -74,8 +87,18 @@ class Wanted(BaseModel):
         return tuple(dict.fromkeys((*self.bounds, *self.impute)))
 
     @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """What is released, in the order of the releases: of columns, of lengths of updates; each where asked for.
+
+        Raises:
+            ConfigError: as :attr:`layout`.
+        """
+        columns = (self.layout,) if self.numbers or self.pool else ()
+        return columns if self.clip is None else (*columns, Layout((_lengths(self.clip),)))
+
+    @property
     def layout(self) -> Layout:
-        """The blocks of the release, one a column.
+        """The blocks of the release that refines the schema, one a column.
 
         Raises:
             ConfigError: a column of another kind, or missing values that no rule allows.
@@ -138,13 +161,43 @@ def refined(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float)
     return Schema.model_validate(document)
 
 
-def cdf_noise(wanted: Wanted, noise_std: float) -> float:
-    """Return the largest standard deviation of noise on a sum of leading bins, in people; 0 without numbers."""
-    layout, found = wanted.layout, 0.0
+def quantile_of_lengths(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float) -> float:
+    """Return the bound of an update that a release of lengths gives: their quantile; as declared where nobody is.
+
+    Args:
+        wanted: what was asked for.
+        vector: the released sum.
+        noise_std: standard deviation of its noise, per number.
+    """
+    assert wanted.clip is not None
+    cells = decode(Layout((_lengths(wanted.clip),)), vector, noise_std, wanted.unit)
+    found = _Distribution.of(_length_edges(wanted.clip), cells[LENGTH, _CELLS])
+    return wanted.clip if found is None else found.quantile(CLIP_QUANTILE)
+
+
+def _length_edges(clip: float) -> tuple[float, ...]:
+    return tuple(clip * 2.0 ** (power / 2) for power in _HALF_POWERS)
+
+
+def _lengths(clip: float) -> Block:
+    return Block(
+        release=LENGTH, part=_CELLS, encoder=OneHot(Bins(LENGTH, _length_edges(clip))), kind="prefix"
+    )
+
+
+def cdf_noise(layout: Layout, unit: float, noise_std: float) -> float:
+    """Return the largest standard deviation of noise on a sum of leading bins, in people; 0 without numbers.
+
+    Args:
+        layout: what is released.
+        unit: what a person weighs in the sum of one silo at most.
+        noise_std: of the noise on every number.
+    """
+    found = 0.0
     for slot in layout.slots:
-        if slot.block.release in wanted.numbers:
+        if slot.block.strategy.ordered:
             sums = _sums(slot.block.strategy.covariance, slot.block.strategy.ordered)
-            found = max(found, noise_std / (slot.scale * wanted.unit) * math.sqrt(float(np.diag(sums).max())))
+            found = max(found, noise_std / (slot.scale * unit) * math.sqrt(float(np.diag(sums).max())))
     return found
 
 

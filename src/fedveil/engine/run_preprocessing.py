@@ -1,0 +1,107 @@
+"""The preprocessing of a run: each release charged, made, written down, and the run prepared again on what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from fedveil.engine.folder import RunFolder
+from fedveil.engine.preprocessing import (
+    Preprocessing,
+    check_declared,
+    read_preprocessed,
+    write_preprocessed,
+)
+from fedveil.engine.release_sum import NoisySums, noisy_sum
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.side_releases import charge
+from fedveil.engine.turn import Turn
+from fedveil.local.trainer import Progress
+from fedveil.population.columns import ColumnTable, Numbers, State, read_columns
+from fedveil.population.records import Population
+from fedveil.privacy.ledger import Ledger
+from fedveil.randomness import ExperimentRandomness
+from fedveil.statistics.preprocessing import LENGTH
+
+
+def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
+    """Return a run on what its preprocessing gives, which is released first where an experiment asks for it.
+
+    What is charged and not written yet was never released: it is made under that charge.
+
+    Raises:
+        ConfigError: the declared schema is one that another run has refined.
+    """
+    planned, asked, guarantee = prepared.preprocessing, prepared.experiment, prepared.guarantee
+    if planned is None:
+        return prepared
+    check_declared(asked, folder)
+    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        found = read_preprocessed(folder.path)
+        made: NoisySums = () if found is None else found.made
+        while len(made) < len(planned.releases):
+            charge(ledger, asked.name, planned.releases[: len(made) + 1])
+            table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
+            made = (*made, noisy_sum(planned.release_of(asked, made), table, privacy))
+            write_preprocessed(folder, planned.preprocessed(asked, made))
+            prepared = prepare(folder.refined(asked))
+    return prepared
+
+
+def _records(prepared: Prepared, planned: Preprocessing, made: int) -> ColumnTable:
+    """Return the records that are trained on, as the release after so many reads them; held-out ones have no part."""
+    population, table = prepared.population, prepared.experiment.data.table
+    if planned.releases[made].of_model:
+        return lengths_of_updates(prepared, prepared.task.initial())
+    assert table is not None, "Experiment asks for it"
+    found = read_columns(planned.wanted.schema_, table.files, planned.releases[made].step.columns)
+    if population.test_rows is None:
+        return found
+    return found.take(np.setdiff1d(np.arange(len(found)), population.test_rows))
+
+
+def trained_on(population: Population) -> ColumnTable:
+    """Return whose the records are that are trained on, without a column."""
+    records = population.train
+    return ColumnTable(
+        columns={},
+        silo=records.silo,
+        user=records.user,
+        n_users=population.n_users,
+        silo_names=population.silo_names,
+    )
+
+
+def lengths_of_updates(
+    prepared: Prepared, model: Float32[Tensor, " d"], progress: Progress | None = None
+) -> ColumnTable:
+    """Return the records that are trained on with the length of the update of each one's (silo, user) pair.
+
+    The update is that of a first round: a function of the pair's records, of the model and of public things alone.
+
+    Args:
+        prepared: what runs.
+        model: that the updates begin with.
+        progress: called between chunks of local training.
+    """
+    experiment, setting = prepared.experiment, prepared.setting
+    turn = Turn(
+        setting=setting,
+        model=model,
+        round_number=1,
+        experiment=ExperimentRandomness(experiment.seed),
+        privacy=experiment.privacy.randomness(),
+        progress=progress,
+    )
+    groups, table = setting.cohort.groups, trained_on(prepared.population)
+    job = turn.job(torch.arange(len(groups)), setting.method.local_bound)
+    values = np.zeros(len(table))
+    norms = turn.trainer.sums(job, progress).norms.cpu().numpy()
+    values[groups.order] = np.repeat(norms, groups.size)
+    counted = np.isfinite(values) & (values > 0)
+    state = np.where(counted, State.VALID, State.MISSING).astype(np.int8)
+    return replace(table, columns={LENGTH: Numbers(values=np.where(counted, values, 0.0), state=state)})
