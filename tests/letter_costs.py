@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.errors import FedveilError
+from fedveil.federation.exchange import largest_answer
 from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.messages import SERVER, Envelope
@@ -178,7 +179,7 @@ def in_exchange(exchange: Exchange) -> Iterator[Cost]:
     def receive(data: bytes) -> None:
         coordinator.receive(silo, data)
 
-    room = coordinator._largest_answer()
+    room = largest_answer(coordinator._agreement, coordinator._plan.n_users)
     yield from _costs(exchange.answered, reply, room, world.keys[silo], "coordinator", receive)
 
 
