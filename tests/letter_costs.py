@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.errors import FedveilError
-from fedveil.federation.exchange import largest_answer
 from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.messages import SERVER, Envelope
@@ -179,7 +178,7 @@ def in_exchange(exchange: Exchange) -> Iterator[Cost]:
     def receive(data: bytes) -> None:
         coordinator.receive(silo, data)
 
-    room = largest_answer(coordinator._agreement, coordinator._plan.n_users)
+    room = coordinator.longest_answer
     yield from _costs(exchange.answered, reply, room, world.keys[silo], "coordinator", receive)
 
 

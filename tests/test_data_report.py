@@ -152,6 +152,15 @@ CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
         "sick",
         "rarest class has 2.5%",
     ),
+    "a silo without": (
+        changed(
+            {(i, "sick"): "y" if i < 20 else "n" for i in EVERY}
+            | {(i, "age"): str(20 + i * 7 % 40) for i in EVERY}
+        ),
+        "model",
+        "sick",
+        "without any record of some class: north, south",
+    ),
     "no label": (changed({(3, "sick"): ""}), "run", "sick", "2.5% of the cells are missing"),
 }
 
@@ -225,7 +234,7 @@ def test_the_command_says_for_whom_it_is_and_writes_a_page(tmp_path: Path) -> No
     said = CliRunner().invoke(app, [*arguments, "--page", str(page)])
     assert said.exit_code == 0, said.output
     assert "for whoever holds them" in said.output
-    assert "model: records: records that repeat another one" in said.output
+    assert "records (bears on the model): records that repeat another one" in said.output
     assert "as private as the records" in page.read_text()
     printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert printed["findings"][0]["where"] == "records"

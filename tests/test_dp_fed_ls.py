@@ -201,6 +201,20 @@ def test_any_denoiser_follows_any_noisy_aggregate_at_the_same_price(denoiser: st
     assert float(after.norm()) < float(before.norm())
 
 
+def test_the_theorem_is_asked_about_the_clients_that_are_drawn() -> None:
+    """Uniform sampling draws round(tau N) of them: 2 of 30 where tau is .05."""
+    found = dp_fed(
+        local=LOCAL,
+        n_users=30,
+        clip=1.0,
+        noise_multiplier=1.0,
+        client_sampling="uniform",
+        client_sampling_rate=0.05,
+    ).closed_form
+    assert found is not None
+    assert found.rate == pytest.approx(2 / 30)
+
+
 def test_the_closed_form_gives_the_papers_noise() -> None:
     document = experiment(
         rounds=30,

@@ -45,6 +45,11 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"rounds": "many"}, "rounds: must be a whole number, not 'many'"),
         ({"method": {"clip": 0}}, r"method\.clip: must be > 0, not 0"),
         ({"method": {"clip": -1.0}}, r"method\.clip"),
+        (
+            {"method": {"clip": "adaptive"}},
+            r"method\.clip: must be a number, or a table with .*start.*'adaptive'",
+        ),
+        ({"method": {"clip": {"begin": 1}}}, r"method\.clip\.begin: no such key; known here: .*start"),
         ({"method": {"clip": float("nan")}}, r"method\.clip"),
         ({"method": {"user_sampling_rate": 0}}, r"method\.user_sampling_rate: must be > 0, not 0"),
         ({"method": {"user_sampling_rate": 1.5}}, r"method\.user_sampling_rate: must be <= 1, not 1\.5"),
@@ -159,7 +164,7 @@ def test_overrides_come_last() -> None:
 
 
 def test_unknown_names_are_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"neither a preset nor a \.toml file; presets: digits"):
+    with pytest.raises(ConfigError, match=r"neither a preset nor a \.toml file; presets: .*digits"):
         load_study("figure-99")
     with pytest.raises(ConfigError, match="no variant 'x'; there are: fedavg"):
         load_study("digits", Selection(variants=("x",)))

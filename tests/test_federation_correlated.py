@@ -161,28 +161,26 @@ def test_a_silo_plays_no_stream_in_which_a_user_weighs_otherwise_than_before(tmp
     world.close()
 
 
-def stream(**correlated: int) -> dict[str, Any]:
-    return {"method": {"correlated": correlated}}
-
-
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        # round 2 would be "paid in advance" twice over
-        (stream(period=ROUNDS, bands=1), stream(period=2, bands=1)),
-        (stream(period=3), {}),
-        ({}, stream(period=3)),
+        (
+            {"period": ROUNDS, "bands": 1},
+            {"period": 2, "bands": 1},
+        ),  # round 2 would be "paid in advance" twice over
+        ({"period": 3}, None),
+        (None, {"period": 3}),
     ],
     ids=["another period", "to noise of its own", "from noise of its own"],
 )
 def test_the_rounds_of_a_stream_are_of_one_experiment(
-    tmp_path: Path, first: dict[str, Any], then: dict[str, Any]
+    tmp_path: Path, first: dict[str, int] | None, then: dict[str, int] | None
 ) -> None:
     """Another schedule under the same numbers of rounds would charge users for rounds that were never the dear ones."""
-    before, after = asked(rounds=ROUNDS, **first), asked(rounds=ROUNDS, **then)
+    before, after = (asked(rounds=ROUNDS, method={"correlated": one} if one else {}) for one in (first, then))
     world = World(tmp_path, before, population())
     played(world, 1)
-    (answer, *_) = world.tell(world.terms(after), session=2)
+    (answer,) = world.tell(world.terms(after), session=2)
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.OTHER_EXPERIMENT
     assert len(charges(world)) == 1

@@ -144,7 +144,7 @@ class Summary(torch.nn.Module):
     ("model", "message"),
     [
         (Mixing(), "other records"),
-        (Counting(), "buffer seen"),
+        (Counting(), "writes to its seen"),
         (Noisy(), "random numbers"),
         (Summary(), "first axis"),
         (torch.nn.Linear(7, 2), r"shape \(5,\)"),

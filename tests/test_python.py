@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,10 +21,12 @@ from torch.utils.data import Dataset
 
 import fedveil as fv
 from fedveil.api.methods import method
+from fedveil.api.objective import model_digest
 from fedveil.engine.choice import own_keys
 from fedveil.engine.experiment import parse
+from fedveil.engine.run import StopTraining
 from fedveil.engine.setup import prepare
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError, DataError, RunFolderError
 from fedveil.population import arrays
 from fedveil.registry import find, names
 
@@ -326,6 +329,35 @@ class KeepAll(Keep):
     sees_private = True
 
 
+class EndsByRaising(KeepAll):
+    def round_ended(self, round: fv.RoundSummary) -> str | None:
+        raise StopTraining("few took part")
+
+
+def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="sees private numbers, so it cannot end the run"):
+        train(tmp_path, callbacks=[EndsByRaising()])
+
+
+@pytest.mark.parametrize("missing", [float("nan"), None, "", 1.0, True])
+def test_a_missing_id_in_a_list_is_refused_beside_text(missing: Any) -> None:
+    """numpy would make the text nan of all that have none, and one user of them."""
+    for column in ("user", "silo"):
+        given = {"user": ["a", "b", "c", "d"], "silo": ["n", "n", "s", "s"]}
+        given[column][1] = missing
+        with pytest.raises(DataError, match=rf"{column}, row 1: the id is (missing|empty)"):
+            fv.population(X[:4], [0, 1, 1, 0], n_users=10, task="classification", test=(X, Y), **given)
+    with pytest.raises(DataError, match="targets, row 2: the label is missing"):
+        fv.population(
+            X[:4],
+            ["a", "b", float("nan"), "a"],
+            user=[1, 2, 3, 4],
+            silo=["n", "n", "s", "s"],
+            n_users=10,
+            task="classification",
+        )
+
+
 def test_callbacks_see_public_numbers_unless_they_ask(tmp_path: Path) -> None:
     public, private = Keep(), KeepAll()
     train(tmp_path, callbacks=[public, private])
@@ -418,6 +450,30 @@ def test_a_run_goes_on_with_the_same_objects_alone(tmp_path: Path) -> None:
     assert ended.statement.epsilon is not None
     assert started.statement.epsilon is not None
     assert ended.statement.epsilon > started.statement.epsilon
+
+
+def test_a_run_goes_on_with_a_loss_of_the_same_settings_alone(tmp_path: Path) -> None:
+    def weighted(rare: float, smoothing: float = 0.0) -> nn.Module:
+        return nn.CrossEntropyLoss(weight=torch.tensor([1.0, rare]), label_smoothing=smoothing)
+
+    started = train(tmp_path, loss=weighted(2.0), callbacks=[Keep(after=1)], rounds=2)
+    assert math.isfinite(started.metrics["loss"])
+    for other in (weighted(3.0), weighted(2.0, 0.3)):
+        with pytest.raises(RunFolderError, match=r"another model\.loss_sha256"):
+            fv.resume(started.folder, network(), people(), loss=other)
+    assert fv.resume(started.folder, network(), people(), loss=weighted(2.0)).rounds == 2
+
+
+def test_a_models_digest_has_its_settings() -> None:
+    one, other, same = (Scaled(scale) for scale in (1.0, 2.0, 1.0))
+    assert model_digest(one) != model_digest(other)
+    assert model_digest(one) == model_digest(same)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.activation = [scale], nn.functional.relu
 
 
 # --- wrong input ----------------------------------------------------------------------------------------------------
@@ -574,11 +630,15 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a loss that returns a matrix": (bad_train(loss=lambda o, t: o), "loss .*no second axis"),
     "a loss that fails": (
         bad_train(loss=lambda o, t: o[:, 7]),
-        r"fails on outputs \(3, 2\) and targets \(3,\)",
+        r"fails on outputs \(6, 2\) and targets \(6,\)",
     ),
     "a loss class": (bad_train(loss=nn.CrossEntropyLoss), r"hand over CrossEntropyLoss\(\)"),
     "a loss of another task": (bad_train(loss="cox"), "loss cox is not for a classification task"),
     "a metric that is none": (bad_train(metrics=["f1"]), "no metric named 'f1'"),
+    "two metrics of one name": (
+        bad_train(metrics=[share_of_ones, share_of_ones]),
+        "metrics: two are called tests.test_python:share_of_ones",
+    ),
     "a metric and no list": (bad_train(metrics="auc"), "metrics: a list of names"),
     "a callback that is none": (bad_train(callbacks=[print]), "a fedveil.Callback is needed"),
     "a callback's class": (bad_train(callbacks=[fv.Progress]), r"hand over Progress\(\)"),
@@ -659,3 +719,11 @@ def test_predicting_other_columns_is_refused(tmp_path: Path) -> None:
         result.predict(X[:, :2])
     with pytest.raises(ConfigError, match="belong to classification"):
         replace(result.predictor, task="regression").probabilities(X)
+
+
+def test_what_is_printed_of_people_and_of_a_result_is_a_line_of_public_numbers(trained: fv.Result) -> None:
+    held = "task='classification', n_classes=2)"
+    assert repr(people()) == f"People(name='{people().name}', n_users={people().n_users}, n_silos=2, {held}"
+    assert repr(trained).startswith("Result(epsilon=")
+    assert "\n" not in repr(trained)
+    assert len(repr(trained)) < 300

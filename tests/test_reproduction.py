@@ -165,6 +165,20 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     assert len(results.read("digits").of("uldp-avg-w")) == 2, "which takes the place of the old one"
 
 
+def test_the_model_of_a_run_is_attacked_where_the_table_asks_for_it(tmp_path):
+    table = DIGITS.model_copy(update={"attack": True, "value": "attack AUC", "rounds": ()})
+    (found,) = reproduce(table, ResultFolder(tmp_path / "results"), tmp_path / "runs", Nobody(), seeds=1)
+    (told,) = (tmp_path / "runs").rglob("audit.json")
+    assert found.values["attack AUC"] == pytest.approx(
+        json.loads(told.read_text())["inference"]["auc"], rel=1e-6
+    )
+    assert found.curve == {}
+    with pytest.raises(ValueError, match="a computation has no model"):
+        Table.model_validate(
+            table.model_dump() | {"parts": (), "compute": "dp_fed_ls:inequalities", "exact": True}
+        )
+
+
 def test_the_interval_holds_the_mean_of_other_runs_as_often_as_it_says():
     law = np.random.default_rng(3)
     inside = 0

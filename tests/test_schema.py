@@ -207,7 +207,7 @@ def test_a_draft_leaves_out_what_looks_like_an_outcome_and_says_why(tmp_path: Pa
     assert list(read_schema(written(tmp_path, text)).features) == ["pulse"]
     assert "# died: left out, its name sounds like an outcome" in text
     assert "# days: left out, its name" in text
-    assert "# score: left out, it alone tells the label" in text
+    assert "# score: left out, it alone tells what is predicted" in text
 
 
 def test_a_draft_is_short_for_many_columns_and_guesses_how_a_file_is_written(tmp_path: Path) -> None:
@@ -244,7 +244,9 @@ def test_a_draft_takes_columns_by_name_and_parquet(tmp_path: Path) -> None:
 def test_a_draft_names_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match=r"no column looks like a user's; name it\. The columns are: a, b"):
+    with pytest.raises(
+        DataError, match=r"no column looks like a user's; name it \(--user COLUMN\)\. The columns are: a, b"
+    ):
         draft_schema(path)
     with pytest.raises(DataError, match="no column 'c'; it has: a, b"):
         draft_schema(path, user="c")

@@ -723,3 +723,10 @@ def test_an_id_that_is_no_text_is_refused_whatever_the_rule(tmp_path: Path) -> N
     path = written_with(tmp_path, 2, "patient", "p\udcff")
     with pytest.raises(DataError, match=r"record 3 .*'patient': the id has bytes that are no text"):
         read_tables(schema(invalid="bin"), [path], test=path)
+
+
+def test_another_delimiter_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text('patient;age;ward\n1;34;"a; b"\n')
+    with pytest.raises(DataError, match=r"the header has no ',', .* but it has ';': .* format\.delimiter"):
+        open_table(path, ["patient", "age"])

@@ -215,7 +215,10 @@ class Watch:
         self._heard.append(RoundRow.model_validate(row))
         reasons = []
         for one in self._callbacks:
-            reason = one.round_ended(self._summary(row, one.sees_private))
+            try:
+                reason = one.round_ended(self._summary(row, one.sees_private))
+            except StopTraining as error:
+                reason = str(error)
             if reason is not None and one.sees_private:
                 raise ConfigError(
                     f"callbacks: {type(one).__name__} sees private numbers, so it cannot end the run: when a run ends "

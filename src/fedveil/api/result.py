@@ -22,7 +22,7 @@ from fedveil.engine.diagnostics import baseline_of
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Outcome
 from fedveil.population.records import Population
-from fedveil.privacy.statement import Statement
+from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.page import write_report
 from fedveil.statistics.evaluated import Evaluated
 
@@ -66,6 +66,13 @@ class Result:
             _initial=initial,
             _people=people,
         )
+
+    def __repr__(self) -> str:
+        found = ", ".join(
+            f"{name}={'none' if value is None else f'{value:.4g}'}" for name, value in self.metrics.items()
+        )
+        bound = f"epsilon={show_epsilon(self.statement.epsilon)} for one {self.statement.unit}"
+        return f"Result({bound}, {found}, rounds={self.rounds}, folder='{self.folder}')"
 
     @cached_property
     def baseline(self) -> Mapping[str, float | None]:

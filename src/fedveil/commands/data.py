@@ -40,6 +40,8 @@ def print_report(report: DataReport) -> None:
         OUT.print(f"{silo.name}: {silo.records} records of {silo.people} people")
     OUT.print(f"all silos: {report.records} records of {report.people} people, {report.n_users} declared")
     for one in report.findings:
-        OUT.print(f"{one.bears_on}: {one.where}: {one.found}. {one.effect[0].upper()}{one.effect[1:]}.")
+        OUT.print(
+            f"{one.where} (bears on the {one.bears_on}): {one.found}. {one.effect[0].upper()}{one.effect[1:]}."
+        )
     if not report.findings:
         OUT.print("Nothing was found that changes the guarantee, the model or the run.")

@@ -10,10 +10,10 @@ called only then. A stage without such fields is built when it is read, and what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -35,6 +35,7 @@ from fedveil.registry import KINDS, find, members, names
 
 _NAME: Final = "name"
 _FEW: Final = 4
+_OF_A_UNION: Final = 2
 _JSON: Final = TypeAdapter(Any)
 
 
@@ -155,9 +156,18 @@ class Chosen:
 
     def _told(self, problem: Any, section: type[BaseModel]) -> dict[str, Any]:
         """Return a problem; an unknown key says whose it is, if it is that of a few others of the house."""
-        if problem["type"] != "extra_forbidden":
+        key, kind = problem["loc"][0], problem["type"]
+        inner = [] if kind == "extra_forbidden" else sorted(_inner_keys(section.model_fields[key].annotation))
+        if inner and kind == "unexpected_keyword_argument":
+            told = f"no such key; known here: {', '.join(inner)}"
+            return {"type": "value_error", "loc": problem["loc"], "msg": told, "input": None}
+        if inner and kind == "float_parsing" and len(problem["loc"]) == _OF_A_UNION:
+            told = (
+                f"must be a number, or a table with {', '.join(inner)}, not {foreign(repr(problem['input']))}"
+            )
+            return {"type": "value_error", "loc": problem["loc"], "msg": told, "input": None}
+        if kind != "extra_forbidden":
             return dict(problem)
-        key = problem["loc"][0]
         known = ", ".join(sorted((_NAME, *section.model_fields)))
         owners = [f"'{name}'" for name in names(self.kind) if key in section_of(self.kind, name).model_fields]
         whose = f"; it belongs to name = {' or '.join(owners)}" if 0 < len(owners) <= _FEW else ""
@@ -235,6 +245,13 @@ def _section(title: str, keys: tuple[Key, ...]) -> type[BaseModel]:
         fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
     config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
     return create_model(title, __config__=config, **fields)
+
+
+def _inner_keys(hint: Any) -> set[str]:
+    """Return the keys of the tables that a key's value may be."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return {key.name for key in keys_of(hint) if not key.filled}
+    return {key for one in get_args(hint) for key in _inner_keys(one)}
 
 
 def _written(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model, start_at_zero
 from fedveil.local.pretrained import take_parameters
 from fedveil.local.task import Task
+from fedveil.local.validate_loss import validate_loss
 from fedveil.population.catalogue import data_set
 from fedveil.population.records import Population
 from fedveil.randomness import ExperimentRandomness
@@ -74,6 +75,7 @@ def task_of(experiment: Experiment, population: Population) -> Task:
     one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
     outputs = 1 if one_output else population.n_classes
     assert outputs is not None
+    validate_loss(loss, population.task, outputs, torch.from_numpy(population.train.targets))
     model = build_model(
         asked.name or default.model,
         input_shape=population.feature_shape,

@@ -33,7 +33,7 @@ from fedveil.federation.exchange import (
     by_silo,
     check_learned,
     check_lengths,
-    largest_answer,
+    longest_answer,
     told_first,
 )
 from fedveil.federation.grammar import Conversation, Grammar, ends, works
@@ -76,6 +76,7 @@ class CoordinatorParty(Generic[EndingT]):
         run: 16 bytes that no other run has.
         outcome: how the run ended, once it has.
         refused: why a silo has ended it, if one has.
+        longest_answer: bytes that a letter of a silo may have.
 
     Raises:
         ProtocolError: a letter of its protocol would be longer than any party reads.
@@ -97,6 +98,7 @@ class CoordinatorParty(Generic[EndingT]):
         self.run, self._record, self._heads = record.run, record, heads
         self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
         check_lengths(self._agreement, self._plan, offered)
+        self.longest_answer = longest_answer(self._agreement, self._plan.n_users)
         self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
@@ -167,7 +169,7 @@ class CoordinatorParty(Generic[EndingT]):
         """
         if not 0 <= silo < len(self._membership.silos):
             raise ProtocolError(f"there are {len(self._membership.silos)} silos in the federation", silo=silo)
-        by, largest = self._membership.roster[silo], largest_answer(self._agreement, self._plan.n_users)
+        by, largest = self._membership.roster[silo], self.longest_answer
         letter = SignedMessage.open(data, sender=silo, identity=by, recipient=SERVER, largest=largest)
         exchange, name = self._exchange, self._membership.silos[silo]
         if letter.run != self.run:
@@ -234,7 +236,7 @@ class CoordinatorParty(Generic[EndingT]):
         if closing and self._ahead:  # what the run states has a session of its own, which nobody joins
             last = {silo: [*self._ahead[silo], *parts] for silo, parts in last.items()}
         self._number += 1
-        self._farewells = [(silo, self._sealed(silo, parts, self._number)) for silo, parts in last.items()]
+        self._farewells = [(silo, self._sealed(silo, parts)) for silo, parts in last.items()]
 
     def _proceed(self) -> None:
         """Read the answers once all of an exchange are in."""
@@ -345,9 +347,8 @@ class CoordinatorParty(Generic[EndingT]):
             shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
-        phase, number = self._plan.phase, self._rounds.number
-        place = "" if phase is None else phase.name, number
-        self._record.see(place, (self._asked, self._told), answers, exchange.heads)
+        part = "" if self._plan.phase is None else self._plan.phase.name
+        self._record.see((part, self._rounds.number), (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
             total = self._plan.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)
@@ -369,16 +370,16 @@ class CoordinatorParty(Generic[EndingT]):
         self, parts: dict[int, list[Part]], then: Callable[[Answers], None], *, knocks: bool = False
     ) -> None:
         self._number += 1
-        letters = {silo: self._sealed(silo, content, self._number) for silo, content in sorted(parts.items())}
+        letters = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
         self._exchange = Exchange(
             session=self._session, number=self._number, letters=letters, then=then, knocks=knocks
         )
 
-    def _sealed(self, silo: int, parts: list[Part], number: int) -> bytes:
+    def _sealed(self, silo: int, parts: list[Part]) -> bytes:
         return SignedMessage(
             run=self.run,
             session=self._session,
-            number=number,
+            number=self._number,
             sender=SERVER,
             recipient=silo,
             parts=tuple(parts),

@@ -128,8 +128,8 @@ def check_lengths(agreement: Agreement[Any, Any], plan: SessionPlan, offered: st
         )
 
 
-def largest_answer(agreement: Agreement[Any, Any], users: int) -> int:
-    """Return how long a silo's letter may be: messages of the protocol, a count per user, heads of all ledgers."""
+def longest_answer(agreement: Agreement[Any, Any], users: int) -> int:
+    """Return bytes that a silo's letter may have: messages of the protocol, a count per user, heads of all ledgers."""
     up, _ = agreement.largest
     return min(LARGEST_LETTER, up + 4 * users + _ANSWER_BYTES)
 

@@ -131,8 +131,8 @@ class OwnTraining(OwnWork):
     def _stream(self, last: RoundRecord | None) -> Tensors:
         """Return how the rounds before the next one began that its message has parts of, and what must stay as it was.
 
-        The guarantee is about a stream: a round is charged for what it adds to those before. They are all of one
-        experiment (``SiloParty._check_one_experiment``), and a user's weights are the same in all of them.
+        The guarantee is about a stream: a round is charged for what it adds to those before, so a user's weights are
+        the same in all of them.
 
         Raises:
             RefusalError: her totals, or her records here, are others than in the rounds before.

@@ -22,7 +22,7 @@ from fedveil.population.schema import Label, Schema, Survival
 from fedveil.population.tables import TASKS, held_out, read_own, read_test
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Share(Population):
     """A population of which this process has the records of one party alone.
 

@@ -240,11 +240,11 @@ class SiloParty:
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         self._ledger.require(terms.head)
-        self._check_one_experiment(letter.run, terms)
         closing = next((part for part in letter.parts if isinstance(part, Closing)), None)
         if closing is None and self._ledger.ended(letter.run.hex()) is not None:
             raise RefusalError(Code.RUN_OVER)
         work = own_work(terms.experiment, phase, self._policy, self._share, self._number)
+        self._check_one_experiment(letter.run, terms)
         self._ledger.reopen(self._policy)
         agreed, part = proposed(terms, phase), "" if phase is None else phase.name
         books = Books(
@@ -328,14 +328,13 @@ class SiloParty:
             raise RunFolderError(f"{path}: cannot be kept: {error.strerror}") from None
 
     def _check_one_experiment(self, run: bytes, terms: Terms) -> None:
-        """Refuse terms of a run of which anything was charged under another experiment, before any work.
+        """Refuse to go on with a run of which anything was charged under another experiment.
 
-        A statement would be of rounds that were none of its terms. A membership that was renewed makes other terms of
-        the same experiment, and so the letters are read.
+        Its rounds were charged, and are stated at its end, as those of one. A membership that was renewed makes other
+        terms of the same experiment, and so the letters are read.
         """
-        asked = self._ledger.asked(run.hex()) - {terms.digest.hex()}
-        own = but_trainer(terms.experiment) if asked else None
-        if any(self._experiment(one) != own for one in asked):
+        before = self._ledger.asked(run.hex()) - {terms.digest.hex()}
+        if before and any(self._experiment(one) != but_trainer(terms.experiment) for one in before):
             raise RefusalError(Code.OTHER_EXPERIMENT)
 
     def _experiment(self, terms: str) -> dict[str, Any]:

@@ -98,14 +98,19 @@ def trains_alone(trainer: Trainer, start: Tensor, cohort: Cohort, batch_size: in
 def _made_up_cohort(cohort: Cohort, user: np.ndarray) -> Cohort:
     """Return records of these users, in one silo, of the shape of the cohort's and with nothing else of them."""
     shape, kind = cohort.features.shape[1:], cohort.targets
-    targets = torch.zeros(len(user), *kind.shape[1:], dtype=kind.dtype)
     records = Records(
         features=np.random.default_rng(0).normal(size=(len(user), *shape)).astype(np.float32),
-        targets=(targets + 1 if kind.is_floating_point() else targets).numpy(),
+        targets=_made_up_targets(len(user), kind).numpy(),
         silo=np.zeros_like(user),
         user=user,
     )
     return Cohort.of(records, groups=records.by_silo_user(), n_silos=1, scale=Affine(), device=cohort.device)
+
+
+def _made_up_targets(count: int, kind: Tensor) -> Tensor:
+    """Return targets that every loss for targets of this kind takes, 0 and 1 in turn, so that few batches are alike."""
+    turns = (torch.arange(count) + 1) % 2 if kind.is_floating_point() else torch.arange(count) % 2
+    return turns.to(kind.dtype).reshape(-1, *(1 for _ in kind.shape[1:])).repeat(1, *kind.shape[1:])
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -123,9 +128,9 @@ class _MadeUp:
         self.models = self.start + moves.to(cohort.device)
         shape, kind = cohort.features.shape[1:], cohort.targets
         self.features = torch.randn(slots, width, *shape, generator=generator).to(cohort.device)
-        self.targets = torch.zeros(slots, width, *kind.shape[1:], dtype=kind.dtype, device=cohort.device)
-        if kind.is_floating_point():
-            self.targets += 1
+        self.targets = (
+            _made_up_targets(slots * width, kind).reshape(slots, width, *kind.shape[1:]).to(cohort.device)
+        )
         self.mask = torch.ones(slots, width, dtype=torch.bool, device=cohort.device)
         self.seeds = torch.arange(slots, device=cohort.device)
 
@@ -134,6 +139,7 @@ class _MadeUp:
         for mine, its in (
             (self.models, other.models),
             (self.features, other.features),
+            (self.targets, other.targets),
             (self.seeds, other.seeds),
         ):
             mine[place] = its[theirs]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedveil.errors import ConfigError
 from fedveil.local.losses import Loss
@@ -37,6 +37,7 @@ class ClassWeighted(Loss):
                 f"model.class_weights: there are {n_classes} classes; give as many positive numbers, in their order"
             )
         self.name, self.tasks, self.separable = base.name, base.tasks, base.separable
+        self.takes_float64 = base.takes_float64
         self._base, self._weights = base, torch.tensor(weights, dtype=torch.float64)
 
     def records(
@@ -50,6 +51,10 @@ class ClassWeighted(Loss):
     ) -> Float[Tensor, "g k b"]:
         """Return the weighted slopes."""
         return self._base.slopes(outputs, targets, present) * self._of(targets, outputs).unsqueeze(-2)
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Return those of the loss itself."""
+        return self._base.modules()
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept what the loss itself accepts."""

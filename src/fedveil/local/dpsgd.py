@@ -38,6 +38,7 @@ from fedveil.local.memory import rows_in_memory
 from fedveil.local.shapes import undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalDpSgd
+from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob, Watch
 from fedveil.local.vectorized import BatchedGradients
@@ -102,7 +103,11 @@ class DpSgdTrainer:
         bound = job.bound
         if not bound.bounded or bound.order != 2:
             raise CompositionError("DP-SGD needs an l2 bound to clip the gradients of single records")
-        job = job.on_device()
+        with unchanged(self.task):
+            return self._sums(job.on_device(), progress)
+
+    def _sums(self, job: TrainJob, progress: Progress | None) -> Sums:
+        bound = job.bound
         start, cohort, members, weights = job.start, job.cohort, job.members, job.weights
         silos = cohort.silos(members)
         plans = [self.local.plan(size) for size in cohort.sizes(members).tolist()]

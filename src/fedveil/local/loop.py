@@ -20,6 +20,7 @@ from fedveil.local.memory import LARGEST_BATCH, records_at_once
 from fedveil.local.projection import project_
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalStep, as_sgd
+from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
 
@@ -53,12 +54,13 @@ class LoopTrainer(SplitTrainer):
         to_do = int(steps.sum())
         watch = Watch(progress, to_do)
         gradient = BatchGradient(self.task, cohort.device, at_once, watch.look)
-        for i, member in enumerate(members.tolist()):
-            if steps[i] == 0:
-                continue
-            delta = update_alone(self.local, gradient, job.start, cohort, member, seeds[i : i + 1])
-            norms[i] = sums.add_(delta[None], job.weights[i : i + 1], silos[i : i + 1])[0]
-            watch.took(int(steps[i]))
+        with unchanged(self.task):
+            for i, member in enumerate(members.tolist()):
+                if steps[i] == 0:
+                    continue
+                delta = update_alone(self.local, gradient, job.start, cohort, member, seeds[i : i + 1])
+                norms[i] = sums.add_(delta[None], job.weights[i : i + 1], silos[i : i + 1])[0]
+                watch.took(int(steps[i]))
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedveil.errors import ConfigError, DataError, ModelError
@@ -45,11 +45,13 @@ class Loss(ABC):
         name: the name or import path it is asked for by.
         tasks: the kinds of task it is for.
         separable: whether the term of a record depends on the output of that record alone (Cox: it does not).
+        takes_float64: whether it is measured in float64; one from outside may hold weights in float32, as in training.
     """
 
     name: str
     tasks: frozenset[TaskKind]
     separable: bool = True
+    takes_float64: bool = False
 
     @abstractmethod
     def records(
@@ -66,17 +68,15 @@ class Loss(ABC):
         """Return the gradient of the SUM of terms of each of g batches with respect to its outputs.
 
         Outputs are laid out class by class, so that steps over classes run along contiguous records. What a
-        row that is not ``present`` gets is finite and means nothing. Here by autograd, for any separable
-        loss.
+        row that is not ``present`` gets is finite and means nothing. Here by ``torch.func``, for any loss: vmap shows
+        :meth:`records` one batch at a time, so that no row of one contribution meets one of another.
         """
-        assert self.separable, f"the terms of {self.name} depend on one another"
-        leaf = outputs.mT.flatten(0, 1).detach().requires_grad_()
-        chosen = present.flatten()
-        with torch.enable_grad():
-            terms = self.records(leaf, targets.flatten(0, 1), chosen)
-            (slopes,) = torch.autograd.grad(torch.where(chosen, terms, 0).sum(), leaf)
-        slopes = torch.where(chosen.unsqueeze(-1), slopes, 0)
-        return slopes.reshape(*present.shape, -1).mT
+
+        def total(outputs: Tensor, targets: Tensor, present: Tensor) -> Tensor:
+            return torch.where(present, self.records(outputs.mT, targets, present), 0).sum()
+
+        slopes: Tensor = torch.func.vmap(torch.func.grad(total))(outputs, targets, present)
+        return torch.where(present.unsqueeze(-2), slopes, 0)
 
     @abstractmethod
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
@@ -86,6 +86,10 @@ class Loss(ABC):
             DataError: a wrong dtype or shape, or a value outside the loss's domain (named by row, not value).
             ModelError: the model has a number of outputs that this loss cannot use.
         """
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Return the modules that the loss calls: none of them may change while it is used."""
+        return tuple(value for value in vars(self).values() if isinstance(value, nn.Module))
 
     def check_task(self, task: TaskKind) -> None:
         """Refuse a task of another kind.
@@ -113,6 +117,7 @@ class CrossEntropy(Loss):
 
     name = "cross_entropy"
     tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
 
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
@@ -145,6 +150,7 @@ class BinaryCrossEntropy(Loss):
 
     name = "binary_cross_entropy"
     tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
 
     def records(
         self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
@@ -180,6 +186,7 @@ class Focal(Loss):
 
     name = "focal"
     tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
 
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
@@ -202,6 +209,7 @@ class SquaredError(Loss):
 
     name = "squared_error"
     tasks: frozenset[TaskKind] = frozenset({"regression"})
+    takes_float64 = True
 
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
@@ -247,6 +255,7 @@ class Cox(Loss):
 
     name = "cox"
     tasks: frozenset[TaskKind] = frozenset({"survival"})
+    takes_float64 = True
     separable = False
 
     def records(

@@ -37,6 +37,7 @@ from fedveil.local.span_primal import train_primal
 from fedveil.local.span_steps import Stack, Trained, spannable, tiled_product, train_batches, train_full_batch
 from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
+from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
 from fedveil.privacy.bounds import Bound
@@ -88,7 +89,7 @@ class SpanTrainer(SplitTrainer):
         """
         if job.bound.order != 2:
             raise ModelError('trainer "span" knows l2 norms alone, and the bound is l1; use "vmap"')
-        with undivided():
+        with undivided(), unchanged(self.task):
             return self._sums(job.on_device(), progress)
 
     def _sums(self, job: TrainJob, progress: Progress | None) -> Sums:

@@ -18,6 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from fedveil.errors import ModelError
 from fedveil.local.dropout import with_seeded_dropout
+from fedveil.local.stillness import WHY, difference, fingerprint
 
 _REPLACEABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -69,7 +70,7 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
     """Run a model on made-up records and refuse it if it does not treat each of them by itself.
 
     Finds what no list of layers can: a forward pass that mixes records, draws from torch's global random
-    stream or writes to a buffer.
+    stream or writes to anything that the next pass reads.
 
     Args:
         model: the model; a copy of it is run, in training mode.
@@ -80,7 +81,7 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
     """
     assert len(features) >= 3
     probe = with_seeded_dropout(copy.deepcopy(model)).train()
-    before = {name: buffer.clone() for name, buffer in probe.named_buffers()}
+    before = fingerprint(probe)
     with torch.random.fork_rng(devices=[]):
         try:
             first, again = probe(features), probe(features)
@@ -90,12 +91,11 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
             raise ModelError(f"the model fails on records of shape {shape}: {error}") from error
     if not isinstance(first, Tensor) or first.shape[:1] != features.shape[:1]:
         raise ModelError("the model must return one tensor whose first axis is the records")
-    changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
-    if changed:
+    changed = difference(before, probe)
+    if changed is not None:
         raise ModelError(
-            f"the model writes to its buffer {changed[0]} while it trains; state outside the parameters "
-            "would carry private records past the bound: use a layer without running statistics, such as "
-            "torch.nn.GroupNorm"
+            f"the model writes to its {changed} while it trains: {WHY}; use a layer without running statistics, such "
+            "as torch.nn.GroupNorm, and neither count nor remember passes"
         )
     if not torch.equal(first, again):
         raise ModelError(

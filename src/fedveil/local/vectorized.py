@@ -36,6 +36,7 @@ from fedveil.local.projection import project_
 from fedveil.local.shapes import ladder, undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalSgd, as_sgd
+from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
 
@@ -93,9 +94,10 @@ class VmapTrainer(SplitTrainer):
         norms = torch.zeros(len(silos), dtype=torch.float64, device=cohort.device)
         to_do = int(steps.sum())
         watch = Watch(progress, to_do)
-        for chunk, deltas in self._updates(job, watch):
-            norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
-            watch.took(int(steps[chunk].sum()))
+        with unchanged(self.task):
+            for chunk, deltas in self._updates(job, watch):
+                norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
+                watch.took(int(steps[chunk].sum()))
         return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
     def _updates(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from fedveil.keys import Count
 from fedveil.methods.weights import Weights
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.events import GaussianEvent, SelfComposedEvent
+from fedveil.privacy.events import Adjacency, GaussianEvent, SelfComposedEvent
 from fedveil.stage import Moves, Published, Stage, duty
 
 
@@ -63,7 +63,7 @@ class Contribution(Stage):
             reweighs=method.weights.by_records,
             weight=method.weights.description,
             reach=self.largest_message(norm, n, public.n_users, method.weights)
-            * (1 if method.sampler.replaces else 2)
+            * (1 if method.sampler.adjacency is Adjacency.REPLACE_ONE else 2)
             if method.bound.bounded
             else 0.0,
             ballots=self.ballots(n),

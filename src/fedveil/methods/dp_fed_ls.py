@@ -35,7 +35,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.closed_form import theorem_epsilon, theorem_noise
-from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
+from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler, UniformClients
 from fedveil.server.denoise import Laplacian
 from fedveil.server.optimizers import ServerSgd
 
@@ -46,7 +46,7 @@ class Theorem:
 
     Attributes:
         sampling: how clients are drawn.
-        rate: tau.
+        rate: tau, the share of clients that is drawn: a whole number of them where sampling is uniform.
         clip: L.
     """
 
@@ -90,17 +90,18 @@ def dp_fed(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Algorithm 1 with sigma = 0: projected local steps, sampled clients, Gaussian noise on the sum."""
+    sampler = client_sampler(client_sampling, client_sampling_rate, n_users)
     return Method(
         name="dp-fed",
         contribution=ClientContribution(),
-        sampler=client_sampler(client_sampling, client_sampling_rate, n_users),
+        sampler=sampler,
         local=replace(local, projection=clip),
         bound=Clip(norm=clip),
         weights=Weights.ONE,
         channel=CentralGaussian(noise_multiplier=noise_multiplier, scale=clip),
         server=ServerSgd(learning_rate),
         denominator=denominator,
-        closed_form=Theorem(client_sampling, client_sampling_rate, clip),
+        closed_form=Theorem(client_sampling, sampler.rate, clip),
     )
 
 
@@ -130,9 +131,7 @@ def dp_fed_ls(
     return replace(plain, name="dp-fed-ls", denoiser=Laplacian(smoothing=smoothing))
 
 
-def client_sampler(
-    sampling: ClientSampling, rate: float, n_users: int
-) -> Everyone | PoissonUsers | UniformClients:
+def client_sampler(sampling: ClientSampling, rate: float, n_users: int) -> Sampler:
     """Return the sampler of a rate: round(tau N) clients without replacement, or each with probability tau."""
     if rate == 1:
         return Everyone()

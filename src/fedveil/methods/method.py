@@ -24,7 +24,7 @@ from fedveil.methods.protections import NO_PROTECTION
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
-from fedveil.privacy.sampling import AnySampler
+from fedveil.privacy.sampling import Sampler
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
@@ -80,7 +80,7 @@ class Method:
 
     name: str
     contribution: Contribution
-    sampler: AnySampler
+    sampler: Sampler
     local: LocalSgd | LocalGradient | LocalDpSgd | LocalStep
     bound: Bound
     weights: Weights
@@ -136,8 +136,9 @@ class Method:
         """What may be sent at all: the classes of :meth:`sends`."""
         return frozenset(one.kind for one in self.sends())
 
-    def uncovered(self, method: Method) -> tuple[str, ...]:
-        """Return what of the composition itself depends on private data although no event accounts for it."""
+    @property
+    def uncovered(self) -> tuple[str, ...]:
+        """What of the composition itself depends on private data although no event accounts for it."""
         if self.denominator == "expected" or self.sampler.fixed_size:
             return ()
         return (

@@ -42,7 +42,7 @@ class Source:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class People(Population):
     """A population that knows how to read new records like those it was made of.
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int64
 
 from fedveil.population.columns import Column, Places, State
 from fedveil.population.identities import numbered
-from fedveil.population.outcomes import SUSPICIOUS, named_like_an_outcome, tells_alone
+from fedveil.population.outcomes import BY_CHANCE, named_like_an_outcome, told_by
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.population.whole_table import WholeTable
 
@@ -209,21 +209,11 @@ def _outcome(tables: WholeTable, name: str) -> Iterator[Finding]:
         yield Finding(bears_on="model", where=name, found="the name sounds like an outcome", effect=effect)
     positive, known = _positive(tables)
     column = tables.columns[name]
-    if positive is None or (isinstance(column, Places) and len(np.unique(column.values)) > len(tables) / 10):
+    if positive is None:
         return
     values = np.where(column.state == State.VALID, column.values, np.nan).astype(np.float64)
-    if isinstance(column, Places):  # a category is as high as its share of positive records
-        held = known & (column.state == State.VALID)
-        total = np.bincount(column.values[held], minlength=1)
-        share = np.bincount(column.values[held], weights=positive[held], minlength=1) / np.maximum(total, 1)
-        values = np.where(held, share[np.minimum(column.values, len(share) - 1)], np.nan)
-    if tells_alone(values[known], positive[known]) >= SUSPICIOUS:
-        yield Finding(
-            bears_on="model",
-            where=name,
-            found="it alone tells what is predicted almost always",
-            effect=effect,
-        )
+    if found := told_by(values[known], positive[known], category=isinstance(column, Places)):
+        yield Finding(bears_on="model", where=name, found=found, effect=effect)
 
 
 def _positive(tables: WholeTable) -> tuple[Int64[np.ndarray, "n"] | None, Bool[np.ndarray, "n"]]:
@@ -251,6 +241,22 @@ def of_target(tables: WholeTable) -> Iterator[Finding]:
             where=target.column,
             found=f"{absent} of {len(classes)} declared classes have no record here",
             effect="other silos may have them; a class that nobody has is never predicted",
+        )
+    column = tables.columns[target.column]
+    known = column.state == State.VALID
+    names, silo = np.unique(np.array([name or "" for name in tables.silo])[known], return_inverse=True)
+    held = np.bincount(silo)
+    partial = set[str]()
+    for place, count in enumerate(classes.values()):
+        lacks = np.bincount(silo, weights=column.values[known] == place) == 0
+        partial |= set(names[lacks & ((1 - count / total) ** held < BY_CHANCE)].tolist())
+    if partial:
+        yield Finding(
+            bears_on="model",
+            where=target.column,
+            found=f"silos without any record of some class: {', '.join(sorted(partial))}",
+            effect="if it is not recorded there, their records teach the model that it does not occur: leave them out; "
+            "if it really does not occur, nothing is wrong",
         )
     least, most = min(classes.values()) / total, max(classes.values()) / total
     if 0 < least < RARE / len(classes):

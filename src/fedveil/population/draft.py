@@ -1,6 +1,7 @@
 """A first draft of a schema, from a PUBLIC sample of a table."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from itertools import takewhile
@@ -16,31 +17,37 @@ from tomlkit.items import InlineTable, Table
 from fedveil.errors import DataError
 from fedveil.files import LARGEST_FILE, read_content
 from fedveil.foreign import foreign
-from fedveil.population.outcomes import SUSPICIOUS, named_like_an_outcome, tells_alone
+from fedveil.population.outcomes import named_like_an_outcome, told_by
 from fedveil.population.schema import EPOCH, MISSING_VALUES, SILO, Format
-from fedveil.population.table_file import open_table
+from fedveil.population.table_file import DELIMITERS, open_table
 from fedveil.population.table_reader import day_of, text_cells
 
-USER_NAMES = (
+USER_NAMES: Final = (
     "user",
-    "user_id",
     "patient",
-    "patient_id",
+    "pat",
     "customer",
-    "customer_id",
     "client",
     "subject",
     "person",
-    "pid",
+    "member",
+    "p",
+    "mrn",
 )
-SILO_NAMES = ("silo", "hospital", "site", "center", "centre", "bank", "organisation", "organization")
-LABEL_NAMES = ("label", "target", "class", "outcome", "y")
+"""What a user's column is called, with `id`, `nr`, `no` or `number` after it or without, and in any writing."""
+
+SILO_NAMES: Final = ("silo", "hospital", "site", "center", "centre", "bank", "organisation", "organization")
+LABEL_NAMES: Final = ("label", "target", "class", "outcome", "y")
+NEGATIVE: Final = frozenset({"no", "n", "false", "negative", "neg", "none", "absent", "nein", "non"})
+"""The first of two classes, where only one of them is such a word: the second is the one that is predicted."""
+
 MOST_CATEGORIES = 20
 LEAST_IN_PATTERN: Final = 4
 """Columns of one beginning and one declaration for which the draft writes a pattern."""
 
 _DATES: Final = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
-_DELIMITERS: Final = ",;\t|"
+_NUMBERED: Final = ("", "id", "nr", "no", "number")
+_NO_FEATURE: Final = "being neither a number, a date, nor one of few categories"
 
 _WARNING = """\
 Drafted from a sample. If that sample holds private records, so does this file: its bounds and categories
@@ -78,16 +85,17 @@ def draft_schema(
     names = sample.column_names
     if not sample.num_rows:
         raise DataError(f"{path} has no record; a draft needs a sample")
-    user = _chosen(path, names, user, USER_NAMES)
+    user = _chosen(path, names, user, tuple(f"{one}{end}" for one in USER_NAMES for end in _NUMBERED))
     if user is None:
         raise DataError(
-            f"{path}: no column looks like a user's; name it. The columns are: {', '.join(names)}"
+            f"{path}: no column looks like a user's; name it (--user COLUMN). The columns are: {', '.join(names)}"
         )
     silo = _chosen(path, names, silo, SILO_NAMES)
+    guessed = label is None
     label = _chosen(path, names, label, LABEL_NAMES) or names[-1]
     if label in (user, silo):
         raise DataError(
-            f"{path}: no column is left for the label; name it. The columns are: {', '.join(names)}"
+            f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
         )
     cells = {name: _cells(path, sample, name) for name in names}
     if written.decimal == ",":
@@ -100,7 +108,8 @@ def draft_schema(
             kept = "its name is kept for the silos" if name == SILO else ""
             feature, reason = _feature(cells[name]), kept or _outcome(name, cells[name], cells[label])
             if feature is None or reason:
-                left_out[name] = reason or "being neither a number, a date, nor one of few categories"
+                nothing = "it is empty here" if not _distinct(cells[name]) else _NO_FEATURE
+                left_out[name] = reason or nothing
             else:
                 declared[name] = feature
 
@@ -117,7 +126,10 @@ def draft_schema(
         document.add("listed_columns", tomlkit.item(names).multiline(True))
     if written != Format():
         document.add("format", tomlkit.item(written.model_dump(exclude_defaults=True)))
-    document.add("target", _target(label, cells[label]))
+    target = _target(label, cells[label])
+    if guessed:
+        target["column"].comment("a guess")
+    document.add("target", target)
     document.add("features", _features(declared, left_out, patterns))
     return tomlkit.dumps(document)
 
@@ -137,7 +149,7 @@ def guess_format(path: Path) -> Format:
     except UnicodeDecodeError:
         encoding, text = "cp1252", content.decode("cp1252", errors="replace")
     header, *body = text.lstrip("\ufeff").splitlines() or [""]
-    delimiter = max(_DELIMITERS, key=header.count)
+    delimiter = max(DELIMITERS, key=header.count)
     cells = [cell.strip().strip('"') for line in body[:200] for cell in line.split(delimiter)]
     comma = delimiter != "," and any(_is_number(cell.replace(",", ".", 1)) for cell in cells if "," in cell)
     return Format(encoding=encoding, delimiter=delimiter, decimal="," if comma else ".")
@@ -156,13 +168,15 @@ def _outcome(name: str, cells: pa.Array, labels: pa.Array) -> str:
     """Why a column may not be known before what is predicted; empty where nothing says so."""
     if named_like_an_outcome(name):
         return "its name sounds like an outcome; declare it if it is known BEFORE what is predicted"
-    numbers, classes = _numbers(cells), _distinct(labels)
-    if numbers is None or len(classes) != 2:
+    numbers, values, classes = _numbers(cells), _distinct(cells), _distinct(labels)
+    category = numbers is None or len(values) <= 2
+    if len(classes) != 2:
         return ""
-    values = pc.fill_null(numbers, np.nan).to_numpy(zero_copy_only=False)
+    coded = pc.index_in(cells, pa.array(values, pa.string())) if category else numbers
+    read = pc.fill_null(pc.cast(coded, pa.float64()), np.nan).to_numpy(zero_copy_only=False)
     positive = np.asarray(pc.fill_null(pc.equal(labels, classes[1]), False)).astype(np.int64)
-    told = tells_alone(values, positive) >= SUSPICIOUS
-    return "it alone tells the label; declare it if it is known BEFORE what is predicted" if told else ""
+    told = told_by(read, positive, category=category)
+    return told and f"{told}; declare it if it is known BEFORE what is predicted"
 
 
 def _patterns(declared: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
@@ -212,7 +226,7 @@ def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, .
     """The column asked for, or the first that has a usual name."""
     if asked is not None and asked not in names:
         raise DataError(f"{path} has no column '{asked}'; it has: {', '.join(names)}")
-    return asked or next((name for name in names if name.lower() in usual), None)
+    return asked or next((name for name in names if re.sub(r"[\W_]", "", name).lower() in usual), None)
 
 
 def _target(label: str, cells: pa.Array) -> Table:
@@ -221,7 +235,10 @@ def _target(label: str, cells: pa.Array) -> Table:
     if 1 < len(distinct) <= MOST_CATEGORIES:
         target.add("kind", "label")
         target.add("column", label)
-        target.add("classes", distinct)
+        target.add(
+            "classes",
+            sorted(distinct, key=lambda one: one.lower() not in NEGATIVE) if len(distinct) == 2 else distinct,
+        )
     else:
         target.add("kind", "number")
         target.add("column", label)

@@ -94,22 +94,22 @@ def read_ids(given: Any, where: str) -> list[str]:
     """Read one id a record: text or whole numbers, as text; the number 7 and the text "7" are the same.
 
     Raises:
-        DataError: an id that is missing, or of another type.
+        DataError: an id that is missing, empty, or of another type.
     """
-    values = _array(given, where)
+    values = _entries(given, where)
     if values.ndim != 1:
         raise DataError(f"{where}: one id a record is needed, but the shape is {values.shape}")
-    if values.dtype.kind in "iuU":
-        return [str(one) for one in values.tolist()]
-    if values.dtype.kind != "O":
+    if values.dtype.kind not in "iuUO":
         raise DataError(
             f"{where}: ids are text or whole numbers, not {values.dtype}; a missing id makes a column of floats"
         )
-    wrong = np.array(
-        [not isinstance(one, str | int) or isinstance(one, bool) for one in values.tolist()], dtype=np.bool_
-    )
+    ids = values.tolist()
+    wrong = np.array([not isinstance(one, str | int) or isinstance(one, bool) for one in ids], dtype=np.bool_)
     _refuse(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
-    return [str(one) for one in values.tolist()]
+    _refuse(
+        np.array([one == "" for one in ids], dtype=np.bool_), where, "the id is empty; every record needs one"
+    )
+    return [str(one) for one in ids]
 
 
 def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
@@ -123,7 +123,7 @@ def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[
     Raises:
         DataError: a label that is missing, of another type, or not among the classes.
     """
-    values = _array(given, where)
+    values = _entries(given, where)
     if values.ndim != 1:
         raise DataError(f"{where}: one class label a record is needed, but the shape is {values.shape}")
     if values.dtype.kind == "f":
@@ -238,6 +238,16 @@ def _array(given: Any, where: str) -> np.ndarray:
     if values.ndim == 0:
         raise DataError(f"{where}: one entry a record is needed, not a single {type(given).__name__}")
     return values
+
+
+def _entries(given: Any, where: str) -> np.ndarray:
+    """As :func:`_array`, but the entries of a list stay apart: beside text numpy would make text of a missing one."""
+    values = _array(given, where)
+    if not isinstance(given, list | tuple) or values.ndim != 1 or values.dtype.kind not in "UO":
+        return values
+    entries = np.empty(len(given), dtype=object)
+    entries[:] = [one.item() if isinstance(one, np.generic) else one for one in given]
+    return entries
 
 
 def _refuse(wrong: np.ndarray, where: str, problem: str) -> None:

@@ -170,7 +170,7 @@ class Records:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Population:
     """Who holds what: training records over silos and users, and a test table outside every guarantee.
 
@@ -214,6 +214,13 @@ class Population:
     main_silos: MainSilos | None = None
     complete: ClassVar[bool] = True
     """Whether the records of all silos are here, and not those of one party of a federation."""
+
+    def __repr__(self) -> str:
+        """Public facts alone: what is printed, logged or shown by a notebook holds no record."""
+        public = (
+            f"n_users={self.n_users}, n_silos={self.n_silos}, task='{self.task}', n_classes={self.n_classes}"
+        )
+        return f"{type(self).__name__}(name='{self.name}', {public})"
 
     def __post_init__(self) -> None:
         self._check_users()

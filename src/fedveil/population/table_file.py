@@ -27,6 +27,9 @@ EXCEL_CELL: Final = pa.struct([("text", pa.string()), ("day", pa.date32()), ("id
 """A cell of an Excel file: its text, its day if it is a date, and whether it may be an id, being text or a whole number
 that Excel holds exactly. Each is a function of the cell alone, whatever else its column holds."""
 
+DELIMITERS: Final = ",;\t|"
+"""Those that CSV files usually have."""
+
 _READ: Final = (".csv", ".parquet", *EXCEL)
 _USUAL: Final = Format()
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
@@ -77,27 +80,37 @@ def open_table(
         content = read_content(path, DataError, largest=LARGEST_FILE)
         if path.suffix in EXCEL:
             return _excel(path, columns, written)
-        return _csv(
-            path,
-            _whole_lines(path, _in_utf8(path, content, written.encoding, tolerant), written.delimiter),
-            columns,
-            written,
-        )
+        text = _in_utf8(path, content, written.encoding, tolerant)
+        _check_delimiter(path, text, columns, written.delimiter)
+        return _csv(path, _whole_lines(path, text, written.delimiter), columns, written)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
         raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from error
 
 
+def _check_delimiter(path: Path, content: bytes, columns: Sequence[str] | None, declared: str) -> None:
+    """Refuse a header that is one column under the declared delimiter and several under another one."""
+    header = content.partition(b"\n")[0].decode(errors="replace")
+    other = max(DELIMITERS, key=header.count)
+    if columns is not None and len(columns) > 1 and declared not in header and other in header:
+        raise DataError(
+            f"{path}: the header has no {declared!r}, the declared delimiter, but it has {other!r}: declare it in the "
+            "schema, format.delimiter"
+        )
+
+
 def _csv(path: Path, content: bytes, columns: Sequence[str] | None, written: Format) -> pa.Table:
     parsing = pa_csv.ParseOptions(delimiter=written.delimiter)
-    with pa_csv.open_csv(pa.BufferReader(content), parse_options=parsing) as reader:
+    # A copy in Arrow's own memory: its threads let go of it last, and of Python's they would abort a process that ends.
+    held = pa.array([content], pa.large_binary()).buffers()[2]
+    with pa_csv.open_csv(pa.BufferReader(held), parse_options=parsing) as reader:
         present = reader.schema.names
     wanted = _required_columns(path, present, columns)
     as_text = pa_csv.ConvertOptions(
         include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
     )
-    return pa_csv.read_csv(pa.BufferReader(content), parse_options=parsing, convert_options=as_text)
+    return pa_csv.read_csv(pa.BufferReader(held), parse_options=parsing, convert_options=as_text)
 
 
 def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> bytes:

@@ -220,7 +220,11 @@ class TableReader:
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
         """Text cells as numbers; refuse the first that is none."""
         values = self.parsed(cells)
-        self._count(np.asarray(values.is_null()) & ~missing, column, "the value is no number")
+        self._count(
+            np.asarray(values.is_null()) & ~missing,
+            column,
+            f"the value is no number (decimal mark '{self._decimal}')",
+        )
         return values
 
     def parsed(self, cells: pa.Array) -> pa.Array:

@@ -251,20 +251,14 @@ SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
 
 
 def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:
+    """The figures behind the statement's sentences."""
     return [
         ("Unit of privacy", statement.unit),
         ("Neighbouring data sets", words(statement.adjacency.value).replace("-", " ")),
-        ("ε", show_epsilon(statement.epsilon)),
-        ("δ", statement.delta),
-        ("Accountant", statement.accountant),
+        ("How many, declared", statement.units),
         ("ε by accountant", {name: show_epsilon(value) for name, value in statement.epsilons}),
         *([("Why nothing is guaranteed", list(statement.reasons))] if statement.reasons else []),
-        ("Mechanisms", list(statement.mechanisms)),
-        ("Where randomness came from", statement.randomness),
         ("Secure randomness", statement.secure_randomness),
-        ("Choices not covered", list(statement.uncovered)),
-        ("Units", statement.units),
-        ("Notes", list(statement.notes)),
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedveil import __version__
+from fedveil.engine.audit import audit
 from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import parse
 from fedveil.engine.run import Observer, Outcome, resume, run
@@ -82,6 +83,8 @@ def _trained(table: Table, results: ResultFolder, runs: Path, observer: Observer
         outcome = _play(cell, parent, observer, populations, interrupted=interrupted)
         spent = None if interrupted else rounded(time.process_time() - before)
         values, curve = _measured(table, outcome)
+        if table.attack:
+            values |= _attacked(outcome.folder)
         found = Run(
             cell=cell.name,
             seed=seed,
@@ -101,6 +104,13 @@ def _play(
     if interrupted:
         return resume(parent / str(cell.document["name"]), observer)
     return run(prepare(parse(cell.document, cell.name), populations), parent, observer)
+
+
+def _attacked(folder: Path) -> Values:
+    """Return how well the loss of the run's last model tells its training records from test records."""
+    found = audit(folder, canaries=0).inference
+    rates = {f"true positives at {rate:g}": rounded(share) for rate, share in found.true_positive_rates}
+    return {"attack AUC": rounded(found.auc), **rates}
 
 
 def _measured(table: Table, outcome: Outcome) -> tuple[Values, tuple[tuple[int, float | None], ...]]:

@@ -73,6 +73,7 @@ class Table(_Strict):
         title: what it is in its paper.
         items: the items of the index that it belongs to.
         parts: runs of presets.
+        attack: whether the loss of every run's last model is attacked: whose area under the curve is ``attack AUC``.
         compute: or the name of a function ``MODULE:FUNCTION`` below ``fedveil.reproduction.computed``.
         exact: whether the computation has no chance in it.
         value: the value that is compared with the published one.
@@ -95,6 +96,7 @@ class Table(_Strict):
     title: str
     items: Annotated[tuple[str, ...], Field(min_length=1)]
     parts: tuple[Part, ...] = ()
+    attack: bool = False
     compute: str = ""
     exact: bool = False
     value: str
@@ -116,6 +118,8 @@ class Table(_Strict):
     def _one_way(self) -> Table:
         if bool(self.parts) == bool(self.compute):
             raise ValueError("needs either parts or compute")
+        if self.attack and not self.parts:
+            raise ValueError("attack: a computation has no model")
         if self.exact and not self.compute:
             raise ValueError("exact: a run of a preset has chance in it")
         return self

@@ -1,0 +1,109 @@
+"""Whether a loss is what the bound on a contribution needs: a function of one batch, and of nothing before it.
+
+A bound on each contribution bounds what a user moves only if her records reach her own contributions alone. A loss that
+keeps a state carries records from one contribution to the next; one whose terms depend on other rows makes a record's
+gradient depend on whatever lies beside it, padding included. Made-up records alone are looked at.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from fedveil.errors import ModelError
+from fedveil.local.losses import Loss, TaskKind
+from fedveil.local.stillness import WHY, difference, fingerprint
+
+_ROWS = 6
+_CALLS = 4  # in between, with larger outputs each: what a running mean of losses would follow
+
+
+def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> None:
+    """Try a loss on made-up outputs and targets, and refuse it if its terms are not those of a batch by itself.
+
+    Args:
+        loss: whatever its origin.
+        task: what the targets mean.
+        outputs: k, how many numbers the model gives a record.
+        like: targets of the right dtype and shape, no value of which is looked at.
+
+    Raises:
+        ModelError: it fails, gives no finite term per record, keeps a state, draws random numbers, lets a record's term
+            depend on other rows although it is called separable, or lets padding rows count.
+    """
+    generator = torch.Generator().manual_seed(0)
+    made_up = torch.randn(_ROWS, outputs, generator=generator)
+    targets = _targets(task, outputs, like)
+    present = torch.ones(_ROWS)
+    with torch.random.fork_rng(devices=[]):
+        terms = _terms(loss, made_up, targets, present)
+        for call in range(_CALLS):
+            _terms(loss, made_up * 3.0 ** (call + 1), targets.roll(1, 0), present)
+        again = _terms(loss, made_up, targets, present)
+        if not torch.equal(terms, again):
+            raise ModelError(
+                f"loss {loss.name} gives other terms when it is called again: it keeps a state, or draws random "
+                f"numbers; {WHY}: compute each batch by itself"
+            )
+        if loss.separable:
+            beside = torch.cat([made_up, 2 - 3 * made_up])
+            crowd = _terms(loss, beside, torch.cat([targets, targets.flip(0)]), torch.ones(2 * _ROWS))
+            alone = [
+                _terms(loss, made_up[row : row + 1], targets[row : row + 1], present[:1])
+                for row in range(_ROWS)
+            ]
+            if not all(
+                torch.allclose(terms, one, rtol=1e-4, atol=1e-5) for one in (crowd[:_ROWS], torch.cat(alone))
+            ):
+                raise ModelError(
+                    f"loss {loss.name}: the term of a record changes with the other records of its batch, or with "
+                    "their number (a mean, a weight or a rank over the batch): compute each term from its own row; "
+                    "weights of classes are declared: model.class_weights"
+                )
+        else:
+            absent = torch.cat([present[:-2], torch.zeros(2)])
+            padded = torch.cat([made_up[:-2], 1 - made_up[-2:]])
+            kept = [_terms(loss, some, targets, absent)[:-2] for some in (made_up, padded)] + [
+                _terms(loss, made_up[:-2], targets[:-2], present[:-2])
+            ]
+            if not all(torch.allclose(kept[0], one, rtol=1e-4, atol=1e-5) for one in kept[1:]):
+                raise ModelError(
+                    f"loss {loss.name}: terms change with rows whose mask is 0; such rows pad a batch, as many of them "
+                    "as others need: leave them out of everything"
+                )
+
+
+def _terms(
+    loss: Loss, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n *target"], mask: Float[Tensor, " n"]
+) -> Float[Tensor, " n"]:
+    """Return the terms; what the loss writes to its module, if it is one, is refused."""
+    before = [fingerprint(module) for module in loss.modules()]
+    try:
+        terms = loss.records(outputs.clone(), targets.clone(), mask.clone())
+    except ModelError as error:
+        raise ModelError(
+            f"{error}; return one term a record: no mean over them (reduction='none'), and no second axis"
+        ) from None
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"loss {loss.name} fails on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    if terms.shape != mask.shape:
+        raise ModelError(f"loss {loss.name} must give one term a record, not {tuple(terms.shape)}")
+    for then, module in zip(before, loss.modules(), strict=True):
+        changed = difference(then, module)
+        if changed is not None:
+            raise ModelError(f"loss {loss.name} writes to its {changed}: {WHY}; compute each batch by itself")
+    return terms.detach()
+
+
+def _targets(task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> Shaped[Tensor, "r *target"]:
+    """Return made-up targets: every class in turn, events and none, different numbers."""
+    shape = (_ROWS, *like.shape[1:])
+    row = torch.arange(_ROWS)
+    if task == "survival":
+        return torch.stack([(row % 2 == 0).to(like.dtype), (row + 1).to(like.dtype)], -1)
+    values = row % max(outputs, 2) if task == "classification" else row / _ROWS
+    return values.to(like.dtype).reshape(_ROWS, *(1 for _ in shape[1:])).expand(shape)

@@ -1,0 +1,225 @@
+"""A loss from outside is refused where it would carry one user's records into another's training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fedveil as fv
+from fedveil.engine.experiment import parse
+from fedveil.engine.setup import prepare
+from fedveil.errors import ModelError
+from fedveil.local.loop import LoopTrainer
+from fedveil.local.losses import LOSSES, Cox, Loss, RecordLoss
+from fedveil.local.steps import LocalSgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort, TrainJob
+from fedveil.local.validate import validate_behaviour
+from fedveil.local.validate_loss import validate_loss
+from fedveil.local.vectorized import VmapTrainer
+from fedveil.population.records import Affine, Records
+from fedveil.privacy.bounds import Clip
+from fedveil.randomness import ExperimentRandomness
+
+LABELS = torch.zeros(1, dtype=torch.int64)
+KINDS = {"classification": LABELS, "regression": torch.zeros(1), "survival": torch.zeros(1, 2)}
+
+
+def balanced(outputs, targets):
+    """Weight classes by their share of the batch, as is often written."""
+    share = (targets[:, None] == torch.arange(outputs.shape[-1])).float().mean(0)
+    return functional.cross_entropy(outputs, targets, reduction="none") / (share[targets] + 0.1)
+
+
+def by_count(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="none") / len(targets)
+
+
+def hardest(outputs, targets):
+    terms = functional.cross_entropy(outputs, targets, reduction="none")
+    return terms * (terms >= terms.median())
+
+
+class Running(nn.Module):
+    """Keeps a running mean of the terms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, outputs, targets):
+        terms = functional.cross_entropy(outputs, targets, reduction="none")
+        self.mean.mul_(0.9).add_(0.1 * terms.detach().mean())
+        return terms * (terms > self.mean)
+
+
+def remembering():
+    """Return a function that keeps the largest output that it has seen, in no module."""
+    seen = [0.0]
+
+    def terms(outputs, targets):
+        seen[0] = max(seen[0], float(outputs.detach().max()))
+        return functional.cross_entropy(outputs, targets, reduction="none") / (1 + seen[0])
+
+    return terms
+
+
+def drawn(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="none") * torch.rand(len(outputs))
+
+
+class PaddedCox(Cox):
+    """Cox's loss with padding rows in the risk sets."""
+
+    name = "padded"
+
+    def records(self, outputs, targets, mask):
+        return super().records(outputs, targets, torch.ones_like(mask))
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (balanced, "changes with the other records"),
+        (by_count, "or with their number"),
+        (hardest, "changes with the other records"),
+        (Running(), "writes to its mean"),
+        (remembering(), "keeps a state"),
+        (drawn, "draws random numbers"),
+        (lambda outputs, targets: outputs.mean(), "one floating-point term per record"),
+        (lambda outputs, targets: outputs[:, 7], "fails on outputs"),
+    ],
+)
+def test_what_mixes_records_or_remembers_them_is_refused(function, why):
+    with pytest.raises(ModelError, match=why):
+        validate_loss(RecordLoss("own", function), "classification", 3, LABELS)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_losses_of_the_house_are_taken(name):
+    loss = LOSSES[name]
+    for task in loss.tasks:
+        outputs = 3 if name in {"cross_entropy", "focal"} else 1
+        validate_loss(loss, task, outputs, KINDS[task])
+
+
+def test_an_honest_loss_of_records_is_taken():
+    smoothed = nn.CrossEntropyLoss(
+        reduction="none", label_smoothing=0.1, weight=torch.tensor([1.0, 2.0, 3.0])
+    )
+    validate_loss(RecordLoss("own", smoothed), "classification", 3, LABELS)
+    validate_loss(
+        RecordLoss("own", lambda outputs, targets: (outputs[:, 0] - targets).abs()),
+        "regression",
+        1,
+        KINDS["regression"],
+    )
+
+
+class Shy(nn.Module):
+    """Counts passes over more records than a trial has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.passes = nn.Linear(2, 2), [0]
+
+    def forward(self, features):
+        self.passes[0] += len(features) > 7
+        return self.layer(features)
+
+
+class Frozen(Shy):
+    """Keeps the count in a parameter that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, features):
+        self.count.data += 1
+        return self.layer(features)
+
+
+def test_a_model_may_not_keep_what_no_buffer_shows():
+    with pytest.raises(ModelError, match="writes to its count"):
+        validate_behaviour(Frozen(), torch.randn(4, 2))
+
+
+@pytest.mark.parametrize("kind", [LoopTrainer, VmapTrainer])
+def test_state_that_no_trial_showed_ends_the_round_with_nothing(kind):
+    """The count is part of no update, and nothing is released all the same: nobody can tell what it is for."""
+    model = Shy()
+    validate_behaviour(model, torch.randn(4, 2))
+    task = Task(model=model, loss=LOSSES["cross_entropy"])
+    records = Records(
+        features=np.ones((9, 2), np.float32),
+        targets=np.zeros(9, np.int64),
+        silo=np.zeros(9, np.int32),
+        user=np.zeros(9, np.int32),
+    )
+    cohort = Cohort.of(
+        records, groups=records.by_silo_user(), n_silos=1, scale=Affine(), device=torch.device("cpu")
+    )
+    job = TrainJob(
+        task.initial(),
+        cohort,
+        torch.arange(1),
+        torch.ones(1, dtype=torch.float64),
+        Clip(norm=1.0),
+        ExperimentRandomness(0),
+        ("round",),
+    )
+    with pytest.raises(ModelError, match="the model wrote to its passes while it was trained"):
+        kind(task=task, local=LocalSgd(learning_rate=0.1)).sums(job)
+
+
+def test_padding_may_not_count_in_a_loss_that_is_not_separable():
+    with pytest.raises(ModelError, match="whose mask is 0"):
+        validate_loss(PaddedCox(), "survival", 1, KINDS["survival"])
+
+
+def test_both_surfaces_ask(tmp_path, monkeypatch):
+    people = fv.population(
+        features=np.eye(8, dtype=np.float32),
+        targets=np.arange(8) % 2,
+        user=np.arange(8),
+        silo=np.zeros(8, dtype=int),
+        task="classification",
+        n_users=8,
+    )
+    with pytest.raises(ModelError, match="changes with the other records"):
+        fv.train(nn.Linear(8, 2), people, method=fv.fedavg(), loss=balanced, rounds=1, folder=tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "batch_loss_of_mine.py").write_text(
+        "def terms(outputs, targets):\n    return outputs[:, 0] - outputs.mean()\n"
+    )
+    document = {
+        "name": "own",
+        "data": {"name": "digits", "n_users": 20},
+        "model": {"loss": "batch_loss_of_mine:terms"},
+        "local": {"learning_rate": 0.1},
+        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 1.0},
+        "rounds": 1,
+    }
+    with pytest.raises(ModelError, match="changes with the other records"):
+        prepare(parse(document, "own"))
+
+
+def test_no_call_of_a_loss_sees_rows_of_two_contributions():
+    """Whatever a function does with its batch, slopes show it one contribution's rows at a time."""
+    generator = torch.Generator().manual_seed(1)
+    outputs = torch.randn(4, 3, 5, generator=generator)
+    targets = torch.randint(3, (4, 5), generator=generator)
+    present = torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [True] * 4 + [False], [False] * 5])
+    loss: Loss = RecordLoss("own", balanced)
+    together = loss.slopes(outputs, targets, present)
+    for row in range(4):
+        alone = loss.slopes(outputs[row : row + 1], targets[row : row + 1], present[row : row + 1])
+        torch.testing.assert_close(together[row], alone[0], rtol=1e-5, atol=1e-6)
+    assert (together[3] == 0).all()
+    leaf = outputs[0].mT.clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(balanced(leaf, targets[0]).sum(), leaf)
+    torch.testing.assert_close(together[0].mT, slopes, rtol=1e-5, atol=1e-6)
