@@ -233,11 +233,16 @@ class PriceCell:
     epsilon: float | None = None
 
     @property
+    def draws(self) -> bool:
+        """Whether a seed draws anything: without noise it does not, but where starts and batches are drawn."""
+        return self.column not in (*PROFILE, "pooled", "fedavg") or "batch_size" in self.case.local
+
+    @property
     def seeds(self) -> range:
-        """Fresh ones; the grid's are others. Without noise nothing is drawn, but where starts and batches are."""
+        """Fresh ones; the grid's are others."""
         if self.column in GRID:
             return range(3)
-        return SEEDS if self.column in COLUMNS or "batch_size" in self.case.local else SEEDS[:2]
+        return SEEDS if self.draws else SEEDS[:2]
 
     @property
     def origin(self) -> str:
