@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from fedveil.engine.declared import Declared, declared
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_run import PreparedReleases, make, resume
+from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_series import Guaranteed, calibrated
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.privacy.statement import Statement
 from fedveil.statistics.inference.equation import Equation
-from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, read_begun, read_fitted
+from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, read_begun
 from fedveil.statistics.inference.plan import PlannedEffect, check, planned
 from fedveil.statistics.limits import unit_of
 
@@ -96,15 +94,6 @@ class PreparedInference(PreparedReleases):
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class InferenceOutcome:
-    """What a regression left behind."""
-
-    folder: Path
-    fitted: Fitted
-    statement: Statement
-
-
 def prepare_inference(document: InferenceDocument, of: Declared | None = None) -> PreparedInference:
     """Compose the releases and find their noise, from the document and the schema; no table is opened.
 
@@ -158,26 +147,6 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
         series=series,
         plan=plan,
     )
-
-
-def make_inference(prepared: PreparedInference, parent: Path) -> InferenceOutcome:
-    """Make a regression in a new folder under ``parent``.
-
-    Raises:
-        FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing more is released then.
-    """
-    folder, statement = make(prepared, parent)
-    return InferenceOutcome(folder=folder.path, fitted=read_fitted(folder.path), statement=statement)
-
-
-def resume_inference(prepared: PreparedInference, path: Path) -> InferenceOutcome:
-    """Make the releases that the folder of an interrupted regression lacks.
-
-    Raises:
-        FedveilError: as :func:`make_inference`; a damaged folder.
-    """
-    statement = resume(prepared, RunFolder(path))
-    return InferenceOutcome(folder=path, fitted=read_fitted(path), statement=statement)
 
 
 def _std(method: Method, silos: tuple[str, ...]) -> float:

@@ -13,13 +13,12 @@ from fedveil.engine.declared import Declared, declared
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import STATISTICS, ReleaseDocument, read_release_document
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_run import PreparedReleases, make, resume
+from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_series import calibrated
 from fedveil.engine.release_sum import NoisySum, NoisySums, Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.privacy.statement import Statement
 from fedveil.statistics.compose import compose
 from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.local import LocalStatistic
@@ -91,15 +90,6 @@ class PreparedRelease(PreparedReleases):
         folder.write_json(FILE, released.to_json())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ReleaseOutcome:
-    """What a release left behind."""
-
-    folder: Path
-    released: Released
-    statement: Statement
-
-
 def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> PreparedRelease:
     """Compose a release and find its noise, from the document and the schema; no table is opened.
 
@@ -135,26 +125,6 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
     )
     check(plan, multiplier, series.declared_for)
     return PreparedRelease(asked=document, declared=of, method=method, step=step, series=series, plan=plan)
-
-
-def make_release(prepared: PreparedRelease, parent: Path) -> ReleaseOutcome:
-    """Make a release in a new folder under ``parent``.
-
-    Raises:
-        FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing is released then.
-    """
-    folder, statement = make(prepared, parent)
-    return ReleaseOutcome(folder=folder.path, released=read_released(folder.path), statement=statement)
-
-
-def resume_release(prepared: PreparedRelease, path: Path) -> ReleaseOutcome:
-    """Make the release of a folder that was interrupted before; one that is made is stated again, nothing else.
-
-    Raises:
-        FedveilError: as :func:`make_release`; a damaged folder.
-    """
-    statement = resume(prepared, RunFolder(path))
-    return ReleaseOutcome(folder=path, released=read_released(path), statement=statement)
 
 
 def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
