@@ -175,7 +175,7 @@ class CoordinatorParty(Generic[EndingT]):
             sender=silo,
             identity=self._membership.roster[silo],
             recipient=SERVER,
-            largest=self._largest_answer(),
+            largest=self.longest_answer,
         )
         exchange, name = self._exchange, self._membership.silos[silo]
         if letter.run != self.run:
@@ -239,7 +239,7 @@ class CoordinatorParty(Generic[EndingT]):
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
         last = [*self._rounds.closing(), Over()]
         self._number += 1
-        self._farewells = [(silo, self._sealed(silo, last, self._number)) for silo in self._present]
+        self._farewells = [(silo, self._sealed(silo, last)) for silo in self._present]
 
     def _proceed(self) -> None:
         """Read the answers once all of an exchange are in."""
@@ -342,9 +342,8 @@ class CoordinatorParty(Generic[EndingT]):
             shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
-        phase, number = self._plan.phase, self._rounds.number
-        place = "" if phase is None else phase.name, number
-        self._record.see(place, (self._asked, self._told), answers, exchange.heads)
+        part = "" if self._plan.phase is None else self._plan.phase.name
+        self._record.see((part, self._rounds.number), (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
             total = self._plan.agreed.vector(self._server.result())
             self._rounds.release(total, self._server.summed)
@@ -366,16 +365,16 @@ class CoordinatorParty(Generic[EndingT]):
         self, parts: dict[int, list[Part]], then: Callable[[Answers], None], *, knocks: bool = False
     ) -> None:
         self._number += 1
-        letters = {silo: self._sealed(silo, content, self._number) for silo, content in sorted(parts.items())}
+        letters = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
         self._exchange = Exchange(
             session=self._session, number=self._number, letters=letters, then=then, knocks=knocks
         )
 
-    def _sealed(self, silo: int, parts: list[Part], number: int) -> bytes:
+    def _sealed(self, silo: int, parts: list[Part]) -> bytes:
         return SignedMessage(
             run=self.run,
             session=self._session,
-            number=number,
+            number=self._number,
             sender=SERVER,
             recipient=silo,
             parts=tuple(parts),
@@ -394,7 +393,8 @@ class CoordinatorParty(Generic[EndingT]):
             outgoing += self._server.proceed()
         return outgoing
 
-    def _largest_answer(self) -> int:
-        """Return how long an answer may be: messages of the protocol, a count per user, heads of all ledgers."""
+    @property
+    def longest_answer(self) -> int:
+        """Bytes that an answer may have: messages of the protocol, a count per user, heads of all ledgers."""
         up, _ = self._agreement.largest
         return min(LARGEST_LETTER, up + 4 * self._plan.n_users + _FRAME_BYTES)
