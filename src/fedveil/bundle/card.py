@@ -6,7 +6,7 @@ import json
 from typing import Final
 
 from fedveil.bundle.manifest import Manifest
-from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.privacy.statement import Statement
 from fedveil.report.document import (
     EMPTY,
     Section,
@@ -16,6 +16,7 @@ from fedveil.report.document import (
     folded,
     notice,
     paragraphs,
+    parties,
     source,
     table,
 )
@@ -48,14 +49,12 @@ def model_card(said: Manifest, statement: Statement) -> str:
 
 def _privacy(statement: Statement) -> Section:
     sentences = statement.sentences()
-    rows = [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust]
-    parties = (
-        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else EMPTY
-    )
     return Section(
         identifier="privacy",
         title="Privacy statement",
-        body=paragraphs(sentences[:1]) + parties + folded("The whole statement", bullets(sentences[1:])),
+        body=paragraphs(sentences[:1])
+        + parties(statement)
+        + folded("The whole statement", bullets(sentences[1:])),
     )
 
 
