@@ -192,6 +192,8 @@ class Population:
         test_weights: (t,) weights of the test rows in every metric; None weighs them equally.
         test_rows: (t,) which records of the silos' tables were held out for testing, in the order of the tables; None
             where the test table comes from elsewhere.
+        public_test: whether the test table is public, and not held out of the records of people: its exact metrics may
+            be handed on.
         n_users: |U|, the PUBLIC number of users. It is declared, not counted: users without a record belong
             to it, and the divisor of every user-level average uses it.
         silo_names: |S| names, in the order of the silo numbers.
@@ -212,6 +214,7 @@ class Population:
     test_targets: Targets
     test_weights: Float32[np.ndarray, "t"] | None = None
     test_rows: Int64[np.ndarray, "t"] | None = None
+    public_test: bool = False
     n_users: int
     silo_names: tuple[str, ...]
     task: Task

@@ -121,6 +121,7 @@ def read_tables(
         test_features=test_features,
         test_targets=test_targets,
         test_rows=test_rows,
+        public_test=test is not None,
         n_users=schema.n_users,
         silo_names=silo_names,
         task=TASKS[schema.target.kind],
