@@ -175,12 +175,3 @@ def test_a_file_that_names_no_silo_or_two_for_a_user_is_refused_without_an_id(
 def test_the_digest_hides_who_is_where(tmp_path: Path) -> None:
     """With another first line the same assignment has another digest."""
     assert read(tmp_path, text([0] * 6)).digest != read(tmp_path, text([0] * 6, salt="5f" * 32)).digest
-
-
-def test_a_silo_reads_the_file_that_its_settings_name(tmp_path: Path) -> None:
-    (tmp_path / "silo.toml").write_text(
-        'name = "silo1"\ncoordinator = "a:1"\nmain_silos = "main-silos.csv"\n'
-    )
-    from fedveil.flower.folders import SiloSettings
-
-    assert SiloSettings.read(tmp_path / "silo.toml").main_silos == Path("main-silos.csv")
