@@ -94,3 +94,4 @@ class Books:
         for head in own:
             self.ledger.require(head)
         self.heads.hear({self.silos[silo]: head for silo, head in peers.items()})
+        self.heads.keep()
