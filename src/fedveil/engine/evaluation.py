@@ -18,7 +18,7 @@ from torch import Tensor
 from fedveil.engine.declared import Declared
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_sum import NoisySums, Release, noisy_sum
+from fedveil.engine.release_sum import Release, noisy_sum
 from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
 from fedveil.errors import ConfigError
 from fedveil.local.task import Task
@@ -34,6 +34,7 @@ from fedveil.statistics.figures import ALL
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import LEAST_BINS, MOST_BINS
 from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.stored import NoisySums
 
 MOST_ERROR: Final = 0.1
 """Largest predicted standard deviation of the first test metric, by noise, that is paid for."""
@@ -72,7 +73,7 @@ class Evaluation:
         planned = self.releases[len(before)].step
         if len(before) + 1 < len(self.releases):
             return planned
-        layout = self.asked.last(self.asked.placed(_pairs(before)))
+        layout = self.asked.last(self.asked.placed(before))
         assert layout.length == planned.layout.length
         return LocalStatistic(layout=layout)
 
@@ -89,7 +90,7 @@ class Evaluation:
             round_number: after which the model was taken.
             sums: of all releases.
         """
-        return Evaluated(name=name, round=round_number, asked=self.asked, releases=_pairs(sums))
+        return Evaluated(name=name, round=round_number, asked=self.asked, releases=sums)
 
 
 def plan_evaluation(experiment: Experiment, of: Declared) -> Evaluation | None:
@@ -274,7 +275,3 @@ def _std(release: SideRelease, asked: Asked) -> float:
     found = release.method.noise_std(len(asked.silo_names))
     assert found is not None
     return found
-
-
-def _pairs(sums: NoisySums) -> tuple[tuple[Float64[np.ndarray, " d"], float], ...]:
-    return tuple((one.vector, one.std) for one in sums)

@@ -26,23 +26,7 @@ from fedveil.protection.driver import Driver
 from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStep, Progress, silo_sums
-
-
-@dataclass(frozen=True, eq=False)
-class NoisySum:
-    """What a release ended with.
-
-    Attributes:
-        vector: (d,) the sum of the silos' messages.
-        std: of the noise on every number.
-    """
-
-    vector: Float64[np.ndarray, " d"]
-    std: float
-
-
-NoisySums = tuple[NoisySum, ...]
-"""What was released so far, in its order."""
+from fedveil.statistics.stored import NoisySum
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

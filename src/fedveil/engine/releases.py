@@ -15,7 +15,7 @@ from fedveil.engine.release_document import STATISTICS, ReleaseDocument, read_re
 from fedveil.engine.release_method import release_builder
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_series import calibrated
-from fedveil.engine.release_sum import NoisySum, NoisySums, Release
+from fedveil.engine.release_sum import Release
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
@@ -24,6 +24,7 @@ from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
 from fedveil.statistics.released import FILE, Released, read_released
+from fedveil.statistics.stored import NoisySums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,8 +73,7 @@ class PreparedRelease(PreparedReleases):
         """Return what a folder has of the release."""
         if not (folder / FILE).exists():
             return ()
-        found = read_released(folder.path)
-        return (NoisySum(found.vector, found.noise_std),)
+        return (read_released(folder.path).made,)
 
     def write(self, folder: RunFolder, made: NoisySums) -> None:
         """Put the release on the disk."""
@@ -84,8 +84,7 @@ class PreparedRelease(PreparedReleases):
             schema=self.declared.schema,
             silos=self.declared.silos,
             noise_multiplier=self.method.channel.nominal(),
-            noise_std=found.std,
-            vector=found.vector,
+            made=found,
         )
         folder.write_json(FILE, released.to_json())
 
