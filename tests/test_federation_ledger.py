@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -310,9 +311,32 @@ def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="silo north: its ledger has gone back"):
         again.hear({"north": first})
     assert HeadsSeen(tmp_path / HEADS, bytes(32)).last("north") == second
-    (tmp_path / HEADS).write_text('{"00": {"north": ["x"]}}')
+    (tmp_path / HEADS).write_text('["00", "north", "x"]\n')
     with pytest.raises(RunFolderError, match="damaged"):
         HeadsSeen(tmp_path / HEADS, bytes(32))
+
+
+def test_a_head_costs_a_line_and_half_a_line_is_no_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.federation.heads._KEPT", 3)
+    path, every = tmp_path / HEADS, [bytes([number]) * 32 for number in range(1, 10)]
+    HeadsSeen(path, bytes([7]) * 32).hear({"north": every[0]})  # of another federation
+    heads = HeadsSeen(path, bytes(32))
+    for head in every:
+        before = path.read_bytes()
+        heads.hear({"north": head, "south": NONE})
+        heads.keep()
+        assert path.read_bytes().startswith(before)
+        assert path.read_bytes()[len(before) :].count(b"\n") == 1
+    path.write_bytes(path.read_bytes()[:-1])  # the host went down as it was written
+    heads = HeadsSeen(path, bytes(32))
+    assert heads.last("north") == every[-2]
+    heads.hear({"north": every[-1]})
+    assert path.read_bytes().count(b"\n") == 1 + 3  # written anew, without those that are too old
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert HeadsSeen(path, bytes(32)).last("north") == every[-1]
+    assert HeadsSeen(path, bytes([7]) * 32).last("north") == every[0]
 
 
 def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import tomlkit
 from fedveil.engine.declared import Declared
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import PREPROCESSED, SCHEMA, RunFolder
-from fedveil.engine.release_method import release_builder
+from fedveil.engine.release_method import release_builder, usual_silos
 from fedveil.engine.release_sum import Release
 from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
@@ -154,11 +154,10 @@ def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | 
     section = experiment.preprocessing
     if section is None:
         return None
-    weighs = experiment.protection.build().weighs
     wanted = Wanted(
         schema_=of.first,
         silo_names=of.silos,
-        silos=section.silos or ("equal" if weighs else "uniform"),
+        silos=section.silos or usual_silos(experiment),
         bounds=section.bounds,
         impute=section.impute,
         pool=section.pool,
@@ -169,8 +168,7 @@ def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | 
         _planned(experiment, wanted, of, place, many / sum(looked_at)) for place, many in enumerate(looked_at)
     )
     noise = max(
-        cdf_noise(layout, wanted.unit, one.numbered(0).std())
-        for one, layout in zip(releases, wanted.layouts, strict=True)
+        cdf_noise(layout, wanted.unit, one.std) for one, layout in zip(releases, wanted.layouts, strict=True)
     )
     share = noise / of.schema.n_users
     if share > MOST_NOISE:
@@ -195,15 +193,8 @@ def _middle(experiment: Experiment) -> float:
 def _planned(experiment: Experiment, wanted: Wanted, of: Declared, place: int, share: float) -> SideRelease:
     """Return one of the releases, which has a share of the preprocessing's budget."""
     layout: Layout = wanted.layouts[place]
-    facts, step = of.facts(layout.length), LocalStatistic(layout=layout)
-    build = release_builder(
-        experiment.protection,
-        wanted.silos,
-        step,
-        facts,
-        key="preprocessing.silos",
-        colluding=experiment.privacy.colluding_silos,
-    )
+    step, facts = LocalStatistic(layout=layout), of.facts(layout.length)
+    build = release_builder(experiment, wanted.silos, step, of, key="preprocessing.silos")
     multiplier = multiplier_of(share * experiment.shares.preprocessing, whole_of(experiment.privacy))
     of_updates = LENGTH in layout.columns
     purpose = (

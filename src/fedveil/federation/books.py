@@ -103,3 +103,4 @@ class Books:
             IntegrityError: one has gone back.
         """
         self.heads.hear({self.silos[silo]: head for silo, head in peers.items()})
+        self.heads.keep()
