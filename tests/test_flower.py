@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -203,6 +204,20 @@ def test_users_may_be_known_by_a_list_that_the_silos_share(made: Demonstration) 
     assert (before._share.train.user + after._share.train.user == 49).all()
 
 
+def test_a_silo_reads_the_file_of_main_silos_that_its_settings_name(made: Demonstration) -> None:
+    """Its digest, which an experiment names, is what ``sha256sum`` prints; another user in a line is noticed."""
+    silo = SiloFolder(made.provisioned.silos[2])
+    assert inspect_silo(silo)["main silos' file"] == "none"
+    path = silo.path / "main-silos.csv"
+    path.write_text("5e" * 32 + "\n" + "".join(f"{user},va\n" for user in range(50)))
+    silo.settings.model_copy(update={"main_silos": Path(path.name)}).write(silo / "silo.toml")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert inspect_silo(silo)["main silos' file"] == f"sha256 {digest}"
+    path.write_text(path.read_text().replace("\n7,va\n", "\n8,va\n"))
+    with pytest.raises(DataError, match="line 9 is not of the user"):
+        inspect_silo(silo)
+
+
 def issue(authority: Authority, folder: Path, *hosts: str, days: int = 397) -> None:
     """Write a server's key and its certificate."""
     request = new_server_key(folder / "server.key").decode()
@@ -388,17 +403,25 @@ def test_a_run_is_submitted_where_a_coordinator_is_served(made: Demonstration) -
 
 
 @pytest.mark.usefixtures("flowers_task")
-def test_flowers_messages_carry_a_run_though_some_are_lost(made: Demonstration, guards: list[Path]) -> None:
-    from fedveil.flower.transport import carry
+def test_flowers_messages_carry_a_run_though_some_are_lost(
+    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And though the link forgets them again and again."""
+    from fedveil.flower import transport
 
+    monkeypatch.setattr(transport, "_MOST_LETTERS", 9)
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
-    carry(LoopGrid(nodes, guards), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+    begun = 0
+    while not party.finished:
+        begun += 1
+        transport.carry(LoopGrid(nodes, guards), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
+    assert begun > 1
     assert party.outcome.statement.epsilon is not None
     found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]

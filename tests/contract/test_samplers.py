@@ -12,12 +12,12 @@ from scipy import stats
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.events import Adjacency, GaussianEvent, PoissonSampledEvent
-from fedveil.privacy.sampling import AnySampler, Everyone, PoissonUsers
+from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler
 from fedveil.randomness import PrivacyRandomness
 
 FALSE_ALARM = 1e-7
 ROUNDS, USERS = 8_000, 250
-SAMPLERS: dict[str, AnySampler] = {
+SAMPLERS: dict[str, Sampler] = {
     "everyone": Everyone(),
     "poisson 0.01": PoissonUsers(rate=0.01),
     "poisson 0.3": PoissonUsers(rate=0.3),
@@ -27,10 +27,10 @@ SAMPLERS: dict[str, AnySampler] = {
 samplers = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 base = GaussianEvent(noise_multiplier=5.0)
 
-_drawn: dict[AnySampler, np.ndarray] = {}
+_drawn: dict[Sampler, np.ndarray] = {}
 
 
-def drawn(sampler: AnySampler) -> np.ndarray:
+def drawn(sampler: Sampler) -> np.ndarray:
     """Masks of many rounds, (rounds, users), drawn once for all tests."""
     if sampler not in _drawn:
         source = PrivacyRandomness.insecure(77).stream(repr(sampler))
@@ -44,7 +44,7 @@ def binomial_p_value(count: int, trials: int, rate: float) -> float:
 
 
 @samplers
-def test_rate_of_all_draws(sampler: AnySampler) -> None:
+def test_rate_of_all_draws(sampler: Sampler) -> None:
     count = int(drawn(sampler).sum())
     assert binomial_p_value(count, ROUNDS * USERS, sampler.rate) > FALSE_ALARM
     if sampler.rate < 1.0:
@@ -53,7 +53,7 @@ def test_rate_of_all_draws(sampler: AnySampler) -> None:
 
 
 @samplers
-def test_every_user_has_the_same_rate(sampler: AnySampler) -> None:
+def test_every_user_has_the_same_rate(sampler: Sampler) -> None:
     counts = drawn(sampler).sum(axis=0)
     if sampler.rate == 1.0:
         assert counts.tolist() == [ROUNDS] * USERS
@@ -65,7 +65,7 @@ def test_every_user_has_the_same_rate(sampler: AnySampler) -> None:
 
 
 @samplers
-def test_number_of_participants_is_binomial(sampler: AnySampler) -> None:
+def test_number_of_participants_is_binomial(sampler: Sampler) -> None:
     """Independence among users: samples of fixed size, or users drawn together, give other counts."""
     sizes = np.bincount(drawn(sampler).sum(axis=1), minlength=USERS + 1)
     expected = ROUNDS * stats.binom.pmf(np.arange(USERS + 1), USERS, sampler.rate)
@@ -85,7 +85,7 @@ def test_number_of_participants_is_binomial(sampler: AnySampler) -> None:
 
 
 @samplers
-def test_rounds_are_independent(sampler: AnySampler) -> None:
+def test_rounds_are_independent(sampler: Sampler) -> None:
     if sampler.rate == 1.0:
         assert drawn(sampler).all()
         return
@@ -96,7 +96,7 @@ def test_rounds_are_independent(sampler: AnySampler) -> None:
 
 
 @samplers
-def test_masks_seeds_and_sizes(sampler: AnySampler) -> None:
+def test_masks_seeds_and_sizes(sampler: Sampler) -> None:
     def draw(randomness: PrivacyRandomness) -> list[bool]:
         return sampler.draw(3000, randomness.stream("participants", 1)).tolist()
 
@@ -111,7 +111,7 @@ def test_masks_seeds_and_sizes(sampler: AnySampler) -> None:
 
 
 @samplers
-def test_event_says_what_the_draw_does(sampler: AnySampler) -> None:
+def test_event_says_what_the_draw_does(sampler: Sampler) -> None:
     assert sampler.adjacency is Adjacency.ADD_OR_REMOVE_ONE
     event = sampler.event(base)
     assert event == (base if sampler.rate == 1.0 else PoissonSampledEvent(rate=sampler.rate, event=base))

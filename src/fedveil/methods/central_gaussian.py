@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from fedveil.keys import NonNegative
 from fedveil.methods.channels import NO_NOISE, Channel, grid_gaussian, grid_law, refuses_unbounded
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Published
@@ -84,7 +84,7 @@ class CentralGaussian(Channel):
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the budget that Tables 3 and 6 of DP-Fed-LS print, if clients are drawn as they were there."""
-        if self.noise_multiplier == 0 or not method.sampler.replaces:
+        if self.noise_multiplier == 0 or method.sampler.adjacency is not Adjacency.REPLACE_ONE:
             return ()
         rate, multiplier = method.sampler.rate, self.std / method.bound.norm
 

@@ -8,7 +8,7 @@ channel                what its noise claims for a sum, a message, and a sum of 
 local (DP-SGD only)    the same, of the noise of every local step
 protection             what is sent to whom; claims about parts of messages; the rounding of the sum
 sampler                adjacency, and amplification for whoever does not learn who was drawn
-denoiser, server       nothing: they read no record (post-processing)
+denoiser, server       nothing but words: they read no record (post-processing)
 =====================  ===========================================================================================
 
 A line of the statement is the event of the least claim that covers what a party learns (:mod:`fedveil.privacy.claims`).
@@ -33,20 +33,25 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     claims = claims_of(method, moves)
     readers = _against(method, Role.READER, claims)[1]
     lines = {role: _against(method, role, claims) for role in method.parties}
-    stages = (method, source, method.weights, method.protection)
-    uncovered = [text for stage in stages for text in stage.uncovered(method)]
+    uncovered = [
+        text for stage in (source, method.weights, method.protection) for text in stage.uncovered(method)
+    ]
     return Guarantee(
         adjacency=method.sampler.adjacency,
         event=readers.event,
         unit=moves.unit,
-        mechanisms=(
-            *source.mechanisms(moves),
-            *method.bound.told(),
-            *method.sampler.mechanisms(moves.unit),
-            *method.protection.mechanisms(moves),
-            *method.denoiser.told(),
-            *method.server.told(),
-            *method.average.told(),
+        mechanisms=tuple(
+            text
+            for stage in (
+                source,
+                method.bound,
+                method.sampler,
+                method.protection,
+                method.denoiser,
+                method.server,
+                method.average,
+            )
+            for text in stage.mechanisms(moves)
         ),
         views=tuple(
             View(
@@ -57,7 +62,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
             )
             for role, (known, claim) in lines.items()
         ),
-        uncovered=(*uncovered, *_not_covered(method, moves, lines)),
+        uncovered=(*method.uncovered, *uncovered, *_not_covered(method, moves, lines)),
         published=tuple(
             figure
             for stage in (method.contribution, method.local, method.channel, method.protection)

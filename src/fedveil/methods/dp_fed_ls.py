@@ -35,7 +35,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.closed_form import theorem_epsilon, theorem_noise
-from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
+from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler, UniformClients
 from fedveil.server.denoise import Laplacian
 from fedveil.server.optimizers import ServerSgd
 
@@ -131,9 +131,7 @@ def dp_fed_ls(
     return replace(plain, name="dp-fed-ls", denoiser=Laplacian(smoothing=smoothing))
 
 
-def client_sampler(
-    sampling: ClientSampling, rate: float, n_users: int
-) -> Everyone | PoissonUsers | UniformClients:
+def client_sampler(sampling: ClientSampling, rate: float, n_users: int) -> Sampler:
     """Return the sampler of a rate: round(tau N) clients without replacement, or each with probability tau."""
     if rate == 1:
         return Everyone()

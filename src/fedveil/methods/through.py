@@ -11,7 +11,7 @@ from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Form, Layered
 from fedveil.methods.keys import Lattice
 from fedveil.methods.layered_shares import LayeredShares
-from fedveil.privacy.sampling import AnySampler
+from fedveil.privacy.sampling import Sampler
 
 Of = Annotated[Any, filled()]
 """The method that the channel is for."""
@@ -51,7 +51,7 @@ def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Chan
     return LayeredShares(shares=own, lattice=lattice)
 
 
-def through_messages(central: Any, sampler: AnySampler, n_users: int, form: Form) -> ClientMessages:
+def through_messages(central: Any, sampler: Sampler, n_users: int, form: Form) -> ClientMessages:
     """Return the channel in which clients' messages carry the noise that a trusted server would add to their sum.
 
     m clients send in a round, each with N(0, (central.std)^2 / m I): m independent Gaussians,

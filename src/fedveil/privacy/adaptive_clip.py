@@ -119,7 +119,7 @@ class AdaptiveClip(Shortening):
                 "under a method that sends gradients: give clip.most"
             )
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Any) -> tuple[str, ...]:
         """Return how the clip moves."""
         return (
             f"updates are clipped to C_t and sent in units of it, with a mark for 'longer than C_t' in the same "

@@ -7,9 +7,10 @@ amplification that sampling gives holds only while nobody can predict the draw.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import Bool
@@ -29,8 +30,52 @@ from fedveil.randomness import BitSource
 _WORD_BITS: Final = 64
 
 
+class Sampler(ABC):
+    """What chooses the users of a round, and says what that choice does to a release; a frozen value.
+
+    Attributes:
+        rate: probability that a given user takes part; the server divides by it.
+        samples: whether users are left out by chance.
+        fixed_size: whether as many take part in every round; their number is public then.
+        period: b, where each takes part in every b-th round at most.
+        adjacency: which neighbours its event is for. Under adding or removing one user, who is away contributes zero,
+            and the number of users is public; accountants double what a unit moves that is replaced.
+    """
+
+    rate: float
+    samples: ClassVar[bool] = True
+    fixed_size: ClassVar[bool]
+    period: int = 1
+    adjacency: ClassVar[Adjacency]
+
+    @property
+    def size(self) -> int | None:
+        """Their number, where it is one of its own; None where it follows from who there is."""
+        return None
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse users of whole silos."""
+        if not method.contribution.by_user:
+            yield (
+                "users are sampled, but a contribution is not one user's; sampling of users needs (silo, user) or "
+                "client contributions"
+            )
+
+    @abstractmethod
+    def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
+        """Return who of ``n`` users takes part."""
+
+    @abstractmethod
+    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+        """Return what the claims for a release over everybody are for one over those who take part."""
+
+    def mechanisms(self, moves: Any) -> tuple[str, ...]:
+        """Return who takes part in a round, in words; nothing where everybody does."""
+        return ()
+
+
 @dataclass(frozen=True, kw_only=True)
-class Everyone:
+class Everyone(Sampler):
     """Every user takes part in every round: no amplification, and nothing is drawn.
 
     >>> from fedveil.randomness import PrivacyRandomness
@@ -40,27 +85,12 @@ class Everyone:
 
     samples: ClassVar[bool] = False
     fixed_size: ClassVar[bool] = True
-    size: ClassVar[int | None] = None
-    period = 1
+    adjacency: ClassVar[Adjacency] = Adjacency.ADD_OR_REMOVE_ONE
+    rate = 1.0
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Return nothing: all can take part in anything."""
         return ()
-
-    @property
-    def rate(self) -> float:
-        """Probability that a given user takes part: 1."""
-        return 1.0
-
-    @property
-    def replaces(self) -> bool:
-        """False: one user comes or goes."""
-        return False
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Add or remove one user (a user who is away contributes zero, and the number of users is public)."""
-        return Adjacency.ADD_OR_REMOVE_ONE
 
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
         """Return True for each of ``n`` users; the source is left untouched."""
@@ -75,13 +105,9 @@ class Everyone:
         """Return the claims, also for whoever is told that everyone takes part."""
         return tuple(replace(claim, covers=claim.covers | _DRAWS) for claim in claims)
 
-    def mechanisms(self, unit: str) -> tuple[str, ...]:
-        """Return nothing: nobody is drawn."""
-        return ()
-
 
 @dataclass(frozen=True, kw_only=True)
-class PoissonUsers:
+class PoissonUsers(Sampler):
     """Every user takes part with probability q, independently of all others and of all other rounds.
 
     One 64-bit word w per user decides: she takes part iff w < floor(q · 2^64). The probability is therefore
@@ -107,10 +133,8 @@ class PoissonUsers:
         PrivacyError: a rate outside (0, 1].
     """
 
-    samples: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = False
-    size: ClassVar[int | None] = None
-    period = 1
+    adjacency: ClassVar[Adjacency] = Adjacency.ADD_OR_REMOVE_ONE
 
     rate: float
 
@@ -120,20 +144,6 @@ class PoissonUsers:
             raise PrivacyError(
                 f"sampling rate is {self.rate}; it must be above 0 and at most 1 (1: every user takes part)"
             )
-
-    def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse users of whole silos."""
-        return _of_whole_silos(method)
-
-    @property
-    def replaces(self) -> bool:
-        """False: one user comes or goes."""
-        return False
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Add or remove one user: the adjacency of the amplification theorems used for Poisson sampling."""
-        return Adjacency.ADD_OR_REMOVE_ONE
 
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
         """Return who of ``n`` users takes part; uses ``n`` words of the source unless the rate is 1."""
@@ -151,13 +161,13 @@ class PoissonUsers:
         """Return the claims over the sample (:func:`over_sample`); draws are independent: one's own tells nothing."""
         return over_sample(claims, unknowing=self.event, knowing_own=self.event)
 
-    def mechanisms(self, unit: str) -> tuple[str, ...]:
+    def mechanisms(self, moves: Any) -> tuple[str, ...]:
         """Return who takes part in a round, in words."""
-        return (f"each {unit} takes part in a round with probability {self.rate:g} (Poisson)",)
+        return (f"each {moves.unit} takes part in a round with probability {self.rate:g} (Poisson)",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniformClients:
+class UniformClients(Sampler):
     """Exactly m of n clients take part, every set of m equally likely, independently of all other rounds.
 
     Every client gets one 64-bit word and the m smallest take part. If the m-th and the next are equal, all words are
@@ -175,9 +185,8 @@ class UniformClients:
         PrivacyError: m outside 1 .. n; later, a draw among another number of clients than n.
     """
 
-    samples: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = True
-    period = 1
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
 
     population: int
     sample: int
@@ -195,24 +204,10 @@ class UniformClients:
         """M."""
         return self.sample
 
-    def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse users of whole silos."""
-        return _of_whole_silos(method)
-
     @property
-    def rate(self) -> float:
+    def rate(self) -> float:  # type: ignore[override]
         """Probability that a given client takes part: m / n."""
         return self.sample / self.population
-
-    @property
-    def replaces(self) -> bool:
-        """True: one client's data are replaced."""
-        return True
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Replace one client's data by any other."""
-        return Adjacency.REPLACE_ONE
 
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
         """Return who of ``n`` clients takes part."""
@@ -245,30 +240,11 @@ class UniformClients:
         others = UniformClients(population=self.population - 1, sample=self.sample)
         return over_sample(claims, unknowing=self.event, knowing_own=others.event)
 
-    def mechanisms(self, unit: str) -> tuple[str, ...]:
+    def mechanisms(self, moves: Any) -> tuple[str, ...]:
         """Return who takes part in a round, in words."""
-        drawn = f"{self.sample} of {self.population} {unit}s"
+        drawn = f"{self.sample} of {self.population} {moves.unit}s"
         return (f"{drawn} take part in a round, drawn uniformly without replacement",)
 
-
-def _of_whole_silos(method: Any) -> tuple[str, ...]:
-    """Return why users are not sampled where a contribution is not one user's."""
-    if method.contribution.by_user:
-        return ()
-    return (
-        "users are sampled, but a contribution is not one user's; sampling of users needs (silo, user) or client "
-        "contributions",
-    )
-
-
-AnySampler: TypeAlias = Everyone | PoissonUsers | UniformClients
-"""What chooses the users of a round, and says what that choice does to a release.
-
-Beside ``draw``, ``event``, ``over`` and words it tells whether users may be left out (``samples``), with which
-probability each takes part (``rate``; the server divides by it), whether their number is fixed and public
-(``fixed_size``, ``size``), whether each takes part in every b-th round at most (``period``), and which neighbours its
-event is for (``adjacency``; ``replaces``: accountants double what a unit moves).
-"""
 
 _DRAWS: Final = frozenset({Tells.OWN_DRAW, Tells.DRAWN})
 

@@ -36,7 +36,7 @@ class Scheduled(Everyone):
         check_ranges(self)
 
     @property
-    def rate(self) -> float:
+    def rate(self) -> float:  # type: ignore[override]
         """1 / b: the share of the users in a round, which the server divides by."""
         return 1.0 / self.period
 
@@ -48,9 +48,11 @@ class Scheduled(Everyone):
                 "correlated noise of the same period (bands = 1 for independent noise)"
             )
 
-    def mechanisms(self, unit: str) -> tuple[str, ...]:
+    def mechanisms(self, moves: Any) -> tuple[str, ...]:
         """Return who takes part in a round, in words."""
-        return (f"each {unit} takes part in every silo in one of {self.period} rounds, by a public schedule",)
+        return (
+            f"each {moves.unit} takes part in every silo in one of {self.period} rounds, by a public schedule",
+        )
 
 
 def due(

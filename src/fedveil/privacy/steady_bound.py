@@ -30,7 +30,7 @@ class SteadyBound:
         """Return the reasons why the bound has no place in a method."""
         return ()
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Any) -> tuple[str, ...]:
         """Return what moves the bound, in words."""
         return ()
 

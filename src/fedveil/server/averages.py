@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedveil.keys import filled
 from fedveil.server.optimizers import STATELESS, State
-from fedveil.stage import Stage, duty
+from fedveil.stage import Moves, Stage, duty
 
 Rounds = Annotated[int | None, filled()]
 """T, of the experiment."""
@@ -42,10 +42,6 @@ class Average(Stage):
         """Refuse to average where no model is trained."""
         if method.released != "models" and self != LAST:
             yield f"{type(self).__name__} averages models, and this method releases {method.released}"
-
-    def told(self) -> tuple[str, ...]:
-        """Return what is released instead of the last model, in words; nothing for the last."""
-        return ()
 
     @duty
     def init(self, model: Float32[Tensor, " d"]) -> State:
@@ -136,7 +132,7 @@ class Ema(_Mean):
 
     beta: Annotated[float, Field(ge=0, lt=1, description="weight of the average before")] = 0.8
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return which average is released."""
         return (_free(f"an exponential average of its models, beta {self.beta:g}"),)
 
@@ -167,7 +163,7 @@ class Tail(_Mean):
         if self.rounds is None:
             yield "Tail averages the last rounds of a run, and the number of rounds is not given: give rounds"
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return which average is released."""
         return (_free(f"the mean of its models over the last {self.share:g} of the rounds"),)
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedveil.errors import CompositionError, ModelError
 from fedveil.keys import NonNegative
-from fedveil.stage import Stage, duty
+from fedveil.stage import Moves, Stage, duty
 
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
 """Shapes of the model's tensors, in the order in which they lie in the vector."""
@@ -72,7 +72,7 @@ class Denoiser(Stage):
         """
         return self
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return what is done to the noisy mean, in words."""
         return (f"the server denoises the noisy mean ({self.description}): post-processing, free of charge",)
 
@@ -99,7 +99,7 @@ class NoDenoiser(Denoiser):
     changes: ClassVar[bool] = False
     description: ClassVar[str] = "none"
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return nothing."""
         return ()
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.keys import filled
 from fedveil.server.schedules import Schedule, factor
-from fedveil.stage import Stage, duty
+from fedveil.stage import Moves, Stage, duty
 
 State: TypeAlias = Mapping[str, Tensor]
 """What an optimiser remembers from round to round: tensors by name, on the CPU; saved with every checkpoint."""
@@ -63,10 +63,6 @@ class Optimizer(Stage):
     def plain_rate(self) -> float | None:
         """What the mean is multiplied by and added to the model, where that is all that is done with it; else None."""
         return None
-
-    def told(self) -> tuple[str, ...]:
-        """Return what is done with the released mean, in words; nothing for a plain step."""
-        return ()
 
     def at_rate(self, learning_rate: float) -> Optimizer:
         """Return the same steps with another learning rate, where there is one.
@@ -127,7 +123,7 @@ class _Scheduled(Optimizer):
                 "rounds is not given: give rounds"
             )
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return the schedule, if there is one."""
         if self.schedule == "constant":
             return ()
@@ -193,12 +189,12 @@ class ServerSgd(_Scheduled):
         """The learning rate, where there is neither momentum nor a schedule."""
         return None if self.momentum or self.schedule != "constant" else self.learning_rate
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return that there is momentum."""
         if not self.momentum:
-            return super().told()
+            return super().mechanisms(moves)
         how = "Nesterov momentum" if self.nesterov else "momentum"
-        return (_free(f"{how} {self.momentum:g}"), *super().told())
+        return (_free(f"{how} {self.momentum:g}"), *super().mechanisms(moves))
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return u_0 = 0; nothing without momentum."""
@@ -235,11 +231,11 @@ class _Adaptive(_Scheduled):
         float, Field(gt=0, allow_inf_nan=False, description="adaptivity: larger is closer to plain steps")
     ] = 1e-3
 
-    def told(self) -> tuple[str, ...]:
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return which adaptive step is made."""
         return (
             _free(f"{type(self).__name__}, beta1 {self.beta1:g}, beta2 {self.beta2:g}, tau {self.tau:g}"),
-            *super().told(),
+            *super().mechanisms(moves),
         )
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
