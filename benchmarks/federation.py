@@ -100,7 +100,7 @@ class World(Unwatched):
             membership=self.membership,
             identity=self.key,
             folder=RunFolder.create(folder, experiment),
-            heads=HeadsSeen(folder / HEADS),
+            heads=HeadsSeen(folder / HEADS, self.membership.charter),
             observer=self,
         )
         self.letters = self.content = 0

@@ -4,8 +4,9 @@ Every cell of the table in docs/theory/inference.md: people with 1 + Poisson(2) 
 or two of five silos, whose targets are correlated by .4. Noise is that of one central Gaussian on the sums, which is
 what shares of silos add up to (``benchmarks.statistics``). Nominal coverage is 95 %. Every simulation has a seed of its
 own, its number, so that more of them go on where fewer ended, and cells of one family and size have the same people:
-statsmodels is beside the first of them. ``fedveil bench inference`` plays 1,000 simulations a cell, ``python -m
-benchmarks.inference 300`` as many as are asked for.
+statsmodels is beside the first of them. ``fedveil bench inference`` plays 1,000 simulations a cell, about half an hour
+of one core; ``python -m benchmarks.inference 1000 FOLDER`` keeps every cell in a folder as soon as it is played, and
+goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +28,7 @@ from statsmodels.tools.sm_exceptions import SpecificationWarning
 
 from benchmarks.harness import Row, report
 from benchmarks.regressions import Made, made, released
+from fedveil.files import replace_file
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.statistics.inference.covariance import covariance
 from fedveil.statistics.intervals import NORMAL_95
@@ -171,16 +174,22 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from simulated(itertools.islice(cells(), 2) if quick else cells(), 12 if quick else SIMULATIONS)
 
 
-def simulated(asked: Iterable[Cell], runs: int) -> Iterator[Row]:
-    """Simulate cells so many times each."""
+def simulated(asked: Iterable[Cell], runs: int, folder: Path | None = None) -> Iterator[Row]:
+    """Simulate cells so many times each; what a folder has of them is taken from there, and what it lacks put there."""
     peers = set()
-    for cell in asked:
+    for number, cell in enumerate(asked):
         people = (cell.family, cell.n_users)
         first = cell.family in _PEERS and people not in peers
         peers.add(people)
-        yield from told(
-            cell, simulate(cell, range(runs)), beside(cell, range(runs)) if first else (None, None)
-        )
+        kept = None if folder is None else folder / f"{number:02}.json"
+        if kept is not None and kept.exists():
+            yield from (Row(**one) for one in json.loads(kept.read_text(encoding="utf-8")))
+            continue
+        found = simulate(cell, range(runs))
+        rows = list(told(cell, found, beside(cell, range(runs)) if first else (None, None)))
+        if kept is not None:
+            replace_file(kept, json.dumps([asdict(row) for row in rows]).encode())
+        yield from rows
 
 
 def told(cell: Cell, found: Coverage, peer: tuple[float | None, float | None]) -> Iterator[Row]:
@@ -206,7 +215,8 @@ def told(cell: Cell, found: Coverage, peer: tuple[float | None, float | None]) -
         ours=least,
         met=least >= LEAST - one,
     )
-    yield Row(case=f"{cell.label}: runs with intervals", unit="%", ours=100 * float(found.shown.mean()))
+    shown = 100 * float(found.shown.mean())
+    yield Row(case=f"{cell.label}: with intervals, of {len(found.held)} runs", unit="%", ours=shown)
     case = f"{cell.label}: error; peer: statsmodels without noise"
     most = MOST_ERROR.get(cell.family) if (cell.n_users, cell.epsilon) == (1000, 1.0) else None
     fits = None if most is None else found.rmse <= most
@@ -214,4 +224,5 @@ def told(cell: Cell, found: Coverage, peer: tuple[float | None, float | None]) -
 
 
 if __name__ == "__main__":
-    print(json.dumps(report("inference", simulated(cells(), int(sys.argv[1]))), indent=1))
+    place = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    print(json.dumps(report("inference", simulated(cells(), int(sys.argv[1]), place)), indent=1))

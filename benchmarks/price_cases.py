@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Literal
 
@@ -70,25 +70,24 @@ def _data(name: str, users: int, silos: int | None = 5, law: str = "zipf") -> di
     return found if silos is None else {**found, "n_silos": silos}
 
 
-_DIGITS: Final = (1.0, 2.5, {"learning_rate": 0.5, "epochs": 10, "batch_size": 16})
 _MEDICAL: Final = {"learning_rate": 0.001, "epochs": 50}
-_LONG: Final = {"learning_rate": 0.5, "epochs": 40}
 _LAST: Final = {"server": {"average": {"name": "last"}}}
+_DIGITS: Final = DataCase(
+    name="digits, 100 users, zipf",
+    goals=((None, 0.938), (2.0, 0.86)),
+    data=_data("digits", 100),
+    model="linear",
+    metric="accuracy",
+    rounds=30,
+    multiplier=5.0,
+    published=(1.0, 2.5, {"learning_rate": 0.5, "epochs": 10, "batch_size": 16}),
+    local={"learning_rate": 0.5, "epochs": 40},
+    best={**_LAST, "method": {"learning_rate": 5.0}},
+    cheap=True,
+)
 
 DATA: Final = (
-    DataCase(
-        name="digits, 100 users, zipf",
-        goals=((None, 0.938), (2.0, 0.86)),
-        data=_data("digits", 100),
-        model="linear",
-        metric="accuracy",
-        rounds=30,
-        multiplier=5.0,
-        published=_DIGITS,
-        local=_LONG,
-        best={**_LAST, "method": {"learning_rate": 5.0}},
-        cheap=True,
-    ),
+    _DIGITS,
     DataCase(
         name="TcgaBrca, 50 users, zipf",
         goals=((None, 0.838), (2.0, 0.78)),
@@ -103,17 +102,12 @@ DATA: Final = (
         best={},
         cheap=True,
     ),
-    DataCase(
+    replace(
+        _DIGITS,
         name="digits, 100 users, uniform",
         goals=((None, 0.915),),
         data=_data("digits", 100, law="uniform"),
-        model="linear",
-        metric="accuracy",
-        rounds=30,
-        multiplier=5.0,
-        published=_DIGITS,
-        local=_LONG,
-        best={**_LAST, "method": {"learning_rate": 5.0}},
+        cheap=False,
     ),
     DataCase(
         name="HeartDisease, 50 users, zipf",
@@ -128,18 +122,13 @@ DATA: Final = (
         local={"learning_rate": 0.01, "epochs": 50},
         best={},
     ),
-    DataCase(
+    replace(
+        _DIGITS,
         name="digits, 1,000 users, zipf",
         goals=((None, 0.940), (2.0, 0.925)),
         longer={None: 105, 2.0: 48},
         data=_data("digits", 1000),
-        model="linear",
-        metric="accuracy",
-        rounds=30,
-        multiplier=5.0,
-        published=_DIGITS,
-        local=_LONG,
-        best={**_LAST, "method": {"learning_rate": 5.0}},
+        cheap=False,
     ),
     DataCase(
         name="MNIST linear, 1,000 users, zipf",
@@ -233,11 +222,16 @@ class PriceCell:
     epsilon: float | None = None
 
     @property
+    def draws(self) -> bool:
+        """Whether a seed draws anything: without noise it does not, but where starts and batches are drawn."""
+        return self.column not in (*PROFILE, "pooled", "fedavg") or "batch_size" in self.case.local
+
+    @property
     def seeds(self) -> range:
-        """Fresh ones; the grid's are others. Without noise nothing is drawn, but where starts and batches are."""
+        """Fresh ones; the grid's are others."""
         if self.column in GRID:
             return range(3)
-        return SEEDS if self.column in COLUMNS or "batch_size" in self.case.local else SEEDS[:2]
+        return SEEDS if self.draws else SEEDS[:1]
 
     @property
     def origin(self) -> str:

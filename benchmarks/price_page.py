@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import flamby
 from benchmarks.price import read, settings_of
-from benchmarks.price_cases import COLUMNS, DATA, PROFILE, DataCase, PriceCell, cells
+from benchmarks.price_cases import COLUMNS, DATA, PROFILE, SEEDS, DataCase, PriceCell, cells
 from fedveil.reproduction.results import Results, Run
 
 _PAGE: Final = Path("docs/price.md")
@@ -74,7 +74,10 @@ def _levels(case: DataCase, epsilon: float | None, results: Results) -> list[flo
     seeds = set(found[0])
     if "batch_size" in case.local:
         seeds = seeds.intersection(*(values for values in found if values))
-    return [mean_of([value for seed, value in values.items() if seed in seeds]) for values in found]
+    return [
+        mean_of([value for seed, value in values.items() if seed in seeds], 2 if cell.draws else 1)
+        for cell, values in zip(asked, found, strict=True)
+    ]
 
 
 def _losses(name: str, levels: Sequence[float | None]) -> str:
@@ -83,10 +86,10 @@ def _losses(name: str, levels: Sequence[float | None]) -> str:
     return f"| {' | '.join([*told, f'{levels[0]:.3f}', f'{levels[-1]:.3f}'])} |"
 
 
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of a metric over runs; None of fewer than two."""
+def mean_of(values: Sequence[float | None], least: int = 2) -> float | None:
+    """Return the mean of a metric over runs; None of fewer than so many."""
     found = [value for value in values if value is not None]
-    return float(np.mean(found)) if len(found) > 1 else None
+    return float(np.mean(found)) if len(found) >= least else None
 
 
 def _mean_of(case: DataCase, column: str, epsilon: float | None, results: Results) -> float | None:
@@ -137,7 +140,13 @@ def _row(cell: PriceCell, results: Results) -> str | None:
     metric, last = cell.case.metric, runs[0].values
     base = _runs(PriceCell(case=cell.case, column="published", epsilon=cell.epsilon), results)
     told = [cell.column if cell.epsilon is None else f"{cell.column}, at epsilon {cell.epsilon:g}"]
-    told += [cell.origin, _mean(_values(runs, metric)), _difference(runs, base, metric)]
+    other = _values(base, metric)
+    mine = _values(runs, metric)
+    told += [
+        cell.origin,
+        _mean(mine),
+        _difference(mine if cell.draws else dict.fromkeys(other, mine[SEEDS[0]]), other),
+    ]
     told += [
         _number(last.get("epsilon")),
         _number(last.get("epsilon to the server, private weights p = 2")),
@@ -163,9 +172,8 @@ def _mean(found: dict[int, float]) -> str:
     return f"{np.mean(values):.3f}{spread}"
 
 
-def _difference(runs: Sequence[Run], base: Sequence[Run], metric: str) -> str:
+def _difference(mine: dict[int, float], other: dict[int, float]) -> str:
     """Return the mean difference on the same seeds, with its standard error."""
-    mine, other = _values(runs, metric), _values(base, metric)
     pairs = [mine[seed] - other[seed] for seed in mine.keys() & other.keys()]
     if len(pairs) < 2 or all(one == 0 for one in pairs):
         return ""

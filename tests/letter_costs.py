@@ -178,7 +178,7 @@ def in_exchange(exchange: Exchange) -> Iterator[Cost]:
     def receive(data: bytes) -> None:
         coordinator.receive(silo, data)
 
-    room = coordinator._largest_answer()
+    room = coordinator.longest_answer
     yield from _costs(exchange.answered, reply, room, world.keys[silo], "coordinator", receive)
 
 

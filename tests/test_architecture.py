@@ -42,6 +42,16 @@ def test_every_file_and_room_that_the_page_names_exists() -> None:
     assert {one for one in rooms if not any((place / one).is_dir() for place in places)} == set()
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
+def test_what_a_page_names_of_a_file_is_in_it(page: Path) -> None:
+    """`room/file.py` exists, and with (`Class.name`, ...) behind it defines them."""
+    pattern = r"`((?:[a-z_]+/)+[a-z_]+\.py)`(?:\s*\(((?:`[\w.]+`(?:, )?)+)\))?"
+    for file, names in re.findall(pattern, page.read_text()):
+        place = SOURCE / file if (SOURCE / file).is_file() else ROOT / file
+        defined = set(re.findall(r"^\s*(?:def |class )?(\w+)\b", place.read_text(), re.MULTILINE))
+        assert {name.rpartition(".")[2] for name in re.findall(r"[\w.]+", names)} <= defined, file
+
+
 def test_every_room_of_the_package_is_on_the_page() -> None:
     rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
     assert {one for one in rooms if f"`{one}/`" not in PAGE} == set()

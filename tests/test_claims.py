@@ -25,7 +25,6 @@ from fedveil.methods.paraaegis import varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w
-from fedveil.privacy import SelfComposedEvent
 from fedveil.privacy.accounting import epsilon, make_accountant
 from fedveil.privacy.claims import (
     Claim,
@@ -40,7 +39,15 @@ from fedveil.privacy.claims import (
     tells,
     unprotected,
 )
-from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, NoGuarantee, atoms
+from fedveil.privacy.events import (
+    Adjacency,
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    NoGuarantee,
+    SelfComposedEvent,
+    atoms,
+)
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError

@@ -17,10 +17,10 @@ from fedveil import cli
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.declared import Declared
 from fedveil.engine.folder import RunFolder
-from fedveil.engine.inference import make_inference, prepare_inference
+from fedveil.engine.inference import prepare_inference
 from fedveil.engine.release_document import TableDocument, read_inference_document, read_release_document
-from fedveil.engine.release_run import PreparedReleases
-from fedveil.engine.releases import make_release, prepare_release
+from fedveil.engine.release_run import PreparedReleases, make_releases
+from fedveil.engine.releases import prepare_release
 from fedveil.errors import ConfigError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
@@ -181,7 +181,7 @@ def test_statistics_between_institutions_are_the_simulations(
     """The same bytes, the same statement, and every silo's ledger has the charge of it."""
     small_keys(monkeypatch)
     document = statistics(tmp_path, **changes)
-    alone = make_release(prepare_release(document), tmp_path / "alone").folder  # type: ignore[arg-type]
+    alone = make_releases(prepare_release(document), tmp_path / "alone")  # type: ignore[arg-type]
     world = Hospitals(tmp_path, document)
     assert world.play() is None
     world.close()
@@ -197,7 +197,7 @@ def test_a_regression_between_institutions_is_the_simulations_and_survives_resta
     """Every release by parties that were opened again: the bytes of the simulation, and three charges at every silo."""
     test_inference_runs.tables(tmp_path, odd=False)
     document = read_inference_document(test_inference_runs.written(tmp_path, privacy=SEEDED))
-    alone = make_inference(prepare_inference(document), tmp_path / "alone").folder
+    alone = make_releases(prepare_inference(document), tmp_path / "alone")
     world = Hospitals(tmp_path, document)
     for _ in range(3):
         assert world.play() is None

@@ -99,7 +99,7 @@ def test_every_party_states_what_the_simulation_states(name: str) -> None:
     ],
     ids=["more noise", "another protection", "renewed membership"],
 )
-def test_the_end_of_a_run_is_signed_under_no_other_experiment_than_its_rounds_had(
+def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     tmp_path: Path, changes: dict[str, Any], fits: bool
 ) -> None:
     """A coordinator asks for a round under one experiment, and has a better one's statement signed for it."""
@@ -112,13 +112,16 @@ def test_the_end_of_a_run_is_signed_under_no_other_experiment_than_its_rounds_ha
         world.membership = replace(world.membership, serial=1)
         restarted(world)
     other = asked(rounds=1, **merge(secret, changes))
-    world.tell(world.terms(other), session=2)
-    prepared = prepare(other, FixedPopulation(share_of(world.held, 0)))
-    stated = state(prepared, 1, Spent(charges=1, beside=(), event=prepared.guarantee.event))
-    end = Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
-    (answer,) = world.tell(end, Over(), session=2, number=1)
-    assert isinstance(answer, Attested) is fits
-    assert fits or answer.why.code is Code.STATEMENT
+    (joined, *_) = world.tell(world.terms(other), session=2)
+    if fits:
+        prepared = prepare(other, FixedPopulation(share_of(world.held, 0)))
+        stated = state(prepared, 1, Spent(charges=1, beside=(), event=prepared.guarantee.event))
+        end = Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
+        (answer,) = world.tell(end, Over(), session=2, number=1)
+        assert isinstance(answer, Attested)
+    else:
+        assert joined.why.code is Code.OTHER_EXPERIMENT
+        assert len(list((tmp_path / "state-0" / "terms").iterdir())) == 1  # and nothing of it is kept
     world.close()
 
 

@@ -26,7 +26,7 @@ from fedveil.privacy.events import (
     event_from_json,
 )
 from fedveil.privacy.fixed_size import (
-    fixed_size_delta,
+    fixed_size_deltas,
     fixed_size_distribution,
     fixed_size_rdp,
     published_epsilon,
@@ -195,7 +195,7 @@ def test_loss_distributions_are_tighter_than_renyi_bounds() -> None:
 @settings(max_examples=30)
 @given(rate=st.floats(0.01, 1), mu=st.floats(0.1, 4), epsilon=st.floats(-3, 6))
 def test_the_distribution_dominates_the_curve_and_hardly_more(rate: float, mu: float, epsilon: float) -> None:
-    exact = fixed_size_delta(rate, mu, epsilon)
+    exact = float(fixed_size_deltas(rate, mu, np.array([epsilon]))[0])
     grid = fixed_size_distribution(rate, mu, 1e-3).get_delta_for_epsilon(epsilon)
     assert exact - 1e-12 <= grid <= exact + 1e-3 * rate + 1e-9
 
@@ -206,7 +206,9 @@ def test_the_curve_is_the_amplified_gaussian(rate: float, mu: float, epsilon: fl
     """Balle, Barthe and Gaboardi 2018, Theorem 9: delta'(ln(1 + q (e^eps - 1))) = q delta(eps)."""
     amplified = math.log1p(rate * math.expm1(epsilon))
     expected = rate * gaussian_delta(mu, epsilon)
-    assert fixed_size_delta(rate, mu, amplified) == pytest.approx(expected, rel=1e-6, abs=1e-13)
+    assert fixed_size_deltas(rate, mu, np.array([amplified]))[0] == pytest.approx(
+        expected, rel=1e-6, abs=1e-13
+    )
 
 
 def test_no_neighbours_of_a_tiny_federation_exceed_the_curve() -> None:
@@ -220,9 +222,9 @@ def test_no_neighbours_of_a_tiny_federation_exceed_the_curve() -> None:
 
     for others in ((1.0, 1.0), (1.0, -1.0), (-1.0, 0.2)):
         one, other = density([1.0, *others]), density([-1.0, *others])
-        for epsilon in (0.0, 0.2, 0.5, 1.0):
-            found = np.maximum(one - math.exp(epsilon) * other, 0).sum() * step
-            assert found <= fixed_size_delta(2 / 3, 2 / sigma, epsilon) + 1e-9
+        epsilons = np.array([0.0, 0.2, 0.5, 1.0])
+        for epsilon, stated in zip(epsilons, fixed_size_deltas(2 / 3, 2 / sigma, epsilons), strict=True):
+            assert np.maximum(one - math.exp(epsilon) * other, 0).sum() * step <= stated + 1e-9
 
 
 def test_unsampled_distribution_is_the_gaussian_one() -> None:

@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 pytest.importorskip("flwr")
 
+from flwr.app import Message
 from flwr.common.serde import fab_to_proto
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
@@ -49,6 +50,7 @@ from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.bundle import Bundle, ForeignBundleError
 from fedveil.flower.certificates import Authority
 from fedveil.flower.demonstration import Demonstration, write_demonstration
+from fedveil.flower.envelope import content_of
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.link import LARGEST_BODY, ROUTES, Door, make_app
 from fedveil.flower.link_folder import LinkFolder
@@ -59,8 +61,12 @@ from fedveil.flower.sockets import DOOR, SECRET, address
 from fedveil.flower.submission import Submission
 from tests.strangers import Stranger
 
-CLOSED = {"register-node", "unregister-node", "get-run", "get-fab"}
-"""Routes of Flower's Fleet API that no silo needs: the coordinator registers, and nobody fetches an app."""
+CLOSED = {"register-node", "unregister-node", "get-run", "get-fab"} | {
+    "pull-object",
+    "push-object",
+    "confirm-message-received",
+}
+"""Routes of Flower's Fleet API that no silo needs: the coordinator registers, nobody fetches an app or an object."""
 
 OTHER_USER = 65534
 LOCAL_USER = """\
@@ -260,7 +266,7 @@ def test_the_coordinator_listens_at_one_port_and_a_silo_at_none(served: Served) 
         served.silo.carrier.number: set(),
     }
     assert {process: len(sockets(process)) for process in served.processes} == {
-        os.getpid(): 2,  # submissions, and the guard
+        os.getpid(): 4,  # submissions, the guard, and what each of the two says of itself
         link: 1,
         served.silo.carrier.number: 0,
     }
@@ -448,15 +454,28 @@ def test_a_run_of_another_app_is_ended_unplayed(served: Served, tmp_path: Path) 
     marker = tmp_path / "marker"
     foreign = build_fab_from_disk(foreign_app(tmp_path, marker, tmp_path / "nothing"))
     before = started(served, foreign)
-    with served.party._tasks.playing() as grid:
-        assert list(grid.get_nodes())
-    assert status_of(served, before) == "finished:failed"
+    with served.party._tasks.playing() as post:
+        assert list(post.get_nodes())
+    assert status_of(served, before) == "finished:stopped"
     tasks = served.party._tasks
     again = started(served, foreign)
-    grid = tasks._grid(tasks._token(again))
-    with contextlib.closing(grid), pytest.raises(ForeignBundleError, match="is not run"):
-        tasks._begin(grid, again)
+    client = tasks._holding(tasks._token(again))
+    with contextlib.closing(client), pytest.raises(ForeignBundleError, match="is not run"):
+        tasks._begin(client, again)
     assert not marker.exists()
+
+
+def test_a_message_that_holds_its_letter_is_answered_and_forgotten_with_its_run(served: Served) -> None:
+    """The way of every letter: in its message, through both doors, kept waiting for and not looked for."""
+    (online,) = (node for node, status in served.state()[1].items() if status == "online")
+    with served.party._tasks.playing() as post:
+        message = Message(content_of(b"no letter"), dst_node_id=online, message_type="query")
+        (key,) = post.push_messages([message])
+        answers = next(found for found in (post.pull_messages([key]) for _ in range(60)) if found)
+        assert post.pull_messages([]) == []
+    (answer,) = answers
+    assert answer.metadata.reply_to_message_id == key
+    assert answer.error.reason == "the silo did not answer this letter"  # its guard has read and refused it
 
 
 def test_the_bundle_holds_no_code_and_is_the_same_wherever_it_is_built() -> None:
@@ -501,15 +520,15 @@ def test_another_user_of_a_partys_host_opens_no_socket(served: Served) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     found = [path for process in served.processes for path in sockets(process)]
-    assert len(found) == 3
+    assert len(found) == 5
     opened = {parent for path in found for parent in path.parents if parent.is_dir()}
     modes = {parent: stat.S_IMODE(parent.stat().st_mode) for parent in opened}
     own = [sys.executable, "-S", "-c", LOCAL_USER]
     try:
-        assert [subprocess.run([*own, str(path)], check=False).returncode for path in found] == [0, 0, 0]
+        assert [subprocess.run([*own, str(path)], check=False).returncode for path in found] == [0] * 5
         for parent, mode in modes.items():
             parent.chmod(mode | 0o055)  # the sockets' own mode must do
-        assert [subprocess.run([*own, str(path)], check=False).returncode for path in found] == [0, 0, 0]
+        assert [subprocess.run([*own, str(path)], check=False).returncode for path in found] == [0] * 5
     finally:
         for parent, mode in modes.items():
             parent.chmod(mode)

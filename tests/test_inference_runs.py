@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from fedveil.cli import main
-from fedveil.engine.inference import InferenceOutcome, make_inference, prepare_inference
+from fedveil.engine.inference import prepare_inference
 from fedveil.engine.release_document import read_inference_document
+from fedveil.engine.release_run import make_releases
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
+from fedveil.report.statistics import stated
 from fedveil.statistics.inference.fitted import read_fitted
 from tests.doc_examples import BLOCKS
 
@@ -89,11 +91,11 @@ def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, od
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> InferenceOutcome:
-    """Return a regression that was made."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a regression."""
     folder = tmp_path_factory.mktemp("odds")
     tables(folder)
-    return make_inference(prepare_inference(read_inference_document(written(folder))), folder / "runs")
+    return make_releases(prepare_inference(read_inference_document(written(folder))), folder / "runs")
 
 
 def main_with(*arguments: str) -> None:
@@ -192,9 +194,9 @@ def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> N
     for without in (None, 0):
         tables(tmp_path, people=80, without=without)
         document = read_inference_document(tmp_path / "odds.toml")
-        done = make_inference(prepare_inference(document), tmp_path / "runs")
-        charges = [entry.event for entry in read_entries(done.folder / "ledger.jsonl")]
-        found.append((charges, [len(one.vector) for one in done.fitted.releases], done.fitted.names))
+        folder = make_releases(prepare_inference(document), tmp_path / "runs")
+        charges, fitted = [one.event for one in read_entries(folder / "ledger.jsonl")], read_fitted(folder)
+        found.append((charges, [len(one.vector) for one in fitted.releases], fitted.names))
     assert found[0] == found[1]
 
 
@@ -208,7 +210,7 @@ def test_a_killed_regression_goes_on_under_its_charges(
     tables(tmp_path, people=80)
     document = read_inference_document(written(tmp_path, privacy="epsilon = 8.0\ninsecure_seed = 1"))
     prepared = prepare_inference(document)
-    whole = make_inference(prepared, tmp_path / "whole").folder
+    whole = make_releases(prepared, tmp_path / "whole")
     work, calls = pkgutil.resolve_name(fatal), []
 
     def mortal(*given: Any, **named: Any) -> Any:
@@ -220,7 +222,7 @@ def test_a_killed_regression_goes_on_under_its_charges(
     with monkeypatch.context() as patch:
         patch.setattr(fatal, mortal)
         with pytest.raises(KeyboardInterrupt):
-            make_inference(prepared, tmp_path / "runs")
+            make_releases(prepared, tmp_path / "runs")
     folder = tmp_path / "runs" / "odds"
     with pytest.raises(RunFolderError, match="1 of 3 releases are made"):
         read_fitted(folder)
@@ -233,21 +235,21 @@ def test_a_killed_regression_goes_on_under_its_charges(
 # --- what is released ---------------------------------------------------------------------------------------
 
 
-def test_three_charges_compose_to_the_declared_epsilon(outcome: InferenceOutcome) -> None:
-    entries = read_entries(outcome.folder / "ledger.jsonl")
+def test_three_charges_compose_to_the_declared_epsilon(made: Path) -> None:
+    entries = read_entries(made / "ledger.jsonl")
     assert [entry.round for entry in entries] == [1, 2, 3]
     strengths = []
     for entry in entries:
         assert isinstance(entry.event, GaussianEvent)
         strengths.append(entry.event.noise_multiplier**-2)
     assert gaussian_epsilon(sum(strengths) ** 0.5, 1e-5) == pytest.approx(8.0, abs=1e-3)
-    assert outcome.statement.epsilon == pytest.approx(8.0, abs=1e-3)
-    assert len({line.epsilon for line in outcome.statement.trust}) >= 1
-    assert sum("release odds/" in text for text in outcome.statement.mechanisms) == 3
+    assert stated(made).epsilon == pytest.approx(8.0, abs=1e-3)
+    assert len({line.epsilon for line in stated(made).trust}) >= 1
+    assert sum("release odds/" in text for text in stated(made).mechanisms) == 3
 
 
-def test_coefficients_are_near_the_truth_in_units_of_their_columns(outcome: InferenceOutcome) -> None:
-    found = {one.name: one for one in outcome.fitted.effects}
+def test_coefficients_are_near_the_truth_in_units_of_their_columns(made: Path) -> None:
+    found = {one.name: one for one in read_fitted(made).effects}
     for name, truth in (("age", 0.05), ("ward = y", float(np.log(2)))):
         one = found[name]
         assert abs(one.estimate - truth) < 5 * (one.high - one.low) / 3.92
@@ -256,12 +258,9 @@ def test_coefficients_are_near_the_truth_in_units_of_their_columns(outcome: Infe
         assert 0 < one.privacy < 1
 
 
-def test_what_is_stored_reads_back_and_what_does_not_follow_is_refused(
-    outcome: InferenceOutcome, tmp_path: Path
-) -> None:
-    stored = json.loads((outcome.folder / "inference.json").read_text())
-    assert read_fitted(outcome.folder).to_json() == stored
-    assert read_fitted(outcome.folder).effects == outcome.fitted.effects
+def test_what_is_stored_reads_back_and_what_does_not_follow_is_refused(made: Path, tmp_path: Path) -> None:
+    stored = json.loads((made / "inference.json").read_text())
+    assert read_fitted(made).to_json() == stored
     steered = json.loads(json.dumps(stored))
     steered["releases"][2]["theta"][1] += 0.01
     for broken in (
@@ -270,7 +269,7 @@ def test_what_is_stored_reads_back_and_what_does_not_follow_is_refused(
         stored | {"request": {}},
         stored | {"schema_version": 9},
         stored | {"releases": [one | {"vector": [0.0]} for one in stored["releases"]]},
-        stored | {"releases": [one | {"std": 0.0} for one in stored["releases"]]},
+        stored | {"releases": [one | {"noise_std": 0.0} for one in stored["releases"]]},
     ):
         (tmp_path / "inference.json").write_text(json.dumps(broken))
         with pytest.raises(RunFolderError):
@@ -318,6 +317,6 @@ def test_private_weighting_carries_a_regression(tmp_path: Path) -> None:
     )
     text = path.read_text().replace('silos = "uniform"', 'silos = "equal"')
     path.write_text(text.replace('"secure-aggregation"', '"private-weighting"\nkey_bits = 2048\nn_max = 4'))
-    done = make_inference(prepare_inference(read_inference_document(path)), tmp_path / "runs")
-    assert len(done.fitted.releases) == 3
-    assert any("which users have a record" in text for text in done.statement.uncovered)
+    folder = make_releases(prepare_inference(read_inference_document(path)), tmp_path / "runs")
+    assert len(read_fitted(folder).releases) == 3
+    assert any("which users have a record" in text for text in stated(folder).uncovered)

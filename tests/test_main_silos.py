@@ -1,4 +1,4 @@
-"""Main silos that a file names: a user's weight is in one silo, whoever lies, and nobody shows counts."""
+"""Main silos that a file names: a user's weight is in one silo, whatever the file says, and nobody shows counts."""
 
 from __future__ import annotations
 

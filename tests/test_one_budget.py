@@ -11,18 +11,24 @@ from typing import Any
 import pytest
 
 from fedveil.engine.experiment import parse
-from fedveil.engine.inference import make_inference, prepare_inference
+from fedveil.engine.inference import prepare_inference
 from fedveil.engine.release_document import InferenceDocument, parse_releases
+from fedveil.engine.release_run import make_releases
 from fedveil.engine.run import run
+from fedveil.engine.sections import PrivacySection
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.share import FixedPopulation
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.flower.submission import create_run, read_document
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Adjacency, ConcentratedEvent, GaussianEvent
+from fedveil.privacy.events import Adjacency, ComposedEvent, ConcentratedEvent, GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.together import spent_by
 from tests.doc_examples import BLOCKS
 from tests.federation_world import asked, clients, population
+from tests.test_federation_parts import BOTH, Study
 from tests.test_preprocessing import FILES, prepared_in, tables
 from tests.test_run import Silent
 
@@ -63,14 +69,41 @@ def test_a_study_to_odds_ratios_costs_one_epsilon(
         tmp_path, privacy=page | {"epsilon": EPSILON}, evaluation={}, data={"table": {"test_share": 0.5}}
     )
     trained = run(prepared, tmp_path / "runs", Silent())
-    estimated = make_inference(prepare_inference(regression(tmp_path, 0.3)), tmp_path / "runs")
-    whole = strength(trained.folder) + strength(estimated.folder)
+    estimated = make_releases(prepare_inference(regression(tmp_path, 0.3)), tmp_path / "runs")
+    whole = strength(trained.folder) + strength(estimated)
     assert strength(trained.folder) / whole == pytest.approx(0.7, abs=1e-3)
-    assert strength(estimated.folder) / whole == pytest.approx(0.3, abs=1e-3)
+    assert strength(estimated) / whole == pytest.approx(0.3, abs=1e-3)
     assert trained.statement.epsilon is not None
     assert trained.statement.epsilon < EPSILON
-    spent = spent_by([trained.folder, estimated.folder])
+    spent = spent_by([trained.folder, estimated])
     assert spent.epsilon == pytest.approx(EPSILON, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_study_between_institutions_costs_one_epsilon_in_every_silos_ledger(tmp_path: Path) -> None:
+    """A run of all parts and a regression, both submitted to the same coordinator: one ledger a silo has them all."""
+    tables(tmp_path, people=300)
+    whole = {"epsilon": 40.0, "accountant": "pld", "insecure_seed": None}
+    study = Study(tmp_path, f'{BOTH}, "logistic-regression"', privacy=whole | {"share": 0.7}, rounds=1)
+    assert set(study.play()) == {None}
+    asked = regression(tmp_path, 0.3).model_copy(update={"privacy": PrivacySection(epsilon=40.0, share=0.3)})
+    (tmp_path / "odds.toml").write_text(asked.to_toml())
+    study.run = create_run(study.home, read_document(tmp_path / "odds.toml", study.home))
+    assert study.play() == [None] * 3
+    for path in study.paths:
+        entries = read_entries(path / "state" / LEDGER)
+        assert [entry.run[32:] for entry in entries] == [
+            "/prep/1",
+            "",
+            "/eval/1",
+            "/eval/2",
+            "/1",
+            "/2",
+            "/3",
+        ]
+        events = ComposedEvent(events=tuple(entry.event for entry in entries))
+        spent = make_accountant("pld").epsilon(events, 1e-5)
+        assert spent == pytest.approx(40.0, rel=1e-4)
 
 
 def test_a_share_of_the_whole_is_the_whole(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 import tomllib
@@ -79,6 +80,11 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     outcome = run(prepared, tmp_path, _Nobody(), transcript=True)
     assert outcome.statement.epsilon is not None
     assert "messages are rounded to 8 binary digits" in " ".join(outcome.statement.mechanisms)
+    named, version = PROJECT["name"], "0.1"
+    told = [line for line in outcome.statement.uncovered if f"the package {named} {version}, whose" in line]
+    assert len(told) == len(KINDS)
+    environment = json.loads((outcome.folder / "environment.json").read_text())
+    assert environment["packages"][named] == version
     assert (outcome.folder / "transcript.jsonl").read_text().count('"a vector in the open"') == 2 * 4
     assert resume(outcome.folder, _Nobody()).rounds == 2
 

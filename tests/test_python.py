@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset
 
 import fedveil as fv
 from fedveil.api.methods import method
+from fedveil.api.objective import model_digest
 from fedveil.engine.choice import own_keys
 from fedveil.engine.experiment import parse
 from fedveil.engine.run import StopTraining
@@ -450,6 +452,30 @@ def test_a_run_goes_on_with_the_same_objects_alone(tmp_path: Path) -> None:
     assert ended.statement.epsilon > started.statement.epsilon
 
 
+def test_a_run_goes_on_with_a_loss_of_the_same_settings_alone(tmp_path: Path) -> None:
+    def weighted(rare: float, smoothing: float = 0.0) -> nn.Module:
+        return nn.CrossEntropyLoss(weight=torch.tensor([1.0, rare]), label_smoothing=smoothing)
+
+    started = train(tmp_path, loss=weighted(2.0), callbacks=[Keep(after=1)], rounds=2)
+    assert math.isfinite(started.metrics["loss"])
+    for other in (weighted(3.0), weighted(2.0, 0.3)):
+        with pytest.raises(RunFolderError, match=r"another model\.loss_sha256"):
+            fv.resume(started.folder, network(), people(), loss=other)
+    assert fv.resume(started.folder, network(), people(), loss=weighted(2.0)).rounds == 2
+
+
+def test_a_models_digest_has_its_settings() -> None:
+    one, other, same = (Scaled(scale) for scale in (1.0, 2.0, 1.0))
+    assert model_digest(one) != model_digest(other)
+    assert model_digest(one) == model_digest(same)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.activation = [scale], nn.functional.relu
+
+
 # --- wrong input ----------------------------------------------------------------------------------------------------
 
 
@@ -609,6 +635,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a loss class": (bad_train(loss=nn.CrossEntropyLoss), r"hand over CrossEntropyLoss\(\)"),
     "a loss of another task": (bad_train(loss="cox"), "loss cox is not for a classification task"),
     "a metric that is none": (bad_train(metrics=["f1"]), "no metric named 'f1'"),
+    "two metrics of one name": (
+        bad_train(metrics=[share_of_ones, share_of_ones]),
+        "metrics: two are called tests.test_python:share_of_ones",
+    ),
     "a metric and no list": (bad_train(metrics="auc"), "metrics: a list of names"),
     "a callback that is none": (bad_train(callbacks=[print]), "a fedveil.Callback is needed"),
     "a callback's class": (bad_train(callbacks=[fv.Progress]), r"hand over Progress\(\)"),

@@ -14,8 +14,9 @@ import torch
 
 from fedveil.cli import main
 from fedveil.engine.release_document import ReleaseDocument, read_release_document
+from fedveil.engine.release_run import make_releases
 from fedveil.engine.release_sum import noisy_sum
-from fedveil.engine.releases import PreparedRelease, make_release, prepare_release
+from fedveil.engine.releases import PreparedRelease, prepare_release
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, State, read_columns
@@ -24,6 +25,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
+from fedveil.report.statistics import stated
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local import silo_sums
 from fedveil.statistics.released import read_released
@@ -107,7 +109,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cohort")
     tables(folder)
     document = read_release_document(written(folder))
-    return make_release(prepare_release(document), folder / "runs").folder
+    return make_releases(prepare_release(document), folder / "runs")
 
 
 def refusal(folder: Path, **changes: Any) -> str:
@@ -245,7 +247,7 @@ def test_a_release_killed_after_its_charge_is_made_under_it(
     with monkeypatch.context() as patch:
         patch.setattr("fedveil.engine.release_run.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
-            make_release(prepare_release(document), tmp_path / "runs")
+            make_releases(prepare_release(document), tmp_path / "runs")
     folder = tmp_path / "runs" / "cohort"
     kept = set()
     for _ in range(2):  # what is made is stated again and released no second time
@@ -324,7 +326,7 @@ def test_groups_by_silo_and_category_add_up_to_all(tmp_path: Path) -> None:
     prepared = prepare_release(document)
     ungrouped = prepare_release(read_release_document(written(tmp_path, release=release)))
     assert prepared.method.channel.nominal() == pytest.approx(ungrouped.method.channel.nominal(), rel=1e-3)
-    cells = make_release(prepared, tmp_path / "runs").released
+    cells = read_released(make_releases(prepared, tmp_path / "runs"))
     counted = {row.group: row.interval for row in rows(cells) if row.figure == cells.counted}
     assert len(counted) == 1 + 3 * 3
     total = counted.pop("all")
@@ -368,13 +370,14 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
         release='sick = { show = ["count", "categories"] }',
     )
     document = read_release_document(asked)
-    outcome = make_release(prepare_release(document), tmp_path / "runs")
-    assert outcome.released.counted == "people"
-    total = next(row.interval for row in rows(outcome.released) if row.figure == "people")
+    folder = make_releases(prepare_release(document), tmp_path / "runs")
+    released, statement = read_released(folder), stated(folder)
+    assert released.counted == "people"
+    total = next(row.interval for row in rows(released) if row.figure == "people")
     assert total is not None
-    assert total.estimate == pytest.approx(6, abs=6 * outcome.released.noise_std * 2)
-    assert outcome.statement.against(Role.SERVER) == outcome.statement.epsilon
-    assert any("which users have a record" in text for text in outcome.statement.uncovered)
+    assert total.estimate == pytest.approx(6, abs=6 * released.made.std * 2)
+    assert statement.against(Role.SERVER) == statement.epsilon
+    assert any("which users have a record" in text for text in statement.uncovered)
 
 
 # --- reading it again ---------------------------------------------------------------------------------------
@@ -424,8 +427,8 @@ def test_the_same_cells_are_not_paid_for_twice(released: Path, capsys: pytest.Ca
     page = Path(again["report"]).read_text(encoding="utf-8")
     assert "Kaplan-Meier: follow_up" in page
     assert "too few people for this budget" in page
-    first = read_released(released).vector
-    assert not np.array_equal(first, read_released(Path(again["folder"])).vector)
+    first = read_released(released).made.vector
+    assert not np.array_equal(first, read_released(Path(again["folder"])).made.vector)
 
 
 def test_truncation_shifts_a_million_peoples_counts_by_less_than_a_tenth_of_one(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import math
 import numpy as np
 import pytest
 
+from fedveil.report.statistics import row_cells
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins, Categories, States
 from fedveil.statistics.correlations import Sums, correlations, displayed, nearest_correlation
 from fedveil.statistics.decoding import Cells, consistent, decode
-from fedveil.statistics.figures import Group, count, part_of
+from fedveil.statistics.figures import Group, Row, count, part_of
 from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.moments import mean, variance
@@ -176,11 +177,21 @@ def test_quantiles_cover_and_are_no_narrower_than_a_bin(level: float) -> None:
     assert covers(found, level + 3 / bins) < 0.5
 
 
-def test_a_quantile_outside_the_bounds_has_an_open_end() -> None:
+def test_a_quantile_outside_the_bounds_has_an_open_end_and_is_told_as_such() -> None:
     cells, edges = np.array([80.0, 10.0, 10.0, 0.0]), (0.0, 1.0, 2.0)
-    found = quantile(cells, np.eye(4), edges, 0.5, 1.0)
+    found, above = (quantile(one, np.eye(4), edges, 0.5, 1.0) for one in (cells, cells[::-1]))
     assert found is not None
     assert (found.estimate, found.low, found.high) == (0.0, None, 0.0)
+    assert above is not None
+    assert (above.estimate, above.low, above.high) == (2.0, 2.0, None)
+    rows = [
+        Row(release="age", figure="quantile", group="all", cell="0.5", interval=one) for one in (found, above)
+    ]
+    assert [row_cells(row)[2:4] for row in rows] == [["below 0", "open to 0"], ["above 2", "2 to open"]]
+    assert [row.to_json()["beyond"] for row in rows] == ["below", "above"]
+    within = quantile(np.array([0.0, 90.0, 10.0, 0.0]), np.eye(4), edges, 0.5, 1.0)
+    assert within is not None
+    assert within.beyond is None
     assert quantile(-cells, np.eye(4), edges, 0.5, 1.0) is None
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any, Final
 
 from fedveil.errors import ConfigError
@@ -121,6 +121,11 @@ class Member:
     name: str
     place: str
     package: str
+
+    @property
+    def version(self) -> str:
+        """Of the package, as it is installed."""
+        return version(self.package)
 
     def load(self) -> Any:
         """Return the object; its module's code runs.

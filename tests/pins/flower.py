@@ -18,11 +18,20 @@ import fedveil.flower
 
 RECORDED: Final = Path(__file__).parent / "flower.json"
 CALLED: Final = {
-    "flwr.supercore.control.control_http_client:ControlHttpClient": ("RegisterNode", "StartRun", "close"),
-    "flwr.supercore.runtime:RuntimeHttpClient": (
-        *("AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat", "close"),
+    "flwr.supercore.control.control_http_client:ControlHttpClient": (
+        "RegisterNode",
+        "StartRun",
+        "StopRun",
+        "close",
     ),
-    "flwr.superlink.grid:HttpGrid": ("push_messages", "pull_messages", "get_nodes", "set_run", "close"),
+    "flwr.supercore.runtime:RuntimeHttpClient": (
+        *("AcquireTask", "PullTaskInput", "SendTaskHeartbeat"),
+        *("GetNodes", "PushMessages", "PullMessages", "close"),
+    ),
+    "flwr.supernode.fleet_http_client:FleetHttpClient": (
+        *("from_server_address", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat"),
+        *("PushMessages", "PullMessages"),
+    ),
     "flwr.superlink.cli.flower_superlink:SuperLinkLifespan": ("startup", "shutdown"),
     "flwr.app:Message": ("has_content", "has_error"),
 }

@@ -1,7 +1,8 @@
 """What is learned, as a Python program hands it over: a model, a loss and metrics, as objects or by name.
 
 An object that can be imported again is recorded by its import path, ``package.module:name``. Any other is recorded as
-``session:name``: the run folder says that it was handed over, and only the same object goes on with the run.
+``session:name``: the run folder says that it was handed over, with the digest of a model and of a loss that is a
+module. Of any other function the name is recorded, and not what it does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedveil.errors import ConfigError, FedveilError, ModelError
 from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, import_object, load_loss
 from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model
+from fedveil.local.stillness import fingerprint
 from fedveil.local.task import Task
 from fedveil.local.validate import validate_behaviour, validate_layers
 from fedveil.local.validate_loss import validate_loss
@@ -75,14 +77,15 @@ def objective(
     found.check_targets(torch.from_numpy(people.train.targets), outputs)
     found.check_targets(torch.from_numpy(people.test_targets), outputs)
     named = _metrics(metrics, people, found)
-    section = {**recorded, "loss": found.name, "metrics": list(named)}
+    section = {**recorded, "loss": found.name, "loss_sha256": _loss_digest(found), "metrics": list(named)}
     return Objective(module=module, loss=found, metrics=named, section=section)
 
 
 def model_digest(model: nn.Module) -> str:
     """Return the SHA-256 of a model: its layers in order, with their settings, and all parameters and buffers.
 
-    Two models have the same digest if they were built alike and start alike. Code is not part of it.
+    Two models have the same digest if they were built alike and start alike. Settings are a layer's own words and its
+    attributes: numbers, texts and containers of them by value, other objects by name. Code is not part of it.
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules():
@@ -92,7 +95,19 @@ def model_digest(model: nn.Module) -> str:
             trained = bool(getattr(value, "requires_grad", False))
             digest.update(f"{kind} {name} {value.dtype} {tuple(value.shape)} {trained}\n".encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for name, setting in sorted(fingerprint(model, _called).items()):
+        digest.update(f"setting {name} {setting}\n".encode())
     return digest.hexdigest()
+
+
+def _called(value: Any) -> str:
+    """Return the name of a function or a class, or of the class of anything else: the same in every process."""
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _loss_digest(loss: Loss) -> str | None:
+    digests = "".join(model_digest(module) for module in loss.modules())
+    return hashlib.sha256(digests.encode()).hexdigest() if digests else None
 
 
 def recorded_name(given: Any, what: str) -> str:
@@ -193,12 +208,17 @@ def _metrics(given: Sequence[MetricLike] | None, people: Population, loss: Loss)
     found: dict[str, Metric] = {}
     for one in given:
         if isinstance(one, str):
-            found[one] = load_metric(one, loss)
+            name, metric = one, load_metric(one, loss)
         elif callable(one) and not isinstance(one, type):
-            found[recorded_name(one, "metric")] = one
+            name, metric = recorded_name(one, "metric"), one
         else:
             raise ConfigError(
                 f"metrics: a name or a function (outputs, targets, weights) -> number is needed, not "
                 f"{type(one).__name__}"
             )
+        if name in found:
+            raise ConfigError(
+                f"metrics: two are called {name}; a report tells them by name, so give each its own"
+            )
+        found[name] = metric
     return found

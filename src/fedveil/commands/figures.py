@@ -32,4 +32,5 @@ def _told(row: Row, here: bool) -> dict[str, str]:
     low, high = (interval.low_here, interval.high_here) if here else (interval.low, interval.high)
     privacy = 1.0 if here else interval.privacy
     width = f"privacy {privacy:.0%}, people {1 - privacy:.0%}"
-    return cells | {"estimate": number(interval.estimate), "95 % interval": ends(low, high), "width": width}
+    estimate = interval.told(number(interval.estimate))
+    return cells | {"estimate": estimate, "95 % interval": ends(low, high), "width": width}

@@ -10,13 +10,9 @@ import typer
 
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import ends, number, print_json, rows_table
-from fedveil.engine.inference import (
-    PreparedInference,
-    make_inference,
-    prepare_inference,
-    resume_inference,
-)
+from fedveil.engine.inference import PreparedInference, prepare_inference
 from fedveil.engine.release_document import INFERENCE, read_inference_document
+from fedveil.engine.release_run import make_releases, resume_releases
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.inference import p_text, write_inference
 from fedveil.report.statistics import stated
@@ -36,12 +32,12 @@ def infer_command(
     if plan:
         _print_plan(prepared, as_json)
         return
-    print_inference(make_inference(prepared, runs).folder, as_json)
+    print_inference(make_releases(prepared, runs), as_json)
 
 
 def go_on_with_inference(folder: Path, as_json: bool) -> None:
     """Make the releases that a folder lacks if it was interrupted before, and print the regression."""
-    resume_inference(prepare_inference(read_inference_document(folder / INFERENCE)), folder)
+    resume_releases(prepare_inference(read_inference_document(folder / INFERENCE)), folder)
     print_inference(folder, as_json)
 
 

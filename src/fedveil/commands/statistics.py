@@ -12,13 +12,8 @@ from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import print_json, rows_table
 from fedveil.engine.release_document import STATISTICS, read_release_document
-from fedveil.engine.releases import (
-    PreparedRelease,
-    answered,
-    make_release,
-    prepare_release,
-    resume_release,
-)
+from fedveil.engine.release_run import make_releases, resume_releases
+from fedveil.engine.releases import PreparedRelease, answered, prepare_release
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.statistics import stated, write_statistics
@@ -58,12 +53,12 @@ def stats_command(
             f"{file}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` reads it "
             "again for nothing, --again pays for another"
         )
-    print_release(make_release(prepared, runs).folder, as_json, here)
+    print_release(make_releases(prepared, runs), as_json, here)
 
 
 def go_on_with_release(folder: Path, as_json: bool) -> None:
     """Make the release of a folder if it was interrupted before, and print it."""
-    resume_release(prepare_release(read_release_document(folder / STATISTICS)), folder)
+    resume_releases(prepare_release(read_release_document(folder / STATISTICS)), folder)
     print_release(folder, as_json)
 
 

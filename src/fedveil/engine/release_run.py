@@ -2,8 +2,8 @@
 
     charge on disk ─► sum of all silos ─► released sums on disk ─► the next, whose step follows from them ─► statement
 
-A kill between any two of them loses nothing: :func:`resume` makes what is missing. What was charged and not written has
-left no process of a simulation, so it is made under that charge.
+A kill between any two of them loses nothing: :func:`resume_releases` makes what is missing. What was charged and not
+written has left no process of a simulation, so it is made under that charge.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fedveil.engine.declared import Declared
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import TableDocument
 from fedveil.engine.release_series import Series
-from fedveil.engine.release_sum import NoisySums, Release, noisy_sum
+from fedveil.engine.release_sum import Release, noisy_sum
 from fedveil.methods.claims import PublicFacts
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.statement import Statement
+from fedveil.statistics.stored import NoisySums
 
 STATEMENT: Final = "privacy.json"
 
@@ -101,28 +101,30 @@ def read_records(prepared: PreparedReleases) -> ColumnTable:
     return read_columns(prepared.declared.schema, table.files, prepared.release(()).step.columns)
 
 
-def make(prepared: PreparedReleases, parent: Path) -> tuple[RunFolder, Statement]:
-    """Make all releases in a new folder under ``parent``.
+def make_releases(prepared: PreparedReleases, parent: Path) -> Path:
+    """Make all releases in a new folder under ``parent``, and return it.
 
     Raises:
         FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing more is released then.
     """
     records = read_records(prepared)
     folder = RunFolder.create(parent, prepared.document)
-    return folder, _go_on(prepared, folder, records)
+    _go_on(prepared, folder, records)
+    return folder.path
 
 
-def resume(prepared: PreparedReleases, folder: RunFolder) -> Statement:
-    """Make the releases that a folder lacks; return the statement.
+def resume_releases(prepared: PreparedReleases, path: Path) -> None:
+    """Make the releases that a folder lacks; one that is made is stated again, nothing else.
 
     Raises:
-        FedveilError: as :func:`make`; a damaged folder.
+        FedveilError: as :func:`make_releases`; a damaged folder.
     """
+    folder = RunFolder(path)
     lacking = len(prepared.read(folder)) < prepared.count
-    return _go_on(prepared, folder, read_records(prepared) if lacking else None)
+    _go_on(prepared, folder, read_records(prepared) if lacking else None)
 
 
-def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable | None) -> Statement:
+def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable | None) -> None:
     """Make the releases that a folder lacks, of these records; none are needed where it lacks none."""
     series, made = prepared.series, prepared.read(folder)
     with series.ledger(folder) as ledger:
@@ -135,13 +137,12 @@ def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable |
             assert records is not None
             made = (*made, noisy_sum(release, records, series.privacy.randomness()))
             prepared.write(folder, made)
-        return conclude(prepared, folder, ledger)
+        conclude(prepared, folder, ledger)
 
 
-def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> Statement:
-    """Write and return the statement of what a ledger has."""
+def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> None:
+    """Write the statement of what a ledger has."""
     times = Counter(entry.round for entry in ledger.entries)
     charged = [times[number] for number in range(1, prepared.count + 1)]
     statement = prepared.series.statement(prepared.document.name, charged, prepared.public, prepared.notes)
     folder.write_json(STATEMENT, statement.to_json())
-    return statement

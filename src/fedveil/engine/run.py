@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from fedveil.engine.attempts import Absences, RetryPolicy
+from fedveil.engine.brought import brought
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.engine.experiment import Experiment
@@ -377,7 +378,8 @@ def _environment(prepared: Prepared) -> Row:
         "device": str(prepared.setting.cohort.device),
         "trainer": type(prepared.setting.trainer).__name__,
         "parameters": prepared.task.dimension,
-        "packages": {name: _version(name) for name in packages},
+        "packages": {name: _version(name) for name in packages}
+        | {one.package: one.version for one in brought(prepared.experiment)},
     }
 
 

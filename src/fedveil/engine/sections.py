@@ -43,6 +43,7 @@ def refuse_session(key: str, name: str) -> None:
 
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+_Sha256: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Section(BaseModel):
@@ -120,8 +121,12 @@ class ModelSection(Section):
         None, description="DECLARED weights of the classes in the loss; default: all 1"
     )
     metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+    sha256: _Sha256 | None = Field(
         None, description="of a model that was handed over in Python: its layers and all their values"
+    )
+    loss_sha256: _Sha256 | None = Field(
+        None,
+        description="of a loss that was handed over in Python as a module: its settings and all its values",
     )
     start: Literal["seed", "zeros"] = Field(
         "seed",

@@ -14,6 +14,7 @@ import torch
 
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.agreed import Agreed, OpenRange
+from fedveil.engine.brought import at_their_word
 from fedveil.engine.composition import Composition
 from fedveil.engine.declared import Declared, declared
 from fedveil.engine.evaluation import Evaluation, plan_evaluation
@@ -179,7 +180,7 @@ def prepare(
         method=method,
         trainer=trainer,
         cohort=cohort,
-        weights=method.weights.within(groups, population),
+        weights=method.weigh(groups, population),
         n_users=population.n_users,
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )
@@ -194,6 +195,7 @@ def prepare(
             *guarantee.uncovered,
             *composition.uncovered(method),
             *_initial(experiment),
+            *at_their_word(experiment),
             *_batching(trainer, cohort.device),
         ),
         agreed=_agreed(experiment, method, setting, population, public),
@@ -266,8 +268,7 @@ def setting_with(prepared: Prepared, records: Records) -> Setting:
     cohort = Cohort.of(
         records, groups=groups, n_silos=n_silos, scale=population.scale, device=setting.cohort.device
     )
-    weights = method.weights.of(groups, population.n_silos, population.n_users)
-    return replace(setting, cohort=cohort, weights=weights)
+    return replace(setting, cohort=cohort, weights=method.weigh(groups, population))
 
 
 def _kept(method: Method, records: Records) -> Records:

@@ -19,6 +19,7 @@ from fedveil.errors import CompositionError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.statistic import noise_of
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
@@ -67,6 +68,11 @@ class SideRelease:
             n_users=facts.n_users,
             number=number,
         )
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the noise on every number."""
+        return noise_of(self.method, self.facts.n_silos)
 
     @property
     def grid_loss(self) -> float:

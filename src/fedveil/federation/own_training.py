@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ from fedveil.engine.setup import Prepared
 from fedveil.engine.turn import Turn
 from fedveil.engine.workload import Workload
 from fedveil.federation.allowance import Deadline
-from fedveil.federation.document import canonical
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_round import OwnTurn, as_tensor
 from fedveil.federation.own_statement import OwnCharges, check_training
@@ -33,8 +31,6 @@ from fedveil.server.optimizers import State, matching
 
 _WEIGHTS: Final = "weights"
 """The name of the silo's weights in what is kept of a round whose user is in others too."""
-_EXPERIMENT: Final = "experiment"
-"""The name of the digest of the experiment, kept beside them."""
 _STATE: Final = "state."
 """Before the names of the optimiser's tensors in what is kept of a round."""
 
@@ -135,19 +131,16 @@ class OwnTraining(OwnWork):
     def _stream(self, last: RoundRecord | None) -> Tensors:
         """Return how the rounds before the next one began that its message has parts of, and what must stay as it was.
 
-        The guarantee is about a stream: a round is charged for what it adds to those before, so they are all of one
-        experiment, and a user's weights are the same in all of them.
+        The guarantee is about a stream: a round is charged for what it adds to those before, so a user's weights are
+        the same in all of them.
 
         Raises:
-            RefusalError: the rounds before were another experiment's, or her totals, or her records here, are others.
+            RefusalError: her totals, or her records here, are others than in the rounds before.
         """
         method, weights = self.prepared.method, self.prepared.setting.weights.cpu().numpy()
-        text = hashlib.sha256(canonical(self.prepared.experiment).encode()).digest()
-        stays = {_WEIGHTS: weights, _EXPERIMENT: np.frombuffer(text, dtype=np.uint8)}
+        stays = {_WEIGHTS: weights}
         if last is None:
             return {**stays, **_named(method.undecoded(self.prepared.task.initial()))}
-        if not np.array_equal(stays[_EXPERIMENT], last.before.get(_EXPERIMENT, ())):
-            raise RefusalError(Code.OTHER_STREAM, last.round)
         if not np.array_equal(weights, last.before[_WEIGHTS]):
             raise RefusalError(Code.WEIGHTS)
         played, model = method.clipped_to(float(last.before[UNIT][0])), as_tensor(last.before[MODEL])

@@ -49,7 +49,7 @@ class Promise:
         weights, method, population = None, prepared.method, prepared.population
         method.weights.check_file(population.main_silos)
         if not method.shows_counts:
-            weights = method.weights.within(prepared.setting.cohort.groups, population)
+            weights = method.weigh(prepared.setting.cohort.groups, population)
         return cls(guarantee=prepared.guarantee, event=event, weights=weights)
 
     def by_records(

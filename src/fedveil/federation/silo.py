@@ -1,7 +1,7 @@
 """A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
 
     Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
-    Closing      -> Attested            the run's statement, computed again and signed
+    Closing      -> Attested            the run's statement, computed again and signed: in its session, or behind Terms
     Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own_session`)
     other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
 
@@ -202,7 +202,6 @@ class SiloParty:
             self._over = True
             self._reception.keep(letter.run, busy=False)
         if kind is Closing:
-            self._check_one_experiment(letter.run, session)
             return self._seal(letter, session.sign_statement(only(letter.parts, Closing, SERVER)))
         if self._over or kind is not None:
             return self._here(letter)
@@ -241,7 +240,11 @@ class SiloParty:
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         self._ledger.require(terms.head)
+        closing = next((part for part in letter.parts if isinstance(part, Closing)), None)
+        if closing is None and self._ledger.ended(letter.run.hex()) is not None:
+            raise RefusalError(Code.RUN_OVER)
         work = own_work(terms.experiment, phase, self._policy, self._share, self._number)
+        self._check_one_experiment(letter.run, terms)
         self._ledger.reopen(self._policy)
         agreed, part = proposed(terms, phase), "" if phase is None else phase.name
         books = Books(
@@ -255,7 +258,6 @@ class SiloParty:
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),
         )
-        self._check_budget(books, work)
         place = Place(
             run=session_run(letter.session, agreed),
             number=self._number,
@@ -266,6 +268,10 @@ class SiloParty:
         session = OwnSession(
             work=work, place=place, terms=terms, agreed=agreed, session=letter.session, books=books
         )
+        if closing is not None:
+            self._reception.admit()
+            return self._seal(letter, session.sign_statement(closing))
+        self._check_budget(books, work)
         session.talk.ask(letter.parts)
         answers = session.join()
         session.talk.answer(answers)
@@ -321,18 +327,15 @@ class SiloParty:
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be kept: {error.strerror}") from None
 
-    def _check_one_experiment(self, run: bytes, session: OwnSession) -> None:
-        """Refuse the end of a run of which anything was charged under another experiment than the session's.
+    def _check_one_experiment(self, run: bytes, terms: Terms) -> None:
+        """Refuse to go on with a run of which anything was charged under another experiment.
 
-        Its statement would be of rounds that were none of its terms. A membership that was renewed makes other terms
-        of the same experiment, and so the letters are read.
+        Its rounds were charged, and are stated at its end, as those of one. A membership that was renewed makes other
+        terms of the same experiment, and so the letters are read.
         """
-        asked = self._ledger.asked(run.hex()) - {session.proposed.hex()}
-        if not asked:
-            return
-        own = self._experiment(session.proposed.hex())
-        if any(self._experiment(terms) != own for terms in asked):
-            raise RefusalError(Code.STATEMENT)
+        before = self._ledger.asked(run.hex()) - {terms.digest.hex()}
+        if before and any(self._experiment(one) != but_trainer(terms.experiment) for one in before):
+            raise RefusalError(Code.OTHER_EXPERIMENT)
 
     def _experiment(self, terms: str) -> dict[str, Any]:
         """Return the experiment of a letter that proposed what was charged, but its trainer, which bounds nothing."""
@@ -344,7 +347,7 @@ class SiloParty:
                     data, sender=SERVER, identity=identity, recipient=self._number, largest=LARGEST_OPENING
                 )
                 return but_trainer(only(letter.parts, Terms, SERVER).experiment)
-        raise RefusalError(Code.STATEMENT)
+        raise RefusalError(Code.OTHER_EXPERIMENT)
 
     def _seal(self, letter: SignedMessage, *parts: Part) -> bytes:
         return replace(letter.answer(*parts), head=self._ledger.head).seal(self._identity)

@@ -22,7 +22,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,34 +37,29 @@ from flwr.superlink.main import create_app
 from fedveil.crypto.keys import read_private_file, write_private_file
 from fedveil.errors import FedveilError
 from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.flower.bell import App, Bell, Receive, Scope, Send, Waiting
 from fedveil.flower.child import settings_of_parent
 from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ROUTES: Final = frozenset(
     f"/v1/fleet/{name}"
     for name in (
         "activate-node",
-        "confirm-message-received",
         "deactivate-node",
         "pull-messages",
-        "pull-object",
         "push-messages",
-        "push-object",
         "send-node-heartbeat",
     )
 )
-"""What silos need of Flower: signs of life, messages, and the objects in them; each a POST under a node's signature."""
+"""What silos need of Flower: signs of life, and messages; each a POST under a node's signature."""
 
 LARGEST_BODY: Final = LARGEST_LETTER + (1 << 20)
 """Bytes of a request beyond which it is cut off: a letter, and Flower's words around it."""
 
 _LOOK_SECONDS: Final = 0.2
+_SILO_WAITS: Final = 10.0
+_COORDINATOR_WAITS: Final = 1.0
 _CONNECTIONS: Final = 256
 _IDLE_SECONDS: Final = 30
 _HEADER_BYTES: Final = 1 << 14
@@ -216,8 +211,27 @@ def serve(folder: LinkFolder, ended: Callable[[float], bool]) -> None:
     try:
         secret = secrets.token_bytes(32)
         app = make_app(folder, secret)
-        public = _public_server(folder, app)
-        private = uvicorn.Config(app, ws="none", lifespan="on", log_level="warning", access_log=False)
+        to_silos, to_coordinator = Bell(), Bell()
+        behind_public = Waiting(
+            app,
+            pull="/v1/fleet/pull-messages",
+            heard=to_silos,
+            seconds=_SILO_WAITS,
+            push="/v1/fleet/push-messages",
+            rung=to_coordinator,
+        )
+        behind_private = Waiting(
+            app,
+            pull="/v1/runtime/pull-messages",
+            heard=to_coordinator,
+            seconds=_COORDINATOR_WAITS,
+            push="/v1/runtime/push-messages",
+            rung=to_silos,
+        )
+        public = _public_server(folder, behind_public)
+        private = uvicorn.Config(
+            behind_private, ws="none", lifespan="on", log_level="warning", access_log=False
+        )
         public_socket = public.bind_socket()
         _write_secret(running / SECRET, secret, group)
         private_socket = listen(running / DOOR, group)
@@ -226,8 +240,15 @@ def serve(folder: LinkFolder, ended: Callable[[float], bool]) -> None:
         async def both() -> None:
             sockets = (public_socket, private_socket)
             await asyncio.gather(
-                *(server.serve(sockets=[opened]) for server, opened in zip(servers, sockets, strict=True))
+                *(server.serve(sockets=[opened]) for server, opened in zip(servers, sockets, strict=True)),
+                let_go(),
             )
+
+        async def let_go() -> None:
+            while not any(server.should_exit for server in servers):
+                await asyncio.sleep(_LOOK_SECONDS)
+            to_silos.close()
+            to_coordinator.close()
 
         serving = threading.Thread(target=asyncio.run, args=(both(),), daemon=True)
         serving.start()

@@ -9,30 +9,41 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
-from flwr.supercore.run import RunNotRunningException
-from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node as NodeMessage
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedveil.errors import ConfigError
+from fedveil.flower.beating import beating
 from fedveil.flower.child import end_now, settings_of_parent
 from fedveil.flower.envelope import content_of, letter_in
 from fedveil.flower.relay import ask
 from fedveil.protection.errors import ProtocolError
 
-_LEAST_WAIT: Final = 0.1
-_MOST_WAIT: Final = 3.0
-_PATIENCE: Final = 20.0
+_LOOK_SECONDS: Final = 0.1
 _AGAIN_SECONDS: Final = 3.0
 _log = logging.getLogger("fedveil.silo")
 
@@ -70,45 +81,50 @@ class Node:
         return cls(coordinator=coordinator, authority=authority, key=key, answer=answer)
 
     def serve(self, ended: Callable[[], bool]) -> None:
-        """Answer letters until the connection breaks, or ``ended()``.
+        """Answer letters until ``ended()``; the link keeps a question for letters waiting until there is one.
 
-        It looks again after a twentieth of the time that nothing came, from 0.1 to 3 seconds: so what a letter waits
-        is little against what the exchange takes, and an idle federation is left in peace.
+        Raises:
+            httpx.HTTPError: the connection is broken, or the link does not know this node.
         """
-        keys = (self.key, self.key.public_key())
-        with http_request_response(self.coordinator, False, self.authority, keys) as link:
-            _, receive, send, _, _, pull, push, confirm = link
-            heard = time.monotonic()
-            while not ended():
-                received = receive()
-                if received is None:
-                    silence = time.monotonic() - heard
-                    time.sleep(min(max(silence / _PATIENCE, _LEAST_WAIT), _MOST_WAIT))
-                    continue
-                with contextlib.suppress(RunNotRunningException):  # the run is over; nobody waits
-                    self._carry(received, send, pull, push, confirm)
-                heard = time.monotonic()
+        signing = NodeAuthHttpInterceptor(self.key, self.key.public_key())
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        connected = FleetHttpClient.from_server_address(
+            self.coordinator, False, self.authority, [version, signing]
+        )
+        with connected as link:
+            activation = ActivateNodeRequest(
+                public_key=public_key_to_bytes(self.key.public_key()),
+                heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL,
+            )
+            node = NodeMessage(node_id=link.ActivateNode(activation).node_id)
+            sign_of_life = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            with beating(lambda: link.SendNodeHeartbeat(sign_of_life), _log):
+                while not ended():
+                    letters = link.PullMessages(PullMessagesRequest(node=node)).messages_list
+                    if letters:
+                        self._carry(link, node, message_from_proto(letters[0]))
+                    else:
+                        time.sleep(_LOOK_SECONDS)
+            with contextlib.suppress(httpx.HTTPError):
+                link.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
-    def _carry(self, received: Any, send: Any, pull: Any, push: Any, confirm: Any) -> None:
-        envelope, tree = received
-        run = envelope.metadata.run_id
-        message = pull_and_inflate_object_from_tree(
-            tree,
-            lambda name: pull(run, name),
-            lambda name: confirm(run, name),
-            return_type=Message,
-        )
-        message.metadata.__dict__["_message_id"] = tree.object_id
+    def _carry(self, link: FleetHttpClient, node: NodeMessage, message: Message) -> None:
+        """Answer a letter. An answer that the link does not take is lost: its run is over, or it is asked for again."""
         begun = time.monotonic()
-        reply = reply_to(message, self.answer)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
-        wanted, session = send(reply, tree, time.monotonic() - begun)
-        push_objects(
-            objects,
-            lambda name, content: push(run, session, name, content),
-            object_ids_to_push=wanted,
+        reply = message_to_proto(reply_to(message, self.answer))
+        reply.metadata.message_id = secrets.token_hex(32)
+        answer = PushMessagesRequest(
+            node=node,
+            messages_list=[reply],
+            message_object_trees=[ObjectTree(object_id=reply.metadata.message_id)],
+            clientapp_runtime_list=[time.monotonic() - begun],
         )
+        try:
+            link.PushMessages(answer)
+        except httpx.HTTPStatusError as error:
+            _log.warning("the link does not take an answer (status %d)", error.response.status_code)
+        except httpx.TransportError:  # a connection that was idle for the time of the answer
+            link.PushMessages(answer)
 
 
 def reply_to(message: Message, answer: Answer) -> Message:
@@ -127,16 +143,21 @@ def reply_to(message: Message, answer: Answer) -> Message:
 
 
 def main() -> None:
-    """Carry letters until the parent ends; what ends by itself is started again by the parent."""
+    """Carry letters until the parent ends; a connection that breaks is made again."""
     settings = settings_of_parent(end_now)
     guard = settings["guard"]
     node = Node.of(Path(settings["folder"]), settings["coordinator"], lambda letter: ask(Path(guard), letter))
-    try:
-        while True:
+    while True:
+        try:
             node.serve(lambda: False)
-            time.sleep(_AGAIN_SECONDS)
-    except KeyboardInterrupt:  # how Flower ends a node that the coordinator does not know any more
-        raise SystemExit("the coordinator does not know this node (any more)") from None
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            _log.warning(
+                "the coordinator does not know this node (any more), or is not well (status %d)", status
+            )
+        except httpx.HTTPError as error:
+            _log.warning("the coordinator is not reached (%s)", type(error).__name__)
+        time.sleep(_AGAIN_SECONDS)
 
 
 if __name__ == "__main__":

@@ -137,8 +137,10 @@ class Party:
         silent: tuple[str, ...] = ()
         try:
             for party in due_parts(self._home, path):
-                with contextlib.closing(party), self._tasks.playing() as grid:
-                    silent = carry(grid, party, self._home, self._meter, lambda: self._stopping)
+                with contextlib.closing(party):
+                    while not party.finished:
+                        with self._tasks.playing() as post:
+                            silent = carry(post, party, self._home, self._meter, lambda: self._stopping)
                 if party.refused is not None:
                     self._meter.refused(party.refused)
                 assert party.outcome is not None

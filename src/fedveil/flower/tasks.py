@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 import httpx
-from flwr.common.constant import SubStatus
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.app import Message
+from flwr.common.serde import fab_to_proto, message_from_proto, message_to_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
+    GetNodesRequest,
+    PullAppMessagesRequest,
     PullTaskInputRequest,
-    PushTaskOutputRequest,
+    PushAppMessagesRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -31,18 +34,57 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
+from fedveil.flower.beating import beating
 from fedveil.flower.bundle import Bundle, ForeignBundleError
 from fedveil.flower.child import ProcessError
 from fedveil.flower.sockets import address
 
 _SECONDS: Final = 120.0
-_BEAT_SECONDS: Final = 10.0
+_PUSHED_BYTES: Final = 1 << 28
 _VERSION: Final = RuntimeVersionHttpInterceptor(component_name="fedveil")
 _ACQUIRE: Final = "/flwr.proto.Runtime/AcquireTask"
 _log = logging.getLogger("fedveil.coordinator")
 _Client = TypeVar("_Client", bound=ProtobufClient)
+
+
+class Post:
+    """The messages of one of Flower's runs: what the coordinator sends to nodes, and what they answer.
+
+    A letter travels in its message. Flower's own Grid sends what a message holds as three objects, with a request for
+    each in every direction, and looks for one that is not there yet after a second. The link keeps what it needs to
+    know of such objects until the run ends, some 2 kB a message.
+
+    Args:
+        client: of the link, with the token of the run's task.
+    """
+
+    def __init__(self, client: RuntimeHttpClient) -> None:
+        self._client = client
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Return the nodes that are online."""
+        return list(self._client.GetNodes(GetNodesRequest()).nodes)
+
+    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+        """Send messages; return the number that Flower gives each, empty for one that it does not take."""
+        keys: list[str] = []
+        request, size = PushAppMessagesRequest(), 0
+        for message in messages:
+            made = message_to_proto(message)
+            made.metadata.message_id = secrets.token_hex(32)
+            if size and size + made.ByteSize() > _PUSHED_BYTES:
+                keys += self._client.PushMessages(request).message_ids
+                request, size = PushAppMessagesRequest(), 0
+            request.messages_list.append(made)
+            request.message_object_trees.append(ObjectTree(object_id=made.metadata.message_id))
+            size += made.ByteSize()
+        return keys + list(self._client.PushMessages(request).message_ids)
+
+    def pull_messages(self, keys: Iterable[str]) -> list[Message]:
+        """Return the answers to messages; the link waits a second for the first that comes."""
+        answered = self._client.PullMessages(PullAppMessagesRequest(message_ids=keys))
+        return [message_from_proto(answer) for answer in answered.messages_list]
 
 
 class Tasks:
@@ -75,8 +117,8 @@ class Tasks:
             self._control.RegisterNode(RegisterNodeRequest(public_key=key))
 
     @contextlib.contextmanager
-    def playing(self) -> Iterator[Grid]:
-        """Start a run and hold its task; what is sent over the Grid is sent within that run.
+    def playing(self) -> Iterator[Post]:
+        """Start a run and hold its task; what is sent within it is forgotten by the link at its end.
 
         Raises:
             ProcessError: the link did not start it.
@@ -84,20 +126,19 @@ class Tasks:
         """
         fab = Fab(self._bundle.digest, self._bundle.content, {})
         run = self._control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
-        with contextlib.closing(self._grid(self._token(run))) as grid:
-            client = grid._runtime_client
-            with _beating(client):
-                status = SubStatus.FAILED
-                try:
-                    self._begin(grid, run)
-                    yield grid
-                    status = SubStatus.COMPLETED
-                finally:
-                    with contextlib.suppress(httpx.HTTPError):
-                        client.PushTaskOutput(PushTaskOutputRequest(sub_status=status))
+        try:
+            with (
+                contextlib.closing(self._holding(self._token(run))) as client,
+                beating(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest()), _log),
+            ):
+                self._begin(client, run)
+                yield Post(client)
+        finally:
+            with contextlib.suppress(httpx.HTTPError):
+                self._control.StopRun(StopRunRequest(run_id=run))
 
     def _token(self, run: int) -> str:
-        """Return the token of a run's task; tasks of runs that this coordinator did not start are ended unplayed."""
+        """Return the token of a run's task; runs that this coordinator did not start are ended unplayed."""
         request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
         while True:
             task = self._executor.AcquireTask(request)
@@ -106,33 +147,24 @@ class Tasks:
             if task.task.run_id == run:
                 return str(task.token)
             _log.warning("a run that this coordinator did not start is not played")
-            with contextlib.closing(self._grid(task.token)) as grid:
-                grid._runtime_client.PushTaskOutput(
-                    PushTaskOutputRequest(sub_status=SubStatus.FAILED, details="not fedveil's")
-                )
+            self._control.StopRun(StopRunRequest(run_id=task.task.run_id))
 
-    def _begin(self, grid: HttpGrid, run: int) -> None:
+    def _begin(self, client: RuntimeHttpClient, run: int) -> None:
         """Take the task's input, which must be of the run that was started and of the bundle that was built.
 
         Raises:
             ForeignBundleError: it is not.
         """
-        given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        given = client.PullTaskInput(PullTaskInputRequest())
         if given.run.run_id != run:
             raise ForeignBundleError("a task is of another run than the one that was started")
         self._bundle.check(given.fab.content)
         TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, run
         TaskIdentity.node_id = given.context.node_id
-        grid.set_run(run_from_proto(given.run))
 
-    def _grid(self, token: str) -> HttpGrid:
-        grid = HttpGrid("link", insecure=True, token=token)
-        grid._client = self._reaching(
-            RuntimeHttpClient(
-                "http://link", interceptors=[_VERSION, RuntimeTokenHttpInterceptor(token=token)]
-            )
-        )
-        return grid
+    def _holding(self, token: str) -> RuntimeHttpClient:
+        holding = RuntimeTokenHttpInterceptor(token=token)
+        return self._reaching(RuntimeHttpClient("http://link", interceptors=[_VERSION, holding]))
 
     def _reaching(self, client: _Client) -> _Client:
         """Return a client of Flower's whose bytes go through the socket, whatever proxy the environment names."""
@@ -141,26 +173,3 @@ class Tasks:
             transport=httpx.HTTPTransport(uds=address(self._socket)), timeout=_SECONDS, trust_env=False
         )
         return client
-
-
-@contextlib.contextmanager
-def _beating(client: RuntimeHttpClient) -> Iterator[None]:
-    """Say again and again that the task is held: Flower takes it back after 30 seconds of silence."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while True:
-            try:
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            except httpx.HTTPError as error:
-                _log.warning("the link took no sign of life (%s)", type(error).__name__)
-            if ended.wait(_BEAT_SECONDS):
-                return
-
-    beating = threading.Thread(target=beat, daemon=True)
-    beating.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        beating.join(_SECONDS)

@@ -1,8 +1,4 @@
-"""Carries a coordinator's letters over Flower's Grid: pushes, pulls, and sends again what got no answer.
-
-The Grid's own ``send_and_receive`` sleeps 3 seconds between looks; pushing and pulling is what it is made of, and
-lets the coordinator look as often as it likes.
-"""
+"""Carries a coordinator's letters as messages of Flower's: pushes, pulls, and sends again what got no answer."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flwr.app import Message, MessageType
-from flwr.serverapp import Grid
 
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.exchange import Heard
@@ -21,15 +16,18 @@ from fedveil.flower.child import ProcessError
 from fedveil.flower.envelope import content_of, letter_in
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.metrics import Meter
+from fedveil.flower.tasks import Post
 from fedveil.foreign import foreign, quiet_log
 from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1
-_NODES_SECONDS: Final = 2.0
+_NODES_SECONDS: Final = 0.5
 _FAREWELL_SECONDS: Final = 5.0
 _BUSY_SECONDS: Final = 5.0
 _AT_WORK_SECONDS: Final = 1.0
 _LONGEST_WAIT: Final = 3600.0
+_MOST_LETTERS: Final = 20_000
+_PULLED_BYTES: Final = 1 << 30
 _log = quiet_log("fedveil.coordinator")
 
 
@@ -86,7 +84,7 @@ class Silence:
 
 
 def carry(
-    grid: Grid,
+    post: Post,
     party: CoordinatorParty[Any],
     home: CoordinatorFolder,
     meter: Meter,
@@ -95,9 +93,10 @@ def carry(
     """Carry letters until the run ends, or until a silo has given no sign of life for the coordinator's patience.
 
     Where the run's protocol recovers, it goes on without silent silos before that. A silo that is at work says so.
+    After some ten thousand letters it returns early: the link forgets them with a run of Flower's, and another goes on.
 
     Args:
-        grid: Flower's.
+        post: Flower's.
         party: the coordinator, open.
         home: the coordinator's folder: which node key is which silo's, and how long to wait.
         meter: counts what passes.
@@ -115,28 +114,31 @@ def carry(
     enough = min(settings.go_on_after, settings.patience)
     under_way: dict[bytes, _UnderWay] = {}
     nodes: dict[int, int] = {}
-    silence, look_again = Silence(settings.longest_work), 0.0
+    silence, look_again, pushed = Silence(settings.longest_work), 0.0, 0
     while not party.finished:
+        if pushed > _MOST_LETTERS:
+            return ()
         if ended():
             raise ProcessError("the coordinator's process was stopped")
         now = time.monotonic()
         if now >= look_again:
-            nodes = _online(grid, keys)
+            nodes = _online(post, keys)
             look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
-        _push(grid, party, nodes, under_way, settings.resend_after)
-        _pull(grid, party, under_way, (silence, meter), settings.resend_after)
+        pushed += _push(post, party, nodes, under_way, settings.resend_after)
+        heard = _pull(post, party, under_way, (silence, meter), settings.resend_after)
         silence.wait({silo: letter for silo, letter in party.letters() if silo in party.awaited})
         if left := party.go_on(silence.beyond(enough)):
             _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), enough)
         elif silent := silence.beyond(settings.patience):
             missing = tuple(silos[silo] for silo in silent)
             party.stop(f"silo {', '.join(missing)} has not answered for {settings.patience:g} s")
-        time.sleep(_LOOK_SECONDS)
-    _bid_farewell(grid, party, nodes)
+        if not heard:
+            time.sleep(_LOOK_SECONDS)
+    _bid_farewell(post, party, nodes)
     return missing
 
 
-def _bid_farewell(grid: Grid, party: CoordinatorParty[Any], nodes: dict[int, int]) -> None:
+def _bid_farewell(post: Post, party: CoordinatorParty[Any], nodes: dict[int, int]) -> None:
     """Push the last letters, and wait a little for the answers: silos sign the statement with them.
 
     What is lost of them costs others a wait, and the run a signature.
@@ -146,11 +148,11 @@ def _bid_farewell(grid: Grid, party: CoordinatorParty[Any], nodes: dict[int, int
         Message(content_of(letter), dst_node_id=nodes[silo], message_type=MessageType.QUERY)
         for silo, letter in letters
     ]
-    pushed = grid.push_messages(messages) if messages else []
+    pushed = post.push_messages(messages) if messages else []
     silos = {key: silo for key, (silo, _) in zip(pushed, letters, strict=True) if key}
     until = time.monotonic() + _FAREWELL_SECONDS
     while silos and time.monotonic() < until:
-        for reply in grid.pull_messages(list(silos)):
+        for reply in post.pull_messages(list(silos)):
             silo = silos.pop(reply.metadata.reply_to_message_id, None)
             if silo is None or reply.has_error():
                 continue
@@ -161,21 +163,21 @@ def _bid_farewell(grid: Grid, party: CoordinatorParty[Any], nodes: dict[int, int
         time.sleep(_LOOK_SECONDS if silos else 0.0)
 
 
-def _online(grid: Grid, keys: dict[bytes, int]) -> dict[int, int]:
+def _online(post: Post, keys: dict[bytes, int]) -> dict[int, int]:
     """Return the node of each silo that is online."""
-    found = {keys[node.public_key]: node.node_id for node in grid.get_nodes() if node.public_key in keys}
+    found = {keys[node.public_key]: node.node_id for node in post.get_nodes() if node.public_key in keys}
     _log.info("%d of %d silos are online", len(found), len(keys))
     return found
 
 
 def _push(
-    grid: Grid,
+    post: Post,
     party: CoordinatorParty[Any],
     nodes: dict[int, int],
     under_way: dict[bytes, _UnderWay],
     resend_after: float,
-) -> None:
-    """Send what waits for an answer and is not under way, or has been for too long."""
+) -> int:
+    """Send what waits for an answer and is not under way, or has been for too long; return how many letters."""
     now, waiting = time.monotonic(), party.letters()
     for letter in under_way.keys() - {letter for _, letter in waiting}:
         del under_way[letter]
@@ -185,7 +187,7 @@ def _push(
         if silo in nodes and (letter not in under_way or now >= under_way[letter].again)
     ]
     if not due:
-        return
+        return 0
     messages = [
         Message(
             content_of(letter),
@@ -194,7 +196,7 @@ def _push(
         )
         for silo, letter in due
     ]
-    for (silo, letter), key in zip(due, grid.push_messages(messages), strict=True):
+    for (silo, letter), key in zip(due, post.push_messages(messages), strict=True):
         if not key:
             continue
         sent = under_way.get(letter) or _UnderWay(
@@ -204,21 +206,26 @@ def _push(
         sent.wait = min(2 * sent.wait, max(_LONGEST_WAIT, resend_after))
         sent.again = now + sent.wait
         under_way[letter] = sent
+    return len(due)
 
 
 def _pull(
-    grid: Grid,
+    post: Post,
     party: CoordinatorParty[Any],
     under_way: dict[bytes, _UnderWay],
     noted: tuple[Silence, Meter],
     resend_after: float,
-) -> None:
-    """Hand over the answers that have arrived, and note the signs of life among them."""
+) -> bool:
+    """Hand over the answers that have arrived, and note the signs of life among them; return whether any has."""
     silence, meter = noted
     by_key = {key: sent for sent in under_way.values() for key in sent.keys}
-    if not by_key:
-        return
-    for reply in grid.pull_messages(list(by_key)):
+    asked, most = list(by_key), max(1, _PULLED_BYTES // party.longest_answer)
+    replies = [
+        reply
+        for first in range(0, len(asked), most)
+        for reply in post.pull_messages(asked[first : first + most])
+    ]
+    for reply in replies:
         key = reply.metadata.reply_to_message_id
         sent = by_key.get(key)
         if sent is None:
@@ -243,3 +250,4 @@ def _pull(
                 elif heard is Heard.ANSWER:
                     meter.answered(time.monotonic() - sent.first)
         sent.again, sent.wait = min(sent.again, time.monotonic() + wait), resend_after / 2
+    return bool(replies)

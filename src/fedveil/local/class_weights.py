@@ -37,6 +37,7 @@ class ClassWeighted(Loss):
                 f"model.class_weights: there are {n_classes} classes; give as many positive numbers, in their order"
             )
         self.name, self.tasks, self.separable = base.name, base.tasks, base.separable
+        self.takes_float64 = base.takes_float64
         self._base, self._weights = base, torch.tensor(weights, dtype=torch.float64)
 
     def records(

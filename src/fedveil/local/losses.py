@@ -45,11 +45,13 @@ class Loss(ABC):
         name: the name or import path it is asked for by.
         tasks: the kinds of task it is for.
         separable: whether the term of a record depends on the output of that record alone (Cox: it does not).
+        takes_float64: whether it is measured in float64; one from outside may hold weights in float32, as in training.
     """
 
     name: str
     tasks: frozenset[TaskKind]
     separable: bool = True
+    takes_float64: bool = False
 
     @abstractmethod
     def records(
@@ -115,6 +117,7 @@ class CrossEntropy(Loss):
 
     name = "cross_entropy"
     tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
 
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
@@ -147,6 +150,7 @@ class BinaryCrossEntropy(Loss):
 
     name = "binary_cross_entropy"
     tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
 
     def records(
         self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
@@ -182,6 +186,7 @@ class Focal(Loss):
 
     name = "focal"
     tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
 
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
@@ -204,6 +209,7 @@ class SquaredError(Loss):
 
     name = "squared_error"
     tasks: frozenset[TaskKind] = frozenset({"regression"})
+    takes_float64 = True
 
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
@@ -249,6 +255,7 @@ class Cox(Loss):
 
     name = "cox"
     tasks: frozenset[TaskKind] = frozenset({"survival"})
+    takes_float64 = True
     separable = False
 
     def records(

@@ -187,7 +187,8 @@ class MeanLoss:
         """Return sum_i weight_i loss_i / sum_i weight_i; NaN without records."""
         with torch.no_grad():
             present = torch.ones(len(targets), dtype=torch.bool, device=outputs.device)
-            terms = _array(self.loss.records(outputs.double(), targets, present))
+            exact = outputs.double() if self.loss.takes_float64 else outputs
+            terms = _array(self.loss.records(exact, targets, present)).astype(np.float64)
         weight = _weights(targets, weights)
         return _ratio(float(weight @ terms), float(weight.sum()))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -33,16 +33,17 @@ WHY: Final = (
 )
 
 
-def fingerprint(module: nn.Module) -> dict[str, object]:
+def fingerprint(module: nn.Module, of_objects: Callable[[object], object] = id) -> dict[str, object]:
     """Return what a module holds by name: parameters, buffers, and plain attributes of all its parts.
 
-    Numbers, texts, tensors and containers of them are told by their values, other objects by which they are.
+    Numbers, texts, tensors and containers of them are told by their values, other objects by which they are, or by what
+    ``of_objects`` says of them.
     """
     found: dict[str, object] = {}
     for path, part in module.named_modules():
         held = {**part._parameters, **part._buffers}
         held |= {name: value for name, value in vars(part).items() if name not in _OWN}
-        found |= {f"{path}.{name}".lstrip("."): _told(value) for name, value in held.items()}
+        found |= {f"{path}.{name}".lstrip("."): _told(value, of_objects) for name, value in held.items()}
     return found
 
 
@@ -70,14 +71,14 @@ def unchanged(task: Task) -> Iterator[None]:
             )
 
 
-def _told(value: object, depth: int = 0) -> object:
+def _told(value: object, of_objects: Callable[[object], object], depth: int = 0) -> object:
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return value.dtype, tuple(value.shape), zlib.crc32(data.numpy().tobytes())
     if isinstance(value, int | float | str | bytes | None):
         return repr(value)
     if depth < _DEPTH and isinstance(value, Mapping):
-        return [(repr(key), _told(one, depth + 1)) for key, one in value.items()]
+        return [(repr(key), _told(one, of_objects, depth + 1)) for key, one in value.items()]
     if depth < _DEPTH and isinstance(value, list | tuple | deque):
-        return [_told(one, depth + 1) for one in value]
-    return id(value)
+        return [_told(one, of_objects, depth + 1) for one in value]
+    return of_objects(value)

@@ -7,8 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
 from fedveil.keys import Count
 from fedveil.methods.weights import Weights
+from fedveil.population.records import Groups
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Adjacency, GaussianEvent, SelfComposedEvent
 from fedveil.stage import Moves, Published, Stage, duty
@@ -89,6 +95,22 @@ class Contribution(Stage):
         """Return the l2 moves of the sum, and of all messages together."""
         return math.inf, math.inf
 
+    def limited(
+        self, found: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
+    ) -> Float64[Tensor, " m"]:
+        """Return weights for which :meth:`lengths` holds, whatever their class computed: here w in [0, 1].
+
+        Weights that are so already come back bit by bit. What is no number counts as 0. A weight too large is cut and
+        never refused: whether a run goes on would tell of records.
+
+        Args:
+            found: of each contribution.
+            groups: the contributions.
+            n_silos: |S|.
+            weights: that computed them.
+        """
+        return found.double().nan_to_num(nan=0.0).clamp(0.0, 1.0)
+
     def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
         """Return what the sum is divided by: how many contributions of weight 1 are expected; here |S|.
 
@@ -148,7 +170,8 @@ class SiloContribution(Contribution):
 class SiloUserContribution(Contribution):
     """Each (silo, user) pair is one contribution: adding or removing a user adds or removes it.
 
-    The weights of a user sum to at most 1 over the silos, so the sum moves by at most C.
+    The weights of a user sum to at most 1 over the silos, so the sum moves by at most C. :meth:`limited` sees to it
+    where the weights of all silos are in one process; between institutions each silo limits its own share alone.
     """
 
     per: ClassVar[Literal["pair"]] = "pair"
@@ -160,6 +183,21 @@ class SiloUserContribution(Contribution):
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
         return norm, norm / math.sqrt(n) if weights.uniform else norm
+
+    def limited(
+        self, found: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
+    ) -> Float64[Tensor, " m"]:
+        """Return weights in [0, 1], or [0, 1/|S|] where all are to have that, of which a user's sum to at most 1.
+
+        To 1 + |S| 2^-52 in float64, as weights by records do. Weights of a user that sum to more are divided by their
+        sum; nobody else's change.
+        """
+        kept = super().limited(found, groups, n_silos, weights)
+        if weights.uniform:
+            kept = kept.clamp(max=1.0 / n_silos)
+        sums = np.bincount(groups.user, weights=kept.numpy())
+        over = np.where(sums > 1 + n_silos * 2.0**-52, sums, 1.0)
+        return kept / torch.from_numpy(over[groups.user])
 
     def spread_evenly(self, weights: Weights) -> bool:
         """Return whether every silo has the same weight."""

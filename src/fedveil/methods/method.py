@@ -22,6 +22,7 @@ from fedveil.methods.contributions import Contribution
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.protections import NO_PROTECTION
 from fedveil.methods.weights import Weights
+from fedveil.population.records import Groups, Population
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import Sampler
@@ -172,6 +173,11 @@ class Method:
         if self.noise_decay == 1:
             return self if bound is self.bound else replace(self, bound=bound)
         return replace(self, bound=bound, channel=self.channel.fallen(self.noise_decay ** (number - 1)))
+
+    def weigh(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
+        """Return the weight of each contribution that one party has, within what the moves of a unit are taken for."""
+        found = self.weights.within(groups, population)
+        return self.contribution.limited(found, groups, population.n_silos, self.weights)
 
     def clip_at(self, state: State) -> float | None:
         """Return C_t of the next round, given what the server remembers; None where the clip does not move."""

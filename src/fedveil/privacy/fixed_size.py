@@ -86,11 +86,6 @@ def published_epsilon(rate: float, noise_multiplier: float, rounds: int, delta: 
     return min(bounds)
 
 
-def fixed_size_delta(rate: float, mu: float, epsilon: float) -> float:
-    """Return delta(epsilon) of one release, for any real epsilon: the curve in the module's text."""
-    return float(_curve(rate, mu, np.array([epsilon]))[0])
-
-
 def fixed_size_distribution(rate: float, mu: float, interval: float) -> pld.PrivacyLossDistribution:
     """Return a privacy loss distribution on a grid that dominates one release (symmetric: replacing is).
 
@@ -100,7 +95,7 @@ def fixed_size_distribution(rate: float, mu: float, interval: float) -> pld.Priv
         interval: spacing of the grid; a coarser one gives a larger epsilon, never an invalid one.
     """
     top = math.ceil(widest_loss(rate, mu) / interval)
-    deltas = _curve(rate, mu, np.arange(-top, top + 1) * interval)
+    deltas = fixed_size_deltas(rate, mu, np.arange(-top, top + 1) * interval)
     deltas = np.minimum.accumulate(deltas)  # rounding must not make the curve rise
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -top, top, deltas)
     return pld.PrivacyLossDistribution(pmf)
@@ -112,7 +107,10 @@ def widest_loss(rate: float, mu: float) -> float:
     return float(np.logaddexp(math.log1p(-rate), math.log(rate) + unsampled)) if rate < 1 else unsampled
 
 
-def _curve(rate: float, mu: float, epsilons: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+def fixed_size_deltas(
+    rate: float, mu: float, epsilons: Float64[np.ndarray, " n"]
+) -> Float64[np.ndarray, " n"]:
+    """Return delta(epsilon) of one release, for any real epsilon: the curve in the module's text."""
     positive = np.abs(epsilons)
     unsampled = positive + np.log1p(-(1 - rate) * np.exp(-positive)) - math.log(rate)
     upper = log_ndtr(mu / 2 - unsampled / mu)

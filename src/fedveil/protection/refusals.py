@@ -156,11 +156,7 @@ class Code(Enum):
     ROUNDS = 41, "policy", "rounds = {asked:.0f}: this silo plays at most {most:.0f}"
     EPOCHS = 42, "policy", "local.epochs = {asked:.0f}: this silo allows at most {most:.0f}"
     LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"
-    OTHER_STREAM = (
-        66,
-        "replay",
-        "rounds up to {round:.0f} were of another experiment, and the noise of all rounds of this one belongs together",
-    )
+    OTHER_EXPERIMENT = 66, "replay", "something of this run was charged under another experiment"
     OVERTIME = 44, "policy", "the round took longer than the {seconds:.0f} s that this silo trains for one"
     STATEMENT = (
         49,

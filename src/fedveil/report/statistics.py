@@ -94,7 +94,7 @@ def row_cells(row: Row) -> list[str]:
     return [
         label,
         row.group,
-        show(interval.estimate),
+        interval.told(show(interval.estimate)),
         _ends(interval.low, interval.high),
         here,
         f"{interval.privacy:.0%}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 NORMAL_95: Final = 1.959963984540054
 LEAST_RATIO: Final = 4.0
@@ -27,6 +27,7 @@ class Interval:
         low, high: of the interval for the population.
         low_here, high_here: of the interval for these people.
         privacy: the share of the population interval's variance that is noise.
+        beyond: where the figure lies beyond the estimate, which is a declared bound then; None: it is the estimate.
     """
 
     estimate: float
@@ -35,6 +36,11 @@ class Interval:
     low_here: float | None
     high_here: float | None
     privacy: float
+    beyond: Literal["below", "above"] | None = None
+
+    def told(self, estimate: str) -> str:
+        """Return the estimate in words, given its number in words; a bound that the figure lies beyond is so called."""
+        return estimate if self.beyond is None else f"{self.beyond} {estimate}"
 
     def shifted(self, factor: float, shift: float) -> Interval:
         """Return the interval of factor x + shift, factor above 0."""

@@ -10,6 +10,7 @@ so it is no narrower than a bin.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -44,7 +45,8 @@ def quantile(
         people_per_unit: how much more than one unit one person may add to a count (|S| for person-silo pairs).
 
     Returns:
-        The interval; an end is None where the quantile may lie outside the declared bounds.
+        The interval; an end is None where the quantile may lie outside the declared bounds. Where the estimate does,
+        it is the bound that it lies beyond.
     """
     total = float(values.sum())
     if total <= 0:
@@ -55,8 +57,10 @@ def quantile(
     low_here, high_here = _ends(distance, np.sqrt(noise), edges)
     shares = isotonic_regression(np.cumsum(values) / total, y_min=0.0, y_max=1.0)
     place = int(np.argmin(np.abs(distance)))
+    estimate, beyond = _interpolated(shares[:-1], edges, level)
     return Interval(
-        estimate=_interpolated(shares[:-1], edges, level),
+        estimate=estimate,
+        beyond=beyond,
         low=low,
         high=high,
         low_here=low_here,
@@ -76,13 +80,15 @@ def _ends(
     return (edges[first - 1] if first > 0 else None), (edges[last + 1] if last + 1 < len(edges) else None)
 
 
-def _interpolated(shares: Float64[np.ndarray, " E"], edges: tuple[float, ...], level: float) -> float:
-    """Return where the isotonic distribution function reaches a level, linear within bins; a bound if it is outside."""
+def _interpolated(
+    shares: Float64[np.ndarray, " E"], edges: tuple[float, ...], level: float
+) -> tuple[float, Literal["below", "above"] | None]:
+    """Return where the isotonic distribution function reaches a level, linear within bins; outside, which bound."""
     place = int(np.searchsorted(shares, level, side="left"))
     if place == 0:
-        return edges[0]
+        return edges[0], "below" if shares[0] > level else None
     if place == len(edges):
-        return edges[-1]
+        return edges[-1], "above"
     before, after = float(shares[place - 1]), float(shares[place])
     within = 0.5 if math.isclose(before, after) else (level - before) / (after - before)
-    return edges[place - 1] + within * (edges[place] - edges[place - 1])
+    return edges[place - 1] + within * (edges[place] - edges[place - 1]), None

@@ -156,25 +156,6 @@ class DiscreteGaussian:
             )
         return _REACH**2 / (24.0 * ratio**2) + 3.0 * math.exp(-2.0 * (math.pi * ratio) ** 2)
 
-    def sum_divergence(self, shares: int) -> float:
-        """Bound how far the sum of ``shares`` samples is from one discrete Gaussian of the summed variance.
-
-        The bound tau holds for the absolute log-ratio of the two probabilities at every value, per
-        coordinate: tau = 5 · sum_{k=1}^{shares-1} exp(-2 pi² s² k / (k+1)), for s >= 1/2 (Kairouz, Liu and
-        Steinke 2021; proved on the theory page). At s = 2^18 it is below 10^-200000000000 for any number of
-        silos; the result is rounded up to the smallest positive float64.
-
-        Raises:
-            PrivacyError: fewer than 1 share, or std / grid below 1/2.
-        """
-        ratio = self.std / self.grid
-        if shares < 1 or ratio < 0.5:
-            raise PrivacyError(
-                f"{shares} shares of std / grid {ratio:g}: the bound needs 1 share and a ratio of 1/2"
-            )
-        terms = (math.exp(-2.0 * (math.pi * ratio) ** 2 * k / (k + 1)) for k in range(1, shares))
-        return 0.0 if shares == 1 else max(5.0 * math.fsum(terms), math.ulp(0.0))
-
     def _table_units(self) -> Int64[np.ndarray, " n"]:
         reach = math.ceil(_REACH * self.std / self.grid) + 1
         return np.arange(-reach, reach + 1, dtype=np.int64)

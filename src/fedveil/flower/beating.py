@@ -1,0 +1,42 @@
+"""Signs of life: Flower takes a task back, or a node for gone, after 30 seconds without one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import httpx
+
+_BEAT_SECONDS: Final = 10.0
+_LONGEST_SECONDS: Final = 120.0
+
+
+@contextlib.contextmanager
+def beating(beat: Callable[[], object], log: logging.Logger) -> Iterator[None]:
+    """Give signs of life in a thread of their own, every ten seconds.
+
+    Args:
+        beat: sends one; where it fails, the next may succeed.
+        log: where it says so.
+    """
+    ended = threading.Event()
+
+    def beat_on() -> None:
+        while True:
+            try:
+                beat()
+            except httpx.HTTPError as error:
+                log.warning("the link took no sign of life (%s)", type(error).__name__)
+            if ended.wait(_BEAT_SECONDS):
+                return
+
+    thread = threading.Thread(target=beat_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_LONGEST_SECONDS)
