@@ -32,9 +32,9 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     moves, source = moves_of(method, public), source_of(method)
     claims = claims_of(method, moves)
     sends, content = method.sends(), method.channel.content
-    known = {role: knowledge(role, sends, content) for role in (Role.READER, *method.parties)}
+    readers = against(knowledge(Role.READER, sends, content), claims)
+    known = {role: knowledge(role, sends, content) for role in method.parties}
     lines = {role: (what, against(what, claims)) for role, what in known.items()}
-    _, readers = lines.pop(Role.READER)
     uncovered = [
         text for stage in (source, method.weights, method.protection) for text in stage.uncovered(method)
     ]
