@@ -50,7 +50,7 @@ class Source:
     folder: Path
     predictor: Predictor
     model_name: str
-    public_test: bool
+    public_test: bool = False
     schema: bytes | None = None
     about: str = ""
 
