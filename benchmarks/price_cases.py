@@ -231,7 +231,7 @@ class PriceCell:
         """Fresh ones; the grid's are others."""
         if self.column in GRID:
             return range(3)
-        return SEEDS if self.draws else SEEDS[:2]
+        return SEEDS if self.draws else SEEDS[:1]
 
     @property
     def origin(self) -> str:

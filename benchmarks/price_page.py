@@ -74,7 +74,10 @@ def _levels(case: DataCase, epsilon: float | None, results: Results) -> list[flo
     seeds = set(found[0])
     if "batch_size" in case.local:
         seeds = seeds.intersection(*(values for values in found if values))
-    return [mean_of([value for seed, value in values.items() if seed in seeds]) for values in found]
+    return [
+        mean_of([value for seed, value in values.items() if seed in seeds], 2 if cell.draws else 1)
+        for cell, values in zip(asked, found, strict=True)
+    ]
 
 
 def _losses(name: str, levels: Sequence[float | None]) -> str:
@@ -83,10 +86,10 @@ def _losses(name: str, levels: Sequence[float | None]) -> str:
     return f"| {' | '.join([*told, f'{levels[0]:.3f}', f'{levels[-1]:.3f}'])} |"
 
 
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of a metric over runs; None of fewer than two."""
+def mean_of(values: Sequence[float | None], least: int = 2) -> float | None:
+    """Return the mean of a metric over runs; None of fewer than so many."""
     found = [value for value in values if value is not None]
-    return float(np.mean(found)) if len(found) > 1 else None
+    return float(np.mean(found)) if len(found) >= least else None
 
 
 def _mean_of(case: DataCase, column: str, epsilon: float | None, results: Results) -> float | None:

@@ -12,8 +12,9 @@ from scipy.stats import norm, poisson
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, Numbers, Places
 from fedveil.population.schema import Schema
-from fedveil.statistics.inference.fitted import Fitted, Noisy
+from fedveil.statistics.inference.fitted import Fitted
 from fedveil.statistics.inference.request import Inference
+from fedveil.statistics.stored import NoisySum
 
 SILOS = ("a", "b", "c", "d", "e")
 THETA = np.array([-0.5, 0.8, -0.6, 0.4, 0, 0, 0.3, -0.2])
@@ -141,5 +142,5 @@ def released(one: Made, mu: float, rng: np.random.Generator) -> Fitted:
         std = part.multiplier(1 / mu)
         exact = exact_sum(fitted, one.table, place)
         noisy = exact + std * rng.normal(size=len(exact))
-        fitted = fitted.with_release(Noisy(vector=noisy, multiplier=std, std=std))
+        fitted = fitted.with_release(NoisySum(noisy, std))
     return fitted

@@ -21,7 +21,7 @@ from fedveil.local.models import build_model
 from fedveil.local.span import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.catalogue import Allocation, catalogue, load
 from fedveil.randomness import ExperimentRandomness
 

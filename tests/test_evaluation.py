@@ -15,6 +15,9 @@ import pytest
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+import fedveil as fv
+from fedveil.bundle.card import CARD
+from fedveil.bundle.writing import bundle_run
 from fedveil.engine.evaluation import make_evaluation, outputs_of, scored
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.folder import RunFolder
@@ -317,6 +320,20 @@ def test_metrics_are_noisy_and_nothing_exact_is_kept(world: tuple[Prepared, Outc
     assert groups == {"all", "silo = north", "silo = south", "silo = west"}
     page = write_report(outcome.folder).read_text()
     assert 'id="evaluation"' in page
+
+
+def test_a_bundle_holds_the_released_metrics_with_their_intervals(
+    world: tuple[Prepared, Outcome], tmp_path: Path
+) -> None:
+    _, outcome = world
+    manifest = fv.load(bundle_run(outcome.folder, tmp_path / "bundle")).manifest
+    assert outcome.evaluated is not None
+    area = outcome.evaluated.headline["auc"]
+    assert area is not None
+    found = manifest.metrics["auc"]
+    assert manifest.test == "released"
+    assert (found.estimate, found.low, found.high) == (area.estimate, area.low, area.high)
+    assert "95 % interval" in (tmp_path / "bundle" / CARD).read_text()
 
 
 def test_an_evaluation_is_read_again_and_damage_is_noticed(

@@ -196,6 +196,7 @@ def test_who_has_signed_the_end_of_a_run_gives_nothing_more_to_it(tmp_path: Path
         world.silos[number] = world.silo(number)
     world.play()
     assert "has signed the end of the run" in (coordinator_of(world).outcome.stopped or "")
+    assert all(party is not None and party._session is None for party in world.silos)  # and joins nothing
     assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
     world.close()
 

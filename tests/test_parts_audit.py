@@ -21,6 +21,7 @@ from fedveil.engine.folder import RunFolder
 from fedveil.federation import parts_due
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_release import OwnRelease
+from fedveil.federation.own_session import OwnSession
 from fedveil.federation.own_statement import OwnCharges
 from fedveil.federation.released_sums import digest_of_release
 from fedveil.federation.run_audit import verify_run
@@ -32,7 +33,7 @@ from fedveil.flower.submission import due_parts
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protection.parts import Closing
+from fedveil.protection.parts import Attested, Closing
 from tests.test_federation_parts import PEOPLE, Study, carried
 from tests.test_preprocessing import tables
 from tests.test_run_audit import flipped, outcomes, resigned_lines
@@ -223,13 +224,25 @@ def test_a_federations_run_is_bundled_by_command_and_carries_its_signatures(
 def ended(study: Study) -> tuple[OwnRelease, Closing, Counter[Any]]:
     """A silo's work in the last part, the end that it was asked to sign, and what its ledger shows."""
     (study.run / AGREED).rename(study.run / "kept")
-    silos = [open_silo(SiloFolder(path)) for path in study.paths]
-    (party,) = due_parts(study.home, study.run.path)
-    carried(party, silos)
+    silos, sessions, sign = (
+        [open_silo(SiloFolder(path)) for path in study.paths],
+        list[OwnSession](),
+        OwnSession.sign_statement,
+    )
+
+    def signing(session: OwnSession, closing: Closing) -> Attested:
+        sessions.append(session)
+        return sign(session, closing)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(OwnSession, "sign_statement", signing)
+        (party,) = due_parts(study.home, study.run.path)
+        carried(party, silos)
     (closing,) = party._rounds.closing()
     assert isinstance(closing, Closing)
-    session = silos[0]._session
-    assert session is not None
+    assert len(sessions) == 3
+    assert all(silo._session is None for silo in silos)  # nobody joins where there is nothing left to play
+    session = sessions[0]
     for silo in silos:
         silo.close()
     (study.run / "kept").replace(study.run / AGREED)

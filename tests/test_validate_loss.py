@@ -148,6 +148,13 @@ def test_a_model_may_not_keep_what_no_buffer_shows():
         validate_behaviour(Frozen(), torch.randn(4, 2))
 
 
+def test_parameters_that_are_not_finite_are_told_from_random_numbers():
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, torch.nan)
+    with pytest.raises(ModelError, match="not finite"):
+        validate_behaviour(model, torch.randn(4, 2))
+
+
 @pytest.mark.parametrize("kind", [LoopTrainer, VmapTrainer])
 def test_state_that_no_trial_showed_ends_the_round_with_nothing(kind):
     """The count is part of no update, and nothing is released all the same: nobody can tell what it is for."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedveil.engine.declared import Declared
 from fedveil.engine.experiment import Experiment
-from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_sum import NoisySums, Release, noisy_sum
+from fedveil.engine.release_method import release_builder, usual_silos
+from fedveil.engine.release_sum import Release, noisy_sum
 from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
 from fedveil.errors import ConfigError
 from fedveil.local.task import Task
@@ -34,6 +34,7 @@ from fedveil.statistics.figures import ALL
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import LEAST_BINS, MOST_BINS
 from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.stored import NoisySums
 
 MOST_ERROR: Final = 0.1
 """Largest predicted standard deviation of the first test metric, by noise, that is paid for."""
@@ -72,14 +73,13 @@ class Evaluation:
         planned = self.releases[len(before)].step
         if len(before) + 1 < len(self.releases):
             return planned
-        layout = self.asked.last(self.asked.placed(_pairs(before)))
+        layout = self.asked.last(self.asked.placed(before))
         assert layout.length == planned.layout.length
         return LocalStatistic(layout=layout)
 
     def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
-        """Return the release after these; its repeatable noise is not that of a round."""
-        place = len(before)
-        return self.releases[place].numbered(experiment.rounds + 1 + place, self.step(before))
+        """Return the release after these."""
+        return self.releases[len(before)].after(experiment.rounds, self.step(before))
 
     def evaluated(self, name: str, round_number: int, sums: NoisySums) -> Evaluated:
         """Return the evaluation that all releases together are.
@@ -89,7 +89,7 @@ class Evaluation:
             round_number: after which the model was taken.
             sums: of all releases.
         """
-        return Evaluated(name=name, round=round_number, asked=self.asked, releases=_pairs(sums))
+        return Evaluated(name=name, round=round_number, asked=self.asked, releases=sums)
 
 
 def plan_evaluation(experiment: Experiment, of: Declared) -> Evaluation | None:
@@ -202,8 +202,7 @@ class _Planner:
         section = experiment.evaluation
         assert section is not None
         self._section = section
-        weighs = experiment.protection.build().weighs
-        self._silos = section.silos or ("equal" if weighs else "uniform")
+        self._silos = section.silos or usual_silos(experiment)
 
     def planned(self, people: float) -> Evaluation:
         """Return the evaluation; of two classes with as few bins as lose less than a quarter of their noise."""
@@ -241,21 +240,12 @@ class _Planner:
         """Return the variance of the noise of every block of all people, in people."""
         last, asked = planned.releases[-1], planned.asked
         return {
-            slot.block.part: (_std(last, asked) / (slot.scale * asked.unit)) ** 2
-            for slot in last.step.layout.of(ALL)
+            slot.block.part: (last.std / (slot.scale * asked.unit)) ** 2 for slot in last.step.layout.of(ALL)
         }
 
     def _release(self, name: str, purpose: str, layout: Layout, share: float) -> SideRelease:
-        facts = self._of.facts(layout.length)
-        step = LocalStatistic(layout=layout)
-        build = release_builder(
-            self._experiment.protection,
-            self._silos,
-            step,
-            facts,
-            key="evaluation.silos",
-            colluding=self._experiment.privacy.colluding_silos,
-        )
+        step, facts = LocalStatistic(layout=layout), self._of.facts(layout.length)
+        build = release_builder(self._experiment, self._silos, step, self._of, key="evaluation.silos")
         multiplier = multiplier_of(share * self._experiment.shares.evaluation, self._whole)
         return side_release(name, purpose, step, build(multiplier), facts, of_model=True)
 
@@ -267,14 +257,3 @@ def _check_names(schema: Schema) -> None:
             raise ConfigError(
                 f"evaluation: a column of the schema is named '{reserved}'; give it another name"
             )
-
-
-def _std(release: SideRelease, asked: Asked) -> float:
-    """Return the standard deviation of a release's noise, per number."""
-    found = release.method.noise_std(len(asked.silo_names))
-    assert found is not None
-    return found
-
-
-def _pairs(sums: NoisySums) -> tuple[tuple[Float64[np.ndarray, " d"], float], ...]:
-    return tuple((one.vector, one.std) for one in sums)

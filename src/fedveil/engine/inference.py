@@ -7,7 +7,7 @@ be refused is refused from public numbers, before the tables are read; a charge 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fedveil.engine.declared import Declared, declared
@@ -16,14 +16,15 @@ from fedveil.engine.release_document import InferenceDocument
 from fedveil.engine.release_method import release_builder
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_series import Guaranteed, calibrated
-from fedveil.engine.release_sum import NoisySum, NoisySums, Release
-from fedveil.methods.claims import PublicFacts
+from fedveil.engine.release_sum import Release
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.statistic import noise_of
 from fedveil.statistics.inference.equation import Equation
-from fedveil.statistics.inference.fitted import FILE, Fitted, Noisy, read_begun
+from fedveil.statistics.inference.fitted import FILE, Fitted, read_begun
 from fedveil.statistics.inference.plan import PlannedEffect, check, planned
 from fedveil.statistics.limits import unit_of
+from fedveil.statistics.stored import NoisySums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,18 +73,14 @@ class PreparedInference(PreparedReleases):
         """Return what a folder has of the releases."""
         if not (folder / FILE).exists():
             return ()
-        return tuple(NoisySum(one.vector, one.std) for one in read_begun(folder.path).releases)
+        return read_begun(folder.path).releases
 
     def write(self, folder: RunFolder, made: NoisySums) -> None:
         """Put the releases on the disk."""
         folder.write_json(FILE, self._with(made).to_json())
 
     def _with(self, made: NoisySums) -> Fitted:
-        found = self.fitted
-        for one in made:
-            multiplier = self._release(found).method.channel.nominal()
-            found = found.with_release(Noisy(vector=one.vector, multiplier=multiplier, std=one.std))
-        return found
+        return replace(self.fitted, releases=made)
 
     def _release(self, fitted: Fitted) -> Release:
         place, public = len(fitted.releases), self.public
@@ -111,28 +108,18 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
     fitted = Fitted(name=document.name, request=request, schema=schema, silos=silos)
     steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
 
-    def facts(step: Equation) -> PublicFacts:
-        return PublicFacts(n_silos=len(silos), n_users=schema.n_users, dimension=step.length)
-
     def build(step: Equation, multiplier: float) -> Method:
-        return release_builder(
-            document.protection,
-            request.silos,
-            step,
-            facts(step),
-            key="inference.silos",
-            colluding=document.privacy.colluding_silos,
-        )(multiplier)
+        return release_builder(document, request.silos, step, of, key="inference.silos")(multiplier)
 
     def guaranteed(multiplier: float) -> Guaranteed:
         return [
-            (derive(build(step, part.multiplier(multiplier)), facts(step)), step.length)
+            (derive(build(step, part.multiplier(multiplier)), of.facts(step.length)), step.length)
             for step, part in zip(steps, fitted.parts, strict=True)
         ]
 
     multiplier, series = calibrated(document.privacy, guaranteed)
     noises = [
-        _std(build(step, part.multiplier(multiplier)), silos)
+        noise_of(build(step, part.multiplier(multiplier)), len(silos))
         for step, part in zip(steps, fitted.parts, strict=True)
     ]
     people = schema.n_users * unit_of(request.silos, len(silos))
@@ -147,12 +134,6 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
         series=series,
         plan=plan,
     )
-
-
-def _std(method: Method, silos: tuple[str, ...]) -> float:
-    found = method.noise_std(len(silos))
-    assert found is not None
-    return found
 
 
 NOTES: Final = (

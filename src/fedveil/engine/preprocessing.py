@@ -18,8 +18,8 @@ import tomlkit
 from fedveil.engine.declared import Declared
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import PREPROCESSED, SCHEMA, RunFolder
-from fedveil.engine.release_method import release_builder
-from fedveil.engine.release_sum import NoisySum, NoisySums, Release
+from fedveil.engine.release_method import release_builder, usual_silos
+from fedveil.engine.release_sum import Release
 from fedveil.engine.side_releases import SideRelease, multiplier_of, side_release, whole_of
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.files import read_json
@@ -28,7 +28,7 @@ from fedveil.population.schema import Schema
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.preprocessing import LENGTH, Wanted, cdf_noise, quantile_of_lengths, refined
-from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
+from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 
 MOST_NOISE: Final = 0.2
 """Largest predicted noise on a sum of leading bins, as a share of all people: bounds have no tail to go by beyond."""
@@ -51,9 +51,8 @@ class Preprocessing:
     clip: float | None = None
 
     def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
-        """Return the release after these; its repeatable noise is neither that of a round nor of the evaluation."""
-        place = len(before)
-        return self.releases[place].numbered(experiment.rounds + 3 + place)
+        """Return the release after these."""
+        return self.releases[len(before)].after(experiment.rounds)
 
     def preprocessed(self, experiment: Experiment, made: NoisySums) -> Preprocessed:
         """Return what follows from the released sums."""
@@ -109,11 +108,7 @@ class Preprocessed:
             "wanted": self.wanted.model_dump(mode="json", exclude_none=True),
             "clip": self.clip,
             "releases": [
-                {
-                    "provenance": f"{self.run}/{_named(place)}",
-                    "noise_std": one.std,
-                    "vector": one.vector.tolist(),
-                }
+                {"provenance": f"{self.run}/{_named(place)}"} | one.to_json()
                 for place, one in enumerate(self.made)
             ],
         }
@@ -137,7 +132,7 @@ def read_preprocessed(folder: Path) -> Preprocessed | None:
     with restoring(data, path):
         wanted = Wanted.model_validate(data["wanted"])
         made = tuple(
-            NoisySum(noisy_vector(one["vector"], std := float(one["noise_std"]), layout.length, path), std)
+            NoisySum.from_json(one, layout.length, path)
             for one, layout in zip(data["releases"], wanted.layouts, strict=False)
         )
         if not 0 < len(made) == len(data["releases"]):
@@ -158,11 +153,10 @@ def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | 
     section = experiment.preprocessing
     if section is None:
         return None
-    weighs = experiment.protection.build().weighs
     wanted = Wanted(
         schema_=of.first,
         silo_names=of.silos,
-        silos=section.silos or ("equal" if weighs else "uniform"),
+        silos=section.silos or usual_silos(experiment),
         bounds=section.bounds,
         impute=section.impute,
         pool=section.pool,
@@ -173,8 +167,7 @@ def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | 
         _planned(experiment, wanted, of, place, many / sum(looked_at)) for place, many in enumerate(looked_at)
     )
     noise = max(
-        cdf_noise(layout, wanted.unit, one.numbered(0).std())
-        for one, layout in zip(releases, wanted.layouts, strict=True)
+        cdf_noise(layout, wanted.unit, one.std) for one, layout in zip(releases, wanted.layouts, strict=True)
     )
     share = noise / of.schema.n_users
     if share > MOST_NOISE:
@@ -199,15 +192,8 @@ def _middle(experiment: Experiment) -> float:
 def _planned(experiment: Experiment, wanted: Wanted, of: Declared, place: int, share: float) -> SideRelease:
     """Return one of the releases, which has a share of the preprocessing's budget."""
     layout: Layout = wanted.layouts[place]
-    facts, step = of.facts(layout.length), LocalStatistic(layout=layout)
-    build = release_builder(
-        experiment.protection,
-        wanted.silos,
-        step,
-        facts,
-        key="preprocessing.silos",
-        colluding=experiment.privacy.colluding_silos,
-    )
+    step, facts = LocalStatistic(layout=layout), of.facts(layout.length)
+    build = release_builder(experiment, wanted.silos, step, of, key="preprocessing.silos")
     multiplier = multiplier_of(share * experiment.shares.preprocessing, whole_of(experiment.privacy))
     of_updates = LENGTH in layout.columns
     purpose = (

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from fedveil.engine.choice import Choice
+from fedveil.engine.declared import Declared
+from fedveil.engine.experiment import Experiment
+from fedveil.engine.release_document import TableDocument
 from fedveil.errors import ConfigError
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
@@ -20,22 +21,27 @@ _WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
 )
 
 
+def usual_silos(document: Experiment) -> SiloWeights:
+    """Return a person's weights over silos where an experiment does not say them: people, where they can be counted."""
+    return "equal" if document.protection.build().weighs else "uniform"
+
+
 def release_builder(
-    section: Choice, silos: SiloWeights, step: LocalStep, facts: PublicFacts, *, key: str, colluding: int
+    document: Experiment | TableDocument, silos: SiloWeights, step: LocalStep, of: Declared, *, key: str
 ) -> Callable[[float], Method]:
     """Return the method of a release as a function of its noise multiplier.
 
     Args:
-        section: the protection that is asked for.
+        document: what asks for it, under which protection.
         silos: the weights.
         step: the local step.
-        facts: the federation's public facts.
+        of: what is declared of the tables.
         key: where the weights are asked for, for errors.
-        colluding: silos that pool what they know and still have the stated noise against them.
 
     Raises:
         ConfigError: weights that would show counts, or a protection of models.
     """
+    section, facts = document.protection, of.facts(step.length)
     protection, weights = section.build(), _WEIGHTS[silos]
     if silos == "equal" and protection.weighs:
         protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
@@ -59,7 +65,7 @@ def release_builder(
             weights=weights,
             noise_multiplier=noise_multiplier,
             protection=protection,
-            colluding_silos=colluding,
+            colluding_silos=document.privacy.colluding_silos,
             missing_silos=protection.missing_silos,
         )
 

@@ -18,10 +18,11 @@ from fedveil.engine.declared import Declared
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.release_document import TableDocument
 from fedveil.engine.release_series import Series
-from fedveil.engine.release_sum import NoisySums, Release, noisy_sum
+from fedveil.engine.release_sum import Release, noisy_sum
 from fedveil.methods.claims import PublicFacts
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.privacy.ledger import Ledger
+from fedveil.statistics.stored import NoisySums
 
 STATEMENT: Final = "privacy.json"
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from fedveil.engine.folder import RunFolder, finite
@@ -153,6 +154,7 @@ def calibrated(privacy: PrivacySection, guaranteed: Callable[[float], Guaranteed
     assert privacy.epsilon is not None
     accountant = make_accountant(privacy.accountant)
 
+    @lru_cache(maxsize=4)
     def series(multiplier: float) -> Series:
         guarantees, lengths = zip(*guaranteed(multiplier), strict=True)
         return Series(privacy=privacy, accountant=accountant, guarantees=guarantees, lengths=lengths)

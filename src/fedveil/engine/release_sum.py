@@ -19,6 +19,7 @@ from fedveil.engine.agreed import Agreed, OpenRange
 from fedveil.engine.weighting import WeightingRange
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
+from fedveil.methods.statistic import noise_of
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import FixedVector
@@ -26,23 +27,7 @@ from fedveil.protection.driver import Driver
 from fedveil.protection.weighting_silo import SEED_BYTES
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStep, Progress, silo_sums
-
-
-@dataclass(frozen=True, eq=False)
-class NoisySum:
-    """What a release ended with.
-
-    Attributes:
-        vector: (d,) the sum of the silos' messages.
-        std: of the noise on every number.
-    """
-
-    vector: Float64[np.ndarray, " d"]
-    std: float
-
-
-NoisySums = tuple[NoisySum, ...]
-"""What was released so far, in its order."""
+from fedveil.statistics.stored import NoisySum
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,9 +56,7 @@ class Release:
 
     def std(self, summed: int | None = None) -> float:
         """Return the standard deviation of the noise on every number of a sum of so many silos; None: of all."""
-        found = self.method.noise_std(self.n_silos, summed)
-        assert found is not None, "the noise of statistics is public"
-        return found
+        return noise_of(self.method, self.n_silos, summed)
 
     def agreed(self, groups: Groups) -> Agreed:
         """Return what the parties agree on; under private weighting with the counts of these (silo, user) pairs."""

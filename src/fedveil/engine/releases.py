@@ -15,15 +15,16 @@ from fedveil.engine.release_document import STATISTICS, ReleaseDocument, read_re
 from fedveil.engine.release_method import release_builder
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.release_series import calibrated
-from fedveil.engine.release_sum import NoisySum, NoisySums, Release
-from fedveil.methods.claims import PublicFacts
+from fedveil.engine.release_sum import Release
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.statistic import noise_of
 from fedveil.statistics.compose import compose
 from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.local import LocalStatistic
 from fedveil.statistics.plan import Planned, check, planned
 from fedveil.statistics.released import FILE, Released, read_released
+from fedveil.statistics.stored import NoisySums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,8 +73,7 @@ class PreparedRelease(PreparedReleases):
         """Return what a folder has of the release."""
         if not (folder / FILE).exists():
             return ()
-        found = read_released(folder.path)
-        return (NoisySum(found.vector, found.noise_std),)
+        return (read_released(folder.path).made,)
 
     def write(self, folder: RunFolder, made: NoisySums) -> None:
         """Put the release on the disk."""
@@ -84,8 +84,7 @@ class PreparedRelease(PreparedReleases):
             schema=self.declared.schema,
             silos=self.declared.silos,
             noise_multiplier=self.method.channel.nominal(),
-            noise_std=found.std,
-            vector=found.vector,
+            made=found,
         )
         folder.write_json(FILE, released.to_json())
 
@@ -103,25 +102,16 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
     assert document.data.table is not None, "TableDocument asks for it"
     of = declared(document.data.table) if of is None else of
     step = compose(document.statistics, of.schema, of.silos)
-    facts = PublicFacts(n_silos=len(of.silos), n_users=of.schema.n_users, dimension=step.layout.length)
-    build = release_builder(
-        document.protection,
-        document.statistics.silos,
-        step,
-        facts,
-        key="statistics.silos",
-        colluding=document.privacy.colluding_silos,
-    )
+    facts, silos = of.facts(step.length), document.statistics.silos
+    build = release_builder(document, silos, step, of, key="statistics.silos")
     multiplier, series = calibrated(document.privacy, lambda z: ((derive(build(z), facts), step.length),))
     method = build(multiplier)
-    std = method.noise_std(len(of.silos))
-    assert std is not None
     plan = planned(
         document.statistics,
         step.layout,
         n_users=of.schema.n_users,
-        noise_std=std,
-        unit=unit_of(document.statistics.silos, len(of.silos)),
+        noise_std=noise_of(method, len(of.silos)),
+        unit=unit_of(silos, len(of.silos)),
     )
     check(plan, multiplier, series.declared_for)
     return PreparedRelease(asked=document, declared=of, method=method, step=step, series=series, plan=plan)

@@ -17,7 +17,7 @@ from fedveil.engine.preprocessing import (
     read_preprocessed,
     write_preprocessed,
 )
-from fedveil.engine.release_sum import NoisySums, noisy_sum
+from fedveil.engine.release_sum import noisy_sum
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.side_releases import SideRelease, charge, spent_of
 from fedveil.engine.turn import Turn
@@ -30,6 +30,7 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import show_epsilon
 from fedveil.randomness import ExperimentRandomness
 from fedveil.statistics.preprocessing import LENGTH
+from fedveil.statistics.stored import NoisySums
 
 
 def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fedveil.engine.release_sum import Release
 from fedveil.engine.sections import PrivacySection
@@ -19,6 +20,7 @@ from fedveil.errors import CompositionError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
+from fedveil.methods.statistic import noise_of
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
@@ -28,6 +30,8 @@ from fedveil.statistics.local import LocalStatistic
 
 BESIDE: int = 0
 """The number that the ledger has in place of a round's."""
+_NAMES: Final = ("eval/1", "eval/2", "prep/1", "prep/2")
+"""Of all releases of a run that are no round."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,11 +56,11 @@ class SideRelease:
     facts: PublicFacts
     of_model: bool
 
-    def numbered(self, number: int, step: LocalStatistic | None = None) -> Release:
-        """Return the release as its parties play it.
+    def after(self, rounds: int, step: LocalStatistic | None = None) -> Release:
+        """Return the release as its parties play it; repeatable noise is its own, by its name.
 
         Args:
-            number: by which its repeatable noise is told from that of others.
+            rounds: of the run; their noise has the numbers up to there.
             step: its local step, where that depends on an earlier release.
         """
         facts = self.facts
@@ -65,8 +69,13 @@ class SideRelease:
             step=self.step if step is None else step,
             n_silos=facts.n_silos,
             n_users=facts.n_users,
-            number=number,
+            number=rounds + 1 + _NAMES.index(self.name),
         )
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the noise on every number."""
+        return noise_of(self.method, self.facts.n_silos)
 
     @property
     def grid_loss(self) -> float:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Generic
+from typing import Any, Generic
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
@@ -33,11 +33,11 @@ from fedveil.federation.exchange import (
     by_silo,
     check_learned,
     check_lengths,
+    longest_answer,
     told_first,
 )
 from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import NONE, HeadsSeen
-from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.run_record import RunRecord, known_before
 from fedveil.federation.session_plan import CoordinatorRounds, EndingT
@@ -60,9 +60,6 @@ from fedveil.protection.parts import (
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 from fedveil.protection.refusals import Code
 
-_FRAME_BYTES: Final = 1 << 18
-"""More than a silo's letter has beside messages of the protocol, and counts; a head of every silo's ledger takes 96."""
-
 
 class CoordinatorParty(Generic[EndingT]):
     """The coordinator's state machine for one run, or for one part of it.
@@ -79,6 +76,8 @@ class CoordinatorParty(Generic[EndingT]):
         run: 16 bytes that no other run has.
         outcome: how the run ended, once it has.
         refused: why a silo has ended it, if one has.
+        farewells: the last letters of a run that has ended: they free the silos for another one, and may be lost.
+        longest_answer: bytes that a letter of a silo may have.
 
     Raises:
         ProtocolError: a letter of its protocol would be longer than any party reads.
@@ -100,13 +99,14 @@ class CoordinatorParty(Generic[EndingT]):
         self.run, self._record, self._heads = record.run, record, heads
         self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
         check_lengths(self._agreement, self._plan, offered)
+        self.longest_answer = longest_answer(self._agreement, self._plan.n_users)
         self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
-        self._opening: dict[int, list[Part]] = {}
+        self._ahead: dict[int, list[Part]] = {}
         self._exchange: Exchange | None = None
         self._absent = Absentees()
-        self._farewells: list[tuple[int, bytes]] = []
+        self.farewells: list[tuple[int, bytes]] = []
         self.outcome: EndingT | None = None
         self.refused: Code | None = None
         self._begin_session()
@@ -118,6 +118,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
+        self._heads.keep()
         self._rounds.close()
 
     def letters(self) -> list[tuple[int, bytes]]:
@@ -129,10 +130,6 @@ class CoordinatorParty(Generic[EndingT]):
             return []
         waiting = [(silo, self._exchange.letters[silo]) for silo in self._exchange.missing]
         return waiting + self._absent.letters()
-
-    def farewells(self) -> list[tuple[int, bytes]]:
-        """Return the last letters of a run that has ended: they free the silos for another one, and may be lost."""
-        return self._farewells
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -170,13 +167,8 @@ class CoordinatorParty(Generic[EndingT]):
         """
         if not 0 <= silo < len(self._membership.silos):
             raise ProtocolError(f"there are {len(self._membership.silos)} silos in the federation", silo=silo)
-        letter = SignedMessage.open(
-            data,
-            sender=silo,
-            identity=self._membership.roster[silo],
-            recipient=SERVER,
-            largest=self.longest_answer,
-        )
+        by, largest = self._membership.roster[silo], self.longest_answer
+        letter = SignedMessage.open(data, sender=silo, identity=by, recipient=SERVER, largest=largest)
         exchange, name = self._exchange, self._membership.silos[silo]
         if letter.run != self.run:
             return Heard.NOTHING
@@ -237,15 +229,19 @@ class CoordinatorParty(Generic[EndingT]):
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
-        last = [*self._rounds.closing(), Over()]
+        closing = self._rounds.closing()
+        last = {silo: [*closing, Over()] for silo in self._present}
+        if closing and self._ahead:  # what the run states has a session of its own, which nobody joins
+            last = {silo: [*self._ahead[silo], *parts] for silo, parts in last.items()}
         self._number += 1
-        self._farewells = [(silo, self._sealed(silo, last)) for silo in self._present]
+        self.farewells = [(silo, self._sealed(silo, parts)) for silo, parts in last.items()]
 
     def _proceed(self) -> None:
         """Read the answers once all of an exchange are in."""
         exchange = self._exchange
         if exchange is None or exchange.missing:
             return
+        self._heads.keep()
         try:
             exchange.then(dict(sorted(exchange.answers.items())))
         except (IntegrityError, ModelError, ProtocolError) as error:
@@ -263,7 +259,7 @@ class CoordinatorParty(Generic[EndingT]):
     def _begin_session(self) -> None:
         """Ask the silos for nonces."""
         self._absent.readmit()
-        self._opening = {}
+        self._ahead = {}
         self._number, self._session = -1, new_nonce()
         self._send({silo: [Knock()] for silo in self._present}, self._offer, knocks=True)
 
@@ -291,8 +287,17 @@ class CoordinatorParty(Generic[EndingT]):
         }
         opening: list[Part] = [] if phase is None else [phase]
         names = self._membership.silos
-        told = {silo: replace(terms, head=self._heads.last(names[silo])) for silo in self._present}
-        self._ask({silo: [one, *opening] for silo, one in told.items()}, self._joined)
+        heads = {silo: self._heads.last(names[silo]) for silo in self._present}
+        self._ahead = {silo: [replace(terms, head=head), *opening] for silo, head in heads.items()}
+        if (stopped := self._stopped()) is not None:
+            self.stop(stopped)
+        else:
+            self._ask(self._ahead, self._joined)
+
+    def _stopped(self) -> str | None:
+        """Return why no round follows, "" where none is left; None if one does."""
+        rounds = self._rounds
+        return rounds.stopped(self._agreement.repeats) if rounds.left else ""
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -301,7 +306,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _joined(self, answers: Answers) -> None:
         users = self._plan.n_users if self._plan.method.shows_counts else None
-        self._opening = told_first(answers, len(self._membership.silos), users)
+        self._ahead = told_first(answers, len(self._membership.silos), users)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
@@ -313,23 +318,22 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _begin_round(self, before: Outgoing) -> None:
         """Begin the next round, if there is one; ``before`` is what silos must read first."""
-        rounds, repeats = self._rounds, self._agreement.repeats
-        stopped = rounds.stopped(repeats) if rounds.left else ""
-        if stopped is not None:
+        ahead, self._ahead = self._ahead, {}
+        if (stopped := self._stopped()) is not None:
             self.stop(stopped)
             return
-        draw, number = rounds.begin(repeats), rounds.number
+        rounds = self._rounds
+        draw, number = rounds.begin(self._agreement.repeats), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
-        opening, self._opening = self._opening, {}
         start, kinds = rounds.start, self._plan.method.kinds
         told = {silo: [*draw.told(silo, kinds, start), Task(round=number)] for silo in self._present}
-        self._agreed = with_totals(self._agreed, opening.get(self._present[0], []))
+        self._agreed = with_totals(self._agreed, ahead.get(self._present[0], []))
         first = told[self._present[0]]
         self._asked = round_context(self._context, self._agreed, first)
         self._told = known_before(first, self._plan.phase)
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
-        before_task = {silo: [*opening.get(silo, []), *relays.get(silo, [])] for silo in told}
+        before_task = {silo: [*ahead.get(silo, []), *relays.get(silo, [])] for silo in told}
         self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
@@ -392,9 +396,3 @@ class CoordinatorParty(Generic[EndingT]):
         if self._server.missing and self._server.enough:
             outgoing += self._server.proceed()
         return outgoing
-
-    @property
-    def longest_answer(self) -> int:
-        """Bytes that an answer may have: messages of the protocol, a count per user, heads of all ledgers."""
-        up, _ = self._agreement.largest
-        return min(LARGEST_LETTER, up + 4 * self._plan.n_users + _FRAME_BYTES)

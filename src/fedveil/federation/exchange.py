@@ -47,6 +47,9 @@ class Heard(Enum):
     ANSWER = "answer"
 
 
+_ANSWER_BYTES: Final = 1 << 18
+"""More than a silo's letter has beside messages of the protocol, and counts; a head of every silo's ledger takes 96."""
+
 Answers = dict[int, tuple[Part, ...]]
 """What every silo of an exchange has answered."""
 
@@ -123,6 +126,12 @@ def check_lengths(agreement: Agreement[Any, Any], plan: SessionPlan, offered: st
             f"a letter of this protocol would have {longest} bytes, above the limit of {LARGEST_LETTER}: fewer "
             "users or parameters, another cipher, or no private sampling"
         )
+
+
+def longest_answer(agreement: Agreement[Any, Any], users: int) -> int:
+    """Return bytes that a silo's letter may have: messages of the protocol, a count per user, heads of all ledgers."""
+    up, _ = agreement.largest
+    return min(LARGEST_LETTER, up + 4 * users + _ANSWER_BYTES)
 
 
 @dataclass(kw_only=True)

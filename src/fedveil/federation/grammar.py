@@ -1,6 +1,6 @@
 """Which letters a session of a run has: for every state the one shape of each side's letter, and no other.
 
-    session = knock, opening, setup exchanges of the protection, rounds, over
+    session = knock, opening, setup exchanges of the protection, rounds, over; or knock, closing
     round   = task -> answer, exchanges of the protection: the first of them shows that all were asked the same; the
               last answer of a round ends with the silo's signature of it
 
@@ -55,6 +55,9 @@ from fedveil.protection.refusals import Code
 
 OPENINGS: Final[tuple[Shape, Shape]] = ((Terms,), (Terms, Phase))
 """The letters that propose a run, or a part of one that is more than training."""
+
+CLOSINGS: Final[tuple[Shape, ...]] = tuple((*opening, Closing, Over) for opening in OPENINGS)
+"""The letters that show what a run states which has nothing left to play: no silo joins it, and each may sign."""
 
 ENDINGS: Final[tuple[Shape, ...]] = ((Refused,), (Here,))
 """What a silo may answer to any letter; the session is over then."""
@@ -201,14 +204,14 @@ def _listed(parts: Sequence[Part], kinds: frozenset[Kind]) -> bool:
 
 
 def opens(parts: Sequence[Part]) -> bool:
-    """Return whether a letter proposes a run; what else it may be is then for its grammar to say.
+    """Return whether a letter proposes a run, or its end; what else it may be is then for its grammar to say.
 
     Raises:
         RefusalError: it does so among parts that no proposal has.
     """
     if not any(isinstance(part, Terms) for part in parts):
         return False
-    if _shape(parts) not in OPENINGS:
+    if _shape(parts) not in (*OPENINGS, *CLOSINGS):
         raise RefusalError(Code.SHAPE)
     return True
 

@@ -16,7 +16,7 @@ from jaxtyping import Float32
 
 from fedveil.engine.evaluation import Evaluation, groups_of, outputs_of, with_outputs
 from fedveil.engine.preprocessing import Preprocessing
-from fedveil.engine.release_sum import NoisySums, Release
+from fedveil.engine.release_sum import Release
 from fedveil.engine.run_preprocessing import lengths_of_updates, trained_on
 from fedveil.engine.setup import Prepared
 from fedveil.engine.side_releases import SideRelease
@@ -33,6 +33,7 @@ from fedveil.population.columns import ColumnTable
 from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.protection.parts import Phase
 from fedveil.protection.refusals import Code
+from fedveil.statistics.stored import NoisySums
 
 
 class OwnParts:

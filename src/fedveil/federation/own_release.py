@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
 from fedveil.engine.release_run import PreparedReleases
-from fedveil.engine.release_sum import NoisySum, NoisySums, Release, ReleaseWork
+from fedveil.engine.release_sum import Release, ReleaseWork
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own_statement import OwnCharges, check_releases
@@ -33,6 +33,7 @@ from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.protection.parts import Closing, Phase
 from fedveil.protection.refusals import Code
 from fedveil.randomness import PrivacyRandomness
+from fedveil.statistics.stored import NoisySum, NoisySums
 
 
 def release_plan(

@@ -5,10 +5,10 @@ the coordinator says, with every release beside them; it charges every round of 
 silo's own ledger shows that it must have been asked for; and no epsilon in it, nor a figure of a publication, is below
 the silo's own by more than the rounding of another machine. A silo that gave nothing to a round that needs it signs
 nothing; and whatever its ledger charged to the run was charged under the session's experiment, or it would not be in
-the session (``SiloParty._check_one_experiment``). Once it has signed, it gives to no round of the run
-(:meth:`~fedveil.federation.silo_ledger.SiloLedger.end`). Not shown by it: how often other silos were asked for a round
-without this one; that the last round which the silo gave something to counts as complete (it is charged either way);
-and which line of the record the coordinator names, for silos never see the record. Tests:
+the session (``SiloParty._check_one_experiment``). Once it has signed, it joins no session of the run, gives to no round
+of it, and signs no other end (:meth:`~fedveil.federation.silo_ledger.SiloLedger.end`). Not shown by it: how often other
+silos were asked for a round without this one; that the last round which the silo gave something to counts as complete
+(it is charged either way); and which line of the record the coordinator names, for silos never see the record. Tests:
 ``tests/test_federation_closing.py``, ``tests/test_federation_statements.py``.
 """
 

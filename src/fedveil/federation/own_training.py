@@ -31,7 +31,6 @@ from fedveil.server.optimizers import State, matching
 
 _WEIGHTS: Final = "weights"
 """The name of the silo's weights in what is kept of a round whose user is in others too."""
-"""The name of the digest of the experiment, kept beside them."""
 _STATE: Final = "state."
 """Before the names of the optimiser's tensors in what is kept of a round."""
 

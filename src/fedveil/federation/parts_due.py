@@ -13,13 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from fedveil.engine.evaluation import Evaluation
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.preprocessing import read_preprocessed, write_preprocessed
 from fedveil.engine.release_run import PreparedReleases, conclude
-from fedveil.engine.release_sum import NoisySum, NoisySums
 from fedveil.engine.run import Outcome, last_checkpoint, over_budget
 from fedveil.engine.run import conclude as conclude_run
 from fedveil.engine.setup import Prepared
@@ -31,6 +28,7 @@ from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Phase
 from fedveil.statistics.evaluated import FILE
+from fedveil.statistics.stored import NoisySum, NoisySums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +128,7 @@ def evaluating(folder: RunFolder) -> NoisySums:
         return ()
     content = read_json(path, RunFolderError)
     with reading(path, RunFolderError):
-        return tuple(
-            NoisySum(np.array(one["vector"], dtype=np.float64), float(one["std"]))
-            for one in content["releases"]
-        )
+        return tuple(NoisySum.from_json(one, len(one["vector"]), path) for one in content["releases"])
 
 
 def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
@@ -198,5 +193,4 @@ def _keep(
     if len(made) == len(evaluation.releases):
         folder.write_json(FILE, evaluation.evaluated(prepared.experiment.name, round_number, made).to_json())
     else:
-        releases = [{"std": one.std, "vector": one.vector.tolist()} for one in made]
-        folder.write_json(EVALUATING, {"releases": releases})
+        folder.write_json(EVALUATING, {"releases": [one.to_json() for one in made]})

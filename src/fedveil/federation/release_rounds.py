@@ -9,7 +9,7 @@ from typing import Generic
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from fedveil.engine.release_sum import NoisySum, NoisySums, Release
+from fedveil.engine.release_sum import Release
 from fedveil.federation.own_release import release_plan
 from fedveil.federation.released_sums import digest_of_release
 from fedveil.federation.run_record import RunRecord
@@ -19,6 +19,7 @@ from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Part, Phase
 from fedveil.randomness import PrivacyRandomness
+from fedveil.statistics.stored import NoisySum, NoisySums
 
 
 def no_model() -> Float32[np.ndarray, " d"]:

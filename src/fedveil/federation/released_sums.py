@@ -10,8 +10,8 @@ release with the part of the run that follows it, and signs their digest with it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
@@ -44,14 +44,8 @@ def digest_of_all(releases: Iterable[bytes]) -> bytes:
     return hashlib.sha256(content).digest() if content else bytes(32)
 
 
-_FILES: Final[Mapping[str, Callable[[Any], list[Any]]]] = {
-    PREPROCESSED: lambda data: [(one["noise_std"], one["vector"]) for one in data["releases"]],
-    EVALUATED: lambda data: [(one["noise_std"], one["vector"]) for one in data["releases"]],
-    EVALUATING: lambda data: [(one["std"], one["vector"]) for one in data["releases"]],
-    COUNTED: lambda data: [(data["noise"]["std"], data["vector"])],
-    FITTED: lambda data: [(one["std"], one["vector"]) for one in data["releases"]],
-}
-"""What a file has of releases, in their order; an evaluation has a file of its own until it is whole."""
+_FILES: Final = (PREPROCESSED, EVALUATED, EVALUATING, COUNTED, FITTED)
+"""What has releases, in their order; an evaluation has a file of its own until it is whole."""
 
 
 def check_releases(files: Mapping[str, bytes], record: Sequence[tuple[str, str]], *, whole: bool) -> str:
@@ -87,11 +81,12 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[tuple[str, str]]
 def _digests_in(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
     """Return the releases that files have: the file of each, and its digest in hexadecimal digits."""
     found = []
-    for name, numbers in _FILES.items():
+    for name in _FILES:
         if name not in files or (name == EVALUATING and EVALUATED in files):
             continue
         with reading(name, IntegrityError):
-            for std, vector in numbers(parse_json(files[name], name, IntegrityError)):
-                made = float(std), np.array(vector, dtype=np.float64)
+            data = parse_json(files[name], name, IntegrityError)
+            for one in data.get("releases", (data,)):
+                made = float(one["noise_std"]), np.array(one["vector"], dtype=np.float64)
                 found.append((name, digest_of_release(made).hex()))
     return found

@@ -1,7 +1,7 @@
 """A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
 
     Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
-    Closing      -> Attested            the run's statement, computed again and signed
+    Closing      -> Attested            the run's statement, computed again and signed: in its session, or behind Terms
     Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own_session`)
     other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
 
@@ -240,6 +240,9 @@ class SiloParty:
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         self._ledger.require(terms.head)
+        closing = next((part for part in letter.parts if isinstance(part, Closing)), None)
+        if closing is None and self._ledger.ended(letter.run.hex()) is not None:
+            raise RefusalError(Code.RUN_OVER)
         work = own_work(terms.experiment, phase, self._policy, self._share, self._number)
         self._check_one_experiment(letter.run, terms)
         self._ledger.reopen(self._policy)
@@ -255,7 +258,6 @@ class SiloParty:
             records=self._store,
             models=ModelStore(self._state / MODELS, letter.run),
         )
-        self._check_budget(books, work)
         place = Place(
             run=session_run(letter.session, agreed),
             number=self._number,
@@ -266,6 +268,10 @@ class SiloParty:
         session = OwnSession(
             work=work, place=place, terms=terms, agreed=agreed, session=letter.session, books=books
         )
+        if closing is not None:
+            self._reception.admit()
+            return self._seal(letter, session.sign_statement(closing))
+        self._check_budget(books, work)
         session.talk.ask(letter.parts)
         answers = session.join()
         session.talk.answer(answers)

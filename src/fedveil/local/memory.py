@@ -41,12 +41,12 @@ def floats_per_record(task: Task, cohort: Cohort) -> int:
     hooks = [
         layer.register_forward_hook(count) for layer in task.model.modules() if not any(layer.children())
     ]
-    features, _ = cohort.batch(torch.zeros(1, dtype=torch.int64))
-    own = task.initial().device  # the cohort is on the device that computes, the model where it was made
+    own = task.initial().device
+    made_up = torch.zeros(1, *cohort.features.shape[1:], device=own)
     try:
         with torch.no_grad():
-            functional_call(task.model, task.constants(own), (features.to(own),))
+            functional_call(task.model, task.constants(own), (made_up,))
     finally:
         for hook in hooks:
             hook.remove()
-    return int(features.numel() + 2 * counted)
+    return int(made_up.numel() + 2 * counted)

@@ -97,6 +97,11 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
             f"the model writes to its {changed} while it trains: {WHY}; use a layer without running statistics, such "
             "as torch.nn.GroupNorm, and neither count nor remember passes"
         )
+    if not first.isfinite().all():
+        raise ModelError(
+            "the model gives outputs that are not finite for made-up records of ordinary size: look at its initial "
+            "parameters, and at logarithms and divisions"
+        )
     if not torch.equal(first, again):
         raise ModelError(
             "two passes over the same records differ: the model draws random numbers itself; use "

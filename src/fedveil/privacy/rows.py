@@ -73,27 +73,6 @@ def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tenso
     return sums
 
 
-def shortening(norms: Float64[Tensor, " m"], longest: float) -> Float64[Tensor, " m"]:
-    """Return min(1, longest / norm) for every row, 0 where the norm is not finite."""
-    return torch.where(torch.isfinite(norms), torch.clamp(longest / norms, max=1.0), 0.0)
-
-
-def quantize_rows_(
-    deltas: Float32[Tensor, "m d"],
-    norms: Float64[Tensor, " m"],
-    weights: Float64[Tensor, " m"],
-    scale: Float64[Tensor, " m"],
-) -> Float32[Tensor, "m d"]:
-    """Multiply every row by a scale and truncate it, in place; a row without a finite norm becomes zero.
-
-    Raises:
-        PrivacyError: a weight outside [0, 1].
-    """
-    check_weights(weights)
-    drop_nonfinite_(deltas, norms)
-    return deltas.mul_(float32_below(scale)[:, None]).trunc_()
-
-
 def check_weights(weights: Float64[Tensor, " m"]) -> None:
     outside = ~((weights >= 0.0) & (weights <= 1.0))
     if bool(outside.any()):
@@ -136,7 +115,8 @@ class Shortening(SteadyBound):
 
     def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
         """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
-        return shortening(norms, self.effective_norm)
+        shortened = torch.clamp(self.effective_norm / norms, max=1.0)
+        return torch.where(torch.isfinite(norms), shortened, 0.0)
 
     def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
         """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""
@@ -158,5 +138,7 @@ class Shortening(SteadyBound):
         Raises:
             PrivacyError: a weight outside [0, 1].
         """
+        check_weights(weights)
+        drop_nonfinite_(deltas, norms)
         scale = weights * self.coefficients(norms) / (self.unit * self.grid)
-        return quantize_rows_(deltas, norms, weights, scale)
+        return deltas.mul_(float32_below(scale)[:, None]).trunc_()

@@ -5,14 +5,12 @@ Every figure is a function of this file; reading it again costs nothing and touc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict
 
 from fedveil.errors import ConfigError, RunFolderError
@@ -30,7 +28,7 @@ from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.lifetimes import BINS, Lifetimes
 from fedveil.statistics.limits import LEAST_BINS, SiloWeights, unit_of
-from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
+from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 
 FILE: Final = "evaluation.json"
 
@@ -128,17 +126,13 @@ class Asked(BaseModel):
         first = self.evaluator.first
         return (*(() if first is None else (first,)), self.last(self.evaluator.unplaced))
 
-    def placed(self, before: Sequence[tuple[Float64[np.ndarray, " d"], float]]) -> Placed:
-        """Return the bins by the releases before the last.
-
-        Args:
-            before: each with the standard deviation of its noise.
-        """
+    def placed(self, before: NoisySums) -> Placed:
+        """Return the bins by the releases before the last."""
         evaluator = self.evaluator
         if evaluator.first is None:
             return evaluator.unplaced
-        ((vector, noise_std),) = before
-        (found,) = decode(evaluator.first, vector, noise_std, self.unit).values()
+        (made,) = before
+        (found,) = decode(evaluator.first, made.vector, made.std, self.unit).values()
         return evaluator.placed(found.values[0])
 
     def last(self, placed: Placed) -> Layout:
@@ -161,13 +155,13 @@ class Evaluated:
         name: of the run.
         round: after which its model was evaluated.
         asked: what it is of.
-        releases: the released sums, each with the standard deviation of its noise, per number.
+        releases: the released sums.
     """
 
     name: str
     round: int
     asked: Asked
-    releases: tuple[tuple[Float64[np.ndarray, " d"], float], ...]
+    releases: NoisySums
 
     @cached_property
     def placed(self) -> Placed:
@@ -180,15 +174,14 @@ class Evaluated:
 
         Strategies of the last release are flat: sums are its numbers themselves, and their noise is white.
         """
-        vector, noise_std = self.releases[-1]
-        layout = self.asked.last(self.placed)
+        last, layout = self.releases[-1], self.asked.last(self.placed)
         found: dict[str, dict[str, dict[str, Sums]]] = {}
         for slot in layout.slots:
             scale, block = slot.scale * self.asked.unit, slot.block
-            sums = vector[slot.place].reshape(block.groups.size, -1) / scale
+            sums = last.vector[slot.place].reshape(block.groups.size, -1) / scale
             for label, values in zip(block.groups.labels, sums, strict=True):
                 parts = found.setdefault(block.release, {}).setdefault(label, {})
-                parts[block.part] = Sums(values=values, variance=(noise_std / scale) ** 2)
+                parts[block.part] = Sums(values=values, variance=(last.std / scale) ** 2)
         per_unit = 1 / self.asked.unit
         return {
             name: {label: Group(parts=parts, people_per_unit=per_unit) for label, parts in groups.items()}
@@ -240,9 +233,7 @@ class Evaluated:
             "name": self.name,
             "round": self.round,
             "asked": self.asked.model_dump(mode="json", exclude_none=True),
-            "releases": [
-                {"noise_std": noise_std, "vector": vector.tolist()} for vector, noise_std in self.releases
-            ],
+            "releases": [one.to_json() for one in self.releases],
             "edges": list(self.placed.edges),
             "figures": [row.to_json() for row in self.rows],
         }
@@ -255,13 +246,12 @@ class Evaluated:
             RunFolderError: another version, or numbers that do not fit what was asked for.
         """
         with restoring(data, origin):
-            asked, releases = Asked.model_validate(data["asked"]), []
-            for one, layout in zip(data["releases"], asked.layouts, strict=True):
-                std = float(one["noise_std"])
-                releases.append((noisy_vector(one["vector"], std, layout.length, origin), std))
-            return cls(
-                name=str(data["name"]), round=int(data["round"]), asked=asked, releases=tuple(releases)
+            asked = Asked.model_validate(data["asked"])
+            releases = tuple(
+                NoisySum.from_json(one, layout.length, origin)
+                for one, layout in zip(data["releases"], asked.layouts, strict=True)
             )
+            return cls(name=str(data["name"]), round=int(data["round"]), asked=asked, releases=releases)
 
 
 def read_evaluated(folder: Path) -> Evaluated | None:

@@ -11,9 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from jaxtyping import Float64
-
 from fedveil.errors import RunFolderError
 from fedveil.files import read_json
 from fedveil.population.schema import Schema
@@ -22,7 +19,7 @@ from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import unit_of
 from fedveil.statistics.request import Request
-from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
+from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, restoring
 
 FILE: Final = "statistics.json"
 
@@ -37,9 +34,8 @@ class Released:
         schema: what the columns are.
         silos: names of all silos.
         noise_multiplier: of the sum, in units of its sensitivity 1.
-        noise_std: standard deviation of the noise on every number; more than the multiplier where shares are sized
-            for silos that collude or are missing.
-        vector: (d,) the sum of all silos' messages, as it was released.
+        made: the sum of all silos' messages, as it was released. Its noise is more than the multiplier where shares
+            are sized for silos that collude or are missing.
     """
 
     name: str
@@ -47,8 +43,7 @@ class Released:
     schema: Schema
     silos: tuple[str, ...]
     noise_multiplier: float
-    noise_std: float
-    vector: Float64[np.ndarray, " d"]
+    made: NoisySum
 
     @cached_property
     def layout(self) -> Layout:
@@ -73,7 +68,7 @@ class Released:
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], Cells]:
         """The cells of every block, by release and part."""
-        return decode(self.layout, self.vector, self.noise_std, self.unit)
+        return decode(self.layout, self.made.vector, self.made.std, self.unit)
 
     def to_json(self) -> dict[str, Any]:
         """Return the release as JSON."""
@@ -81,8 +76,8 @@ class Released:
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
             "counted": self.counted,
-            "noise": {"law": "discrete Gaussian", "multiplier": self.noise_multiplier, "std": self.noise_std},
-            "covariance": "white: noise.std squared on every number of vector; of cells, (std / scale)^2 (A'A)^-1",
+            "noise": {"law": "discrete Gaussian", "multiplier": self.noise_multiplier},
+            "covariance": "white: noise_std^2 on every number of vector; of cells, (noise_std / scale)^2 (A'A)^-1",
             "layout": [
                 {
                     "release": slot.block.release,
@@ -98,7 +93,7 @@ class Released:
                 }
                 for slot in self.layout.slots
             ],
-            "vector": self.vector.tolist(),
+            **self.made.to_json(),
             "silos": list(self.silos),
             "request": self.request.model_dump(mode="json", exclude_none=True),
             "schema": self.schema.model_dump(mode="json", exclude_none=True),
@@ -113,16 +108,14 @@ class Released:
         """
         with restoring(data, origin):
             request, schema = Request.model_validate(data["request"]), Schema.model_validate(data["schema"])
-            silos, std = tuple(str(name) for name in data["silos"]), float(data["noise"]["std"])
-            length = compose(request, schema, silos).layout.length
+            silos = tuple(str(name) for name in data["silos"])
             found = cls(
                 name=str(data["name"]),
                 request=request,
                 schema=schema,
                 silos=silos,
                 noise_multiplier=float(data["noise"]["multiplier"]),
-                noise_std=std,
-                vector=noisy_vector(data["vector"], std, length, origin),
+                made=NoisySum.from_json(data, compose(request, schema, silos).layout.length, origin),
             )
             if found.to_json()["layout"] != data["layout"]:
                 raise RunFolderError(f"{origin} is damaged: its layout is not that of its request")

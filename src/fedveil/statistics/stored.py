@@ -1,10 +1,11 @@
-"""How what was released is read back from its file: one version, and numbers that fit what was asked for."""
+"""A released sum, and how it is read back from its file: one version, and numbers that fit what was asked for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,46 @@ from fedveil.errors import ConfigError, DataError, RunFolderError
 from fedveil.files import reading
 
 SCHEMA_VERSION: Final = 1
+
+
+@dataclass(frozen=True, eq=False)
+class NoisySum:
+    """What a release ended with.
+
+    Attributes:
+        vector: (d,) the sum of the silos' messages.
+        std: of the noise on every number.
+    """
+
+    vector: Float64[np.ndarray, " d"]
+    std: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sum as JSON."""
+        return {"noise_std": self.std, "vector": self.vector.tolist()}
+
+    @classmethod
+    def from_json(cls, data: Any, length: int, origin: object) -> NoisySum:
+        """Return the sum that a document has.
+
+        Args:
+            data: the table with its numbers.
+            length: what was asked for.
+            origin: as in :func:`restoring`.
+
+        Raises:
+            RunFolderError: numbers that are not finite, as many as were asked for, under noise.
+        """
+        found = cls(np.array(data["vector"], dtype=np.float64), float(data["noise_std"]))
+        if found.vector.shape != (length,) or not np.isfinite(found.vector).all():
+            raise RunFolderError(f"{origin} is damaged: its numbers do not fit what was asked for")
+        if not (math.isfinite(found.std) and found.std > 0):
+            raise RunFolderError(f"{origin} is damaged: its noise has no standard deviation")
+        return found
+
+
+NoisySums = tuple[NoisySum, ...]
+"""What was released so far, in its order."""
 
 
 @contextmanager
@@ -35,23 +76,3 @@ def restoring(data: Any, origin: object) -> Iterator[None]:
             yield
         except (ValidationError, ConfigError, DataError) as error:
             raise RunFolderError(f"{origin} is damaged: what it is of cannot be released") from error
-
-
-def noisy_vector(values: Any, noise_std: float, length: int, origin: object) -> Float64[np.ndarray, " d"]:
-    """Return a released sum.
-
-    Args:
-        values: as the document has it.
-        noise_std: of the noise on every number.
-        length: what was asked for.
-        origin: as in :func:`restoring`.
-
-    Raises:
-        RunFolderError: numbers that are not finite, as many as were asked for, under noise.
-    """
-    found = np.array(values, dtype=np.float64)
-    if found.shape != (length,) or not np.isfinite(found).all():
-        raise RunFolderError(f"{origin} is damaged: its numbers do not fit what was asked for")
-    if not (math.isfinite(noise_std) and noise_std > 0):
-        raise RunFolderError(f"{origin} is damaged: its noise has no standard deviation")
-    return found

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float64
 from pydantic import TypeAdapter
 
 from fedveil.errors import RunFolderError
@@ -24,27 +23,12 @@ from fedveil.statistics.inference.families import Family
 from fedveil.statistics.inference.newton import SOLVABLE, Estimate, estimate, solvable, step
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.schedule import Part, schedule
-from fedveil.statistics.stored import SCHEMA_VERSION, noisy_vector, restoring
+from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 
 _LEAST_BOUND: Final = 1.5
 FILE: Final = "inference.json"
 TOO_FEW: Final = "too few people or events for this budget"
 _REQUEST: Final[TypeAdapter[Inference]] = TypeAdapter(Inference)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Noisy:
-    """One release.
-
-    Attributes:
-        vector: (length,) the sum of all silos' messages.
-        multiplier: of its noise, in units of the sensitivity 1.
-        std: of the noise on every number.
-    """
-
-    vector: Float64[np.ndarray, " length"]
-    multiplier: float
-    std: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +47,7 @@ class Fitted:
     request: Inference
     schema: Schema
     silos: tuple[str, ...]
-    releases: tuple[Noisy, ...] = ()
+    releases: NoisySums = ()
 
     @cached_property
     def family(self) -> Family:
@@ -99,7 +83,7 @@ class Fitted:
             order=request.order,
         )
 
-    def with_release(self, noisy: Noisy) -> Fitted:
+    def with_release(self, noisy: NoisySum) -> Fitted:
         """Return the regression with one more release."""
         return replace(self, releases=(*self.releases, noisy))
 
@@ -157,12 +141,7 @@ class Fitted:
             "noise": {"law": "discrete Gaussian"},
             "coefficients": list(self.names),
             "releases": [
-                {
-                    "multiplier": noisy.multiplier,
-                    "std": noisy.std,
-                    "theta": sums.theta.tolist(),
-                    "vector": noisy.vector.tolist(),
-                }
+                {"theta": sums.theta.tolist()} | noisy.to_json()
                 for noisy, sums in zip(self.releases, self.sums, strict=True)
             ],
             "silos": list(self.silos),
@@ -189,14 +168,12 @@ class Fitted:
                     f"{origin} is damaged: {len(data['releases'])} of {len(found.parts)} releases"
                 )
             for one in data["releases"]:
-                own, std = found.equation(len(found.releases)), float(one["std"])
-                theta, vector = np.array(one["theta"]), noisy_vector(one["vector"], std, own.length, origin)
+                own, theta = found.equation(len(found.releases)), np.array(one["theta"])
                 if theta.shape != (own.width,) or not np.allclose(theta, own.theta, rtol=1e-6, atol=1e-9):
                     raise RunFolderError(
                         f"{origin} is damaged: its coefficients do not follow from what was released"
                     )
-                noisy = Noisy(vector=vector, multiplier=float(one["multiplier"]), std=std)
-                found = found.with_release(noisy)
+                found = found.with_release(NoisySum.from_json(one, own.length, origin))
             return found
 
 
