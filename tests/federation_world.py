@@ -395,7 +395,7 @@ class World:
     def farewell(self) -> None:
         """Carry the last letters of a run."""
         assert self.coordinator is not None
-        for number, data in self.coordinator.farewells():
+        for number, data in self.coordinator.farewells:
             party = self.silos[number]
             assert party is not None
             self.coordinator.receive(number, party.receive(data))

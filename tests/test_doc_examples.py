@@ -334,7 +334,7 @@ def play_by_hand(folder: Path, experiment: Path) -> None:
     while not party.finished:
         for number, data in party.letters():
             party.receive(number, silos[number].receive(data))
-    for number, data in party.farewells():
+    for number, data in party.farewells:
         party.receive(number, silos[number].receive(data))
     assert party.outcome is not None
     assert party.outcome.stopped is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,32 @@ def test_peers_remember_where_the_coordinator_does_not(forgets: str, world: Worl
     )  # it was asked before anybody refused
 
 
+def test_peers_remember_the_last_session_where_its_rounds_are_masked(tmp_path: Path) -> None:
+    """Silo and coordinator go back together, to the middle of a session: peers heard of every charge in its round."""
+    masked: dict[str, Any] = {
+        "protection": {"name": "secure-aggregation"},
+        "privacy": {"insecure_seed": None},
+    }
+    world = World(tmp_path, asked(rounds=2, **masked), population())
+    heads, opened = tmp_path / HEADS, world.coordinate()
+    world.coordinator = opened
+    while opened._rounds.number == 1:
+        world.exchange(opened)
+    shutil.copytree(tmp_path / STATE, tmp_path / "early")
+    earlier = heads.read_bytes()
+    while opened.outcome is None:
+        world.exchange(opened)
+    assert len(read_entries(tmp_path / STATE / LEDGER)) == 2
+    put_back(world, tmp_path / "early")
+    world.silos[0] = world.silo(0)
+    heads.write_bytes(earlier)
+    said = stopped(world)
+    assert said is not None
+    assert "silo0 refuses (integrity)" in said
+    assert len(read_entries(tmp_path / STATE / LEDGER)) == 1
+    world.close()
+
+
 @pytest.mark.parametrize("forgets", ["all", "the last runs"])
 def test_a_coordinator_that_was_restored_is_no_reason_to_refuse(forgets: str, world: World) -> None:
     """What it says of peers is not theirs: all ledgers have what it remembers, and the run is played."""
@@ -284,9 +311,32 @@ def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="silo north: its ledger has gone back"):
         again.hear({"north": first})
     assert HeadsSeen(tmp_path / HEADS, bytes(32)).last("north") == second
-    (tmp_path / HEADS).write_text('{"00": {"north": ["x"]}}')
+    (tmp_path / HEADS).write_text('["00", "north", "x"]\n')
     with pytest.raises(RunFolderError, match="damaged"):
         HeadsSeen(tmp_path / HEADS, bytes(32))
+
+
+def test_a_head_costs_a_line_and_half_a_line_is_no_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.federation.heads._KEPT", 3)
+    path, every = tmp_path / HEADS, [bytes([number]) * 32 for number in range(1, 10)]
+    HeadsSeen(path, bytes([7]) * 32).hear({"north": every[0]})  # of another federation
+    heads = HeadsSeen(path, bytes(32))
+    for head in every:
+        before = path.read_bytes()
+        heads.hear({"north": head, "south": NONE})
+        heads.keep()
+        assert path.read_bytes().startswith(before)
+        assert path.read_bytes()[len(before) :].count(b"\n") == 1
+    path.write_bytes(path.read_bytes()[:-1])  # the host went down as it was written
+    heads = HeadsSeen(path, bytes(32))
+    assert heads.last("north") == every[-2]
+    heads.hear({"north": every[-1]})
+    assert path.read_bytes().count(b"\n") == 1 + 3  # written anew, without those that are too old
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert HeadsSeen(path, bytes(32)).last("north") == every[-1]
+    assert HeadsSeen(path, bytes([7]) * 32).last("north") == every[0]
 
 
 def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool
     while party.outcome is None:
         for number, data in party.letters():
             party.receive(number, silos[number].receive(data))
-    for number, data in party.farewells():
+    for number, data in party.farewells:
         answer = silos[number].receive(data)
         if signs:
             party.receive(number, answer)

@@ -123,7 +123,7 @@ class Hospitals:
         """Carry every letter of a release, in order; return why it ended early."""
         for _ in range(most):
             if party.outcome is not None:
-                for number, data in party.farewells():
+                for number, data in party.farewells:
                     party.receive(number, self.silos[number].receive(self._told(number, data)))
                 stopped: str | None = party.outcome.stopped
                 return stopped

@@ -68,7 +68,7 @@ class Replayer:
                     self.down.append((number, data))
                     self.up.append((number, answer))
                 if coordinator.finished:
-                    for number, data in coordinator.farewells():
+                    for number, data in coordinator.farewells:
                         party = self.world.silos[number]
                         assert party is not None
                         party.receive(data)

@@ -287,7 +287,7 @@ def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> Non
 
     world.play()
     assert world.coordinator is not None
-    for number, data in world.coordinator.farewells():
+    for number, data in world.coordinator.farewells:
         world.lie = flatter
         letter = world.altered(number, data)
         party = world.silos[number]

@@ -76,6 +76,7 @@ class CoordinatorParty(Generic[EndingT]):
         run: 16 bytes that no other run has.
         outcome: how the run ended, once it has.
         refused: why a silo has ended it, if one has.
+        farewells: the last letters of a run that has ended: they free the silos for another one, and may be lost.
         longest_answer: bytes that a letter of a silo may have.
 
     Raises:
@@ -105,7 +106,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._ahead: dict[int, list[Part]] = {}
         self._exchange: Exchange | None = None
         self._absent = Absentees()
-        self._farewells: list[tuple[int, bytes]] = []
+        self.farewells: list[tuple[int, bytes]] = []
         self.outcome: EndingT | None = None
         self.refused: Code | None = None
         self._begin_session()
@@ -117,6 +118,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
+        self._heads.keep()
         self._rounds.close()
 
     def letters(self) -> list[tuple[int, bytes]]:
@@ -128,10 +130,6 @@ class CoordinatorParty(Generic[EndingT]):
             return []
         waiting = [(silo, self._exchange.letters[silo]) for silo in self._exchange.missing]
         return waiting + self._absent.letters()
-
-    def farewells(self) -> list[tuple[int, bytes]]:
-        """Return the last letters of a run that has ended: they free the silos for another one, and may be lost."""
-        return self._farewells
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -236,13 +234,14 @@ class CoordinatorParty(Generic[EndingT]):
         if closing and self._ahead:  # what the run states has a session of its own, which nobody joins
             last = {silo: [*self._ahead[silo], *parts] for silo, parts in last.items()}
         self._number += 1
-        self._farewells = [(silo, self._sealed(silo, parts)) for silo, parts in last.items()]
+        self.farewells = [(silo, self._sealed(silo, parts)) for silo, parts in last.items()]
 
     def _proceed(self) -> None:
         """Read the answers once all of an exchange are in."""
         exchange = self._exchange
         if exchange is None or exchange.missing:
             return
+        self._heads.keep()
         try:
             exchange.then(dict(sorted(exchange.answers.items())))
         except (IntegrityError, ModelError, ProtocolError) as error:

@@ -4,7 +4,9 @@ A head is the digest of a ledger's last line: 32 random-looking bytes, for every
 random number. It tells that a ledger has grown, and nothing of how much, for what, or for whom. Every silo signs its
 own with each letter; the coordinator notes it when the letter arrives, and tells the last to the silo with the next
 terms. When silos join, each signs for this session the head of its own ledger, and for every peer the last head that it
-has heard of it; the coordinator hands on to each what concerns it, ahead of the first round.
+has heard of it; the coordinator hands on to each what concerns it, ahead of the first round. Where a round has a second
+exchange, each silo signs its head with what it was asked, and all hear it ahead of that exchange
+(:mod:`~fedveil.federation.binding`).
 
 Claim: a silo whose ledger went back (restored, or a copy of it used elsewhere) takes part in no round of a session in
 which somebody who heard a later head speaks, though the coordinator forgets or hides what it knows: peers' words are
@@ -13,17 +15,20 @@ protocol can do without, left out. A coordinator that was itself restored is no 
 is never taken for theirs.
 
 Conditions: as many silos as a round needs follow the protocol, and the coordinator, if it follows it, or one of those
-silos, has heard a later head; a round that needs one silo alone hears no peer. Silos hear heads only when a session
-begins: of what was charged since then the coordinator alone can tell, and nobody notices if it goes back together with
-the silo, or lies. What silos have heard is kept without its signatures: it is no evidence for an auditor.
+silos, has heard a later head; a round that needs one silo alone hears no peer. Under secure aggregation silos hear of
+a round's charges before its sum can open; otherwise they may hear heads only when a session begins: of what was charged
+since then the coordinator alone can tell, and nobody notices if it goes back together with the silo, or lies. What
+silos have heard is kept without its signatures: it is no evidence for an auditor.
 
-Enforced by :func:`check_heads` before a round is charged, and by :class:`HeadsSeen` at every letter.
+Enforced by :func:`check_heads` before a round is charged, and by :class:`HeadsSeen` at every letter; what the
+coordinator heard is on its disk before it sends anything that follows from a letter.
 ``tests/test_federation_ledger.py`` restores silos and coordinators, and lies.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -37,7 +42,7 @@ from fedveil.protection.parts import Heads, SignedHead
 from fedveil.protection.peers import Roster
 from fedveil.protection.refusals import Code
 
-HEADS: Final = "heads.json"
+HEADS: Final = "heads.jsonl"
 """The file: of a coordinator in its folder, of a silo in its state folder."""
 
 NONE: Final = bytes(32)
@@ -110,6 +115,8 @@ def _signed(by: PublicIdentity, session: bytes, silo: int, said: SignedHead) -> 
 class HeadsSeen:
     """The heads that were heard of every silo of a federation, in the order in which they were heard, on disk.
 
+    Each is a line of its own, so that to note one costs the same whatever was noted before.
+
     Args:
         path: the file, which may have those of other federations too.
         charter: SHA-256 of the federation's charter.
@@ -119,43 +126,77 @@ class HeadsSeen:
     """
 
     def __init__(self, path: Path, charter: bytes) -> None:
-        self._path = path
-        self._all: dict[str, dict[str, list[str]]] = {}
-        if path.exists():
-            with reading(path, RunFolderError):
-                self._all = parse_json(read_content(path, RunFolderError), path, RunFolderError)
-                every = [head for seen in self._all.values() for heads in seen.values() for head in heads]
-                if any(len(bytes.fromhex(head)) != len(NONE) for head in every):
+        self._path, self._charter = path, charter.hex()
+        self._all: dict[tuple[str, str], list[str]] = {}
+        self._durable = True
+        *lines, torn = read_content(path, RunFolderError).split(b"\n") if path.exists() else [b""]
+        with reading(path, RunFolderError):
+            for line in lines:
+                of, silo, head = parse_json(line, path, RunFolderError)
+                if len(bytes.fromhex(head)) != len(NONE):
                     raise ValueError
-        self._seen = self._all.setdefault(charter.hex(), {})
+                self._note(str(of), str(silo), head)
+        self._whole = not torn and len(lines) <= 2 * sum(map(len, self._all.values()))
 
     def last(self, silo: str) -> bytes:
         """Return the last head that was heard of a silo; zeros if none was."""
-        return bytes.fromhex(self._seen[silo][-1]) if self._seen.get(silo) else NONE
+        seen = self._all.get((self._charter, silo))
+        return bytes.fromhex(seen[-1]) if seen else NONE
 
     def hear(self, heads: dict[str, bytes]) -> None:
-        """Note heads, durably; zeros are passed over.
+        """Note heads, so that the end of this process forgets none; zeros are passed over.
 
         Raises:
             IntegrityError: one was heard before another of the same silo: its ledger has gone back. Nothing is noted.
             RunFolderError: the disk is full.
         """
-        changed = False
-        for silo, head in heads.items():
-            seen = self._seen.get(silo, [])
-            if head == NONE or head.hex() in seen[-1:]:
-                continue
-            if head.hex() in seen:
+        new = [(silo, head.hex()) for silo, head in heads.items() if head not in (NONE, self.last(silo))]
+        for silo, head in new:
+            if head in self._all.get((self._charter, silo), ()):
                 raise IntegrityError(
-                    f"silo {silo}: its ledger has gone back to where it was before: it ends with {head.hex()} again; "
+                    f"silo {silo}: its ledger has gone back to where it was before: it ends with {head} again; "
                     "the silo must put back the ledger as it was last"
                 )
-            changed = True
-        if changed:
-            for silo, head in heads.items():
-                if head != NONE and head.hex() not in self._seen.get(silo, [])[-1:]:
-                    self._seen[silo] = [*self._seen.get(silo, []), head.hex()][-_KEPT:]
-            try:
-                replace_file(self._path, json.dumps(self._all, indent=0).encode(), mode=0o600)
-            except OSError as error:
-                raise RunFolderError(f"{self._path}: cannot be written: {error.strerror}") from None
+        for silo, head in new:
+            self._note(self._charter, silo, head)
+        if new:
+            self._write(new)
+
+    def keep(self) -> None:
+        """Have all that was heard on the disk, whatever becomes of this host.
+
+        Raises:
+            RunFolderError: it cannot be.
+        """
+        if self._durable:
+            return
+        try:
+            with self._path.open("rb") as stream:
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise RunFolderError(f"{self._path}: cannot be kept: {error.strerror}") from None
+        self._durable = True
+
+    def _note(self, charter: str, silo: str, head: str) -> None:
+        seen = self._all.setdefault((charter, silo), [])
+        seen.append(head)
+        del seen[:-_KEPT]
+
+    def _write(self, new: Sequence[tuple[str, str]]) -> None:
+        """Add lines; or write all anew, the first time, after a write that failed, and when most are too old."""
+        try:
+            if self._whole and self._path.exists():
+                self._whole = self._durable = False  # until all is written
+                with self._path.open("ab") as stream:
+                    stream.writelines(_line(self._charter, *one) for one in new)
+            else:
+                every = (_line(*key, head) for key, seen in self._all.items() for head in seen)
+                replace_file(self._path, b"".join(every), mode=0o600)
+                self._durable = True
+            self._whole = True
+        except OSError as error:
+            raise RunFolderError(f"{self._path}: cannot be written: {error.strerror}") from None
+
+
+def _line(charter: str, silo: str, head: str) -> bytes:
+    return json.dumps([charter, silo, head]).encode() + b"\n"

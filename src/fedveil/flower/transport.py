@@ -143,7 +143,7 @@ def _bid_farewell(post: Post, party: CoordinatorParty[Any], nodes: dict[int, int
 
     What is lost of them costs others a wait, and the run a signature.
     """
-    letters = [(silo, letter) for silo, letter in party.farewells() if silo in nodes]
+    letters = [(silo, letter) for silo, letter in party.farewells if silo in nodes]
     messages = [
         Message(content_of(letter), dst_node_id=nodes[silo], message_type=MessageType.QUERY)
         for silo, letter in letters
