@@ -9,10 +9,11 @@ of training, so that state which a few made-up batches did not show ends the run
 from __future__ import annotations
 
 import inspect
+import pickle
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Final
@@ -105,4 +106,8 @@ def held_by(value: object, of_objects: Callable[[object], object] = id, depth: i
         return of_objects(value.__func__), told(value.__self__)
     if isinstance(value, partial):
         return told([value.func, value.args, value.keywords])
-    return of_objects(type(value)), told(vars(value)) if hasattr(value, "__dict__") else of_objects(value)
+    if hasattr(value, "__dict__"):
+        return of_objects(type(value)), told(vars(value))
+    with suppress(Exception):  # whatever an object of another library says of itself
+        return of_objects(type(value)), zlib.crc32(pickle.dumps(value))
+    return of_objects(value)
