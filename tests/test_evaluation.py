@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -356,18 +357,23 @@ def test_an_evaluation_is_read_again_and_damage_is_noticed(
             Evaluated.from_json(document | broken, tmp_path / FILE)
 
 
-def test_a_run_is_evaluated_once_under_one_charge(world: tuple[Prepared, Outcome]) -> None:
-    """Killed after the charge, it is made again under it; complete, it stays as it is."""
-    _, outcome = world
+def test_a_run_is_evaluated_once_for_a_charge(world: tuple[Prepared, Outcome], tmp_path: Path) -> None:
+    """Complete, it stays as it is; killed after the charge or lost, it is made with fresh noise and charged again."""
+    prepared, whole = world
+    outcome = replace(whole, folder=Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name)))
+    charges, made = len(read_entries(outcome.folder / "ledger.jsonl")), len(prepared.after)
     before = (outcome.folder / FILE).read_bytes()
     again = resume(outcome.folder, Silent())
     assert (outcome.folder / FILE).read_bytes() == before
     (outcome.folder / FILE).unlink()
     again = resume(outcome.folder, Silent())
     assert again.evaluated is not None
-    assert len(read_entries(outcome.folder / "ledger.jsonl")) == 5
-    assert again.statement.epsilon == outcome.statement.epsilon
-    (outcome.folder / FILE).write_bytes(before)
+    assert (outcome.folder / FILE).read_bytes() != before
+    assert len(read_entries(outcome.folder / "ledger.jsonl")) == charges + made
+    assert again.statement.epsilon is not None
+    assert outcome.statement.epsilon is not None
+    assert again.statement.epsilon > outcome.statement.epsilon
+    assert "charged 2 times" in " ".join(again.statement.mechanisms)
 
 
 def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:
