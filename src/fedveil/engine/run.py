@@ -73,6 +73,19 @@ class Observer(Protocol):
         """
 
 
+class Unwatched(Observer):
+    """Looks at nothing: the run folder says it all."""
+
+    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
+        """Nothing."""
+
+    def training(self, round_number: int, done: int, total: int) -> None:
+        """Nothing."""
+
+    def completed(self, row: Row) -> None:
+        """Nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a run ended.
