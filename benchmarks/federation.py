@@ -24,7 +24,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
-from fedveil.engine.run import Unwatched
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.setup import prepare
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER

@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 from benchmarks.harness import Row
 from fedveil.engine.experiment import Experiment, parse_assignment
 from fedveil.engine.folder import Row as Metrics
-from fedveil.engine.run import Unwatched, run
+from fedveil.engine.observer import Unwatched
+from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.round import play_round
-from fedveil.engine.run import Unwatched, run
+from fedveil.engine.run import run
 from fedveil.engine.setting import Setting
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.turn import Turn

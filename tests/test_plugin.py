@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from fedveil.engine.experiment import merge, parse
-from fedveil.engine.run import Unwatched, resume, run
+from fedveil.engine.observer import Unwatched
+from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import load_study
 from fedveil.errors import CompositionError, ConfigError

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.engine.run import Unwatched
+from fedveil.engine.observer import Unwatched
 from fedveil.errors import ConfigError
 from fedveil.reproduction.index import index_items
 from fedveil.reproduction.page import page

@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId, derive
 from fedveil.engine.experiment import merge, parse
-from fedveil.engine.run import Unwatched, run
+from fedveil.engine.observer import Unwatched
+from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.local.trainer import Progress, Sums, TrainJob
 

@@ -22,7 +22,8 @@ import torch
 from fedveil.engine.documents import RoundRow, read_lines
 from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
 from fedveil.engine.folder import Row, RunFolder, finite
-from fedveil.engine.run import Outcome, Unwatched, go_on, run
+from fedveil.engine.observer import Unwatched
+from fedveil.engine.run import Outcome, go_on, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
 from fedveil.errors import ConfigError, FedveilError

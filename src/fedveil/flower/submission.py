@@ -14,6 +14,7 @@ from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import Experiment, parse, read_toml
 from fedveil.engine.folder import RunFolder
 from fedveil.engine.inference import prepare_inference
+from fedveil.engine.observer import Observer, Unwatched
 from fedveil.engine.preprocessing import read_preprocessed
 from fedveil.engine.release_document import (
     INFERENCE,
@@ -24,7 +25,6 @@ from fedveil.engine.release_document import (
 )
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.releases import prepare_release
-from fedveil.engine.run import Observer, Unwatched
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
