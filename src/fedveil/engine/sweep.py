@@ -21,6 +21,7 @@ import torch
 from fedveil.engine.documents import RoundRow, read_lines
 from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
 from fedveil.engine.folder import Row, RunFolder, finite
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import Outcome, go_on, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
@@ -157,9 +158,9 @@ def _play(point: Point, folder: Path) -> Row:
     path = folder / point.experiment.name
     if (path / "experiment.toml").is_file():
         there, experiment = RunFolder.open(path)
-        outcome = go_on(there, prepare(experiment), _Nobody())
+        outcome = go_on(there, prepare(experiment), Unwatched())
     else:
-        outcome = run(prepare(point.experiment), folder, _Nobody())
+        outcome = run(prepare(point.experiment), folder, Unwatched())
     return _row(point, outcome)
 
 
@@ -202,19 +203,6 @@ def spent_together(found: Sequence[Point], folder: Path) -> Row:
         "delta": delta,
         "told": told,
     }
-
-
-class _Nobody:
-    """Watches a run in silence."""
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """A run begins."""
-
-    def training(self, round_number: int, done: int, total: int) -> None:
-        """Training goes on."""
-
-    def completed(self, row: Row) -> None:
-        """A round is complete."""
 
 
 def _row(point: Point, outcome: Outcome) -> Row:
