@@ -102,7 +102,7 @@ def lengths_of_updates(
     """Return the records that are trained on with the length of the update of each one's (silo, user) pair.
 
     The update is that of a first round: a function of the pair's records, of the model and of public things alone. A
-    pair of weight 0 trains in no round and has no length; which those are, their own users' records say.
+    pair without weight is not trained, and has no length.
 
     Args:
         prepared: what runs.
@@ -119,9 +119,9 @@ def lengths_of_updates(
         progress=progress,
     )
     groups, table = setting.cohort.groups, trained_on(prepared.population)
-    members = torch.nonzero(setting.weights.cpu()).flatten()
+    members = torch.from_numpy(np.flatnonzero(setting.weights.cpu().numpy() > 0))
+    norms, values = np.zeros(len(groups)), np.zeros(len(table))
     job = turn.job(members, setting.method.local_bound)
-    values, norms = np.zeros(len(table)), np.zeros(len(groups))
     norms[members.numpy()] = turn.trainer.sums(job, progress).norms.cpu().numpy()
     values[groups.order] = np.repeat(norms, groups.size)
     counted = np.isfinite(values) & (values > 0)
