@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from fedveil.engine.audit import audit
-from fedveil.engine.experiment import merge, parse
+from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, PrivacyError, RunFolderError

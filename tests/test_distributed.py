@@ -22,15 +22,15 @@ from torch import nn
 
 from fedveil.engine import workers
 from fedveil.engine.distributed import run_together
-from fedveil.engine.experiment import Experiment, merge, parse
-from fedveil.engine.folder import Row
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.run_folder.folder import Row
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError
 from fedveil.local import distributed
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, TrainJob

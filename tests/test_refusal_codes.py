@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedveil
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiments.experiment import parse
 from fedveil.errors import BudgetError, ConfigError, RunFolderError
 from fedveil.federation.document import canonical, read_canonical
 from fedveil.federation.errors import RefusalError, told

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedveil.errors import ModelError, PrivacyError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import LOSSES, Loss, RecordLoss
-from fedveil.local.span import SpanTrainer
-from fedveil.local.span_packing import Held, stack_layouts
-from fedveil.local.span_plan import linear_layer
-from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
+from fedveil.local.span.packing import Held, stack_layouts
+from fedveil.local.span.plan import linear_layer
+from fedveil.local.span.sums import Lengths, coefficients, round_to_grid
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalGradient, LocalSgd, LocalStep
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Sums, TrainJob
