@@ -20,6 +20,7 @@ from fedveil.bundle.card import CARD
 from fedveil.bundle.writing import bundle_run
 from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.releases.evaluation import make_evaluation, outputs_of, scored
+from fedveil.engine.releases.run_evaluation import release_evaluation
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
@@ -27,7 +28,7 @@ from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
-from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.report.page import write_report
 from fedveil.statistics.evaluation.binary import LabelledBins, ScoreCounts, auc, enough_bins
@@ -374,6 +375,27 @@ def test_a_run_is_evaluated_once_for_a_charge(world: tuple[Prepared, Outcome], t
     assert outcome.statement.epsilon is not None
     assert again.statement.epsilon > outcome.statement.epsilon
     assert "charged 2 times" in " ".join(again.statement.mechanisms)
+
+
+def test_an_evaluation_is_never_charged_above_the_budget(
+    world: tuple[Prepared, Outcome], tmp_path: Path
+) -> None:
+    """Not for the first time either: what was charged before may have taken its room."""
+    prepared, outcome = world
+    name, rounds, guarantee = prepared.experiment.name, outcome.rounds, prepared.guarantee
+    needed = prepared.epsilon_with(Role.READER, rounds, prepared.beside)
+    checkpoint = RunFolder(outcome.folder).read_checkpoint()
+    assert checkpoint is not None
+    privacy = prepared.experiment.privacy.model_copy(update={"budget": needed * 0.999})
+    poor = replace(prepared, experiment=prepared.experiment.model_copy(update={"privacy": privacy}))
+    with Ledger(tmp_path / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        for number in range(1, rounds + 1):
+            ledger.charge(run=name, round=number, attempt=0, event=guarantee.event)
+        reason = release_evaluation(poor, RunFolder(tmp_path), checkpoint, ledger)
+        assert reason is not None
+        assert "the evaluation would bring epsilon to" in reason
+        assert len(ledger.entries) == rounds
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedveil.engine.releases.run_preprocessing import lengths_of_updates
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import ConfigError, FedveilError, RunFolderError
+from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import read_columns
 from fedveil.population.schema import Category, Number, Schema, read_schema
@@ -499,3 +499,38 @@ def test_a_budget_that_the_releases_beside_the_rounds_would_break_is_refused(tmp
         ConfigError, match=r"privacy\.budget = 0\.01: one round and the releases beside it \(prep/1"
     ):
         prepared_in(tmp_path, privacy={"budget": 0.01})
+
+
+def test_no_repeat_takes_the_room_of_what_is_still_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is due is the evaluation too: a repeat before it is charged where everything fits, or never."""
+    tables(tmp_path)
+    asked: dict[str, Any] = {
+        "evaluation": {},
+        "data": {"table": {"test_share": 0.5}},
+        "budget": {"preprocessing": 0.4},
+    }
+    plain = prepared_in(tmp_path, **asked)
+    budget = plain.epsilon_with(Role.READER, 0, plain.before * 3) * 1.001
+    assert plain.epsilon_with(Role.READER, 2, plain.beside) < budget
+    assert budget < plain.epsilon_with(Role.READER, 1, (*plain.beside, *plain.before * 2))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    prepared = prepared_in(tmp_path, **asked, privacy={"epsilon": 20.0, "budget": budget})
+    folder = tmp_path / "runs" / "hospitals"
+    with monkeypatch.context() as patch:
+        patch.setattr("fedveil.engine.releases.run_preprocessing.noisy_sum", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(prepared, tmp_path / "runs", Silent())
+        charged = len(read_entries(folder / "ledger.jsonl"))
+        for _ in range(3):
+            with pytest.raises((KeyboardInterrupt, BudgetError)) as ended:
+                resume(folder, Silent())
+        assert ended.type is BudgetError
+        assert "what is due after it and one round would bring epsilon to" in str(ended.value)
+    names = [entry.run for entry in read_entries(folder / "ledger.jsonl")]
+    assert charged <= len(names) < 4
+    assert set(names) == {"hospitals/prep/1"}

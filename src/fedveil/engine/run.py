@@ -151,7 +151,9 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 stopped = str(asked)
                 break
         skipped = release_evaluation(prepared, folder, checkpoint, ledger)
-        return conclude(prepared, folder, checkpoint, ledger, stopped or skipped)
+        return conclude(
+            prepared, folder, checkpoint, ledger, "; ".join(filter(None, (stopped, skipped))) or None
+        )
 
 
 def _event_of(prepared: Prepared, entry: Entry) -> Event | None:

@@ -159,7 +159,7 @@ class HeadsSeen:
                 )
         for silo, head in new:
             self._note(self._charter, silo, head)
-        if new:
+        if new or not self._whole:
             self._write(new)
 
     def keep(self) -> None:
@@ -169,6 +169,9 @@ class HeadsSeen:
             RunFolderError: it cannot be.
         """
         if self._durable:
+            return
+        if not self._whole:
+            self._write(())
             return
         try:
             with self._path.open("rb") as stream:
@@ -185,8 +188,9 @@ class HeadsSeen:
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
         """Add lines; or write all anew, the first time, after a write that failed, and when most are too old."""
         try:
-            if self._whole and self._path.exists():
-                self._whole = self._durable = False  # until all is written
+            begun = self._whole and self._path.exists()
+            self._whole = self._durable = False  # until all is written
+            if begun:
                 with self._path.open("ab") as stream:
                     stream.writelines(_line(self._charter, *one) for one in new)
             else:

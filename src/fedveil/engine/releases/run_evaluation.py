@@ -51,7 +51,8 @@ def release_evaluation(
 ) -> str | None:
     """Charge the evaluation of the last model, make it and write it down, where one is asked for and none is written.
 
-    A run that was killed between charge and file charges it again, unless that would exceed the budget.
+    A run that was killed between charge and file charges it again. Nothing is charged that would exceed the budget,
+    neither again nor for the first time: what was charged before may have taken its room.
 
     Returns:
         Why none is made; None if one is, or was, or none is asked for.
@@ -60,15 +61,15 @@ def release_evaluation(
     if evaluation is None or read_evaluated(folder.path) is not None:
         return None
     spent, budget = spent_of(ledger, experiment.name, prepared.beside), experiment.privacy.budget
-    if prepared.secure and budget is not None and evaluation.releases[0] in spent.beside:
-        beside = (*spent.beside, *evaluation.releases)
-        again = spent.charges - checkpoint.round
-        needed = prepared.epsilon_with(Role.READER, checkpoint.round, beside, again)
+    if budget is not None:
+        due = (
+            (*spent.beside, *evaluation.releases) if prepared.secure else spent.with_due(evaluation.releases)
+        )
+        needed = prepared.epsilon_with(
+            Role.READER, checkpoint.round, due, again=spent.charges - checkpoint.round
+        )
         if needed > budget:
-            return (
-                f"the evaluation was charged, and making it again would bring epsilon to {show_epsilon(needed)}, above "
-                f"the budget of {budget:g}"
-            )
+            return f"the evaluation would bring epsilon to {show_epsilon(needed)}, above the budget of {budget:g}"
     charge(ledger, experiment.name, evaluation.releases, repeats=not prepared.secure)
     model = prepared.method.model_of(checkpoint.model, checkpoint.state)
     outputs = outputs_of(prepared.task, prepared.population, model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from fedveil.engine.releases.preprocessing import (
     write_preprocessed,
 )
 from fedveil.engine.releases.release_sum import noisy_sum
-from fedveil.engine.releases.side_releases import SideRelease, charge, spent_of
+from fedveil.engine.releases.side_releases import SideRelease, Spent, charge, spent_of
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
@@ -36,7 +35,8 @@ from fedveil.statistics.stored import NoisySums
 def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     """Return a run on what its preprocessing gives, which is released first where an experiment asks for it.
 
-    What is charged and not written yet is charged again, unless its noise is from a seed.
+    What is charged and not written yet is charged again, unless its noise is from a seed, and where the budget has room
+    for that beside one round and everything that is still due.
 
     Raises:
         ConfigError: the declared schema is one that another run has refined.
@@ -51,7 +51,7 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
         made: NoisySums = () if found is None else found.made
         while len(made) < len(planned.releases):
             due = planned.releases[len(made)]
-            _check_budget(prepared, (*spent_of(ledger, asked.name, planned.releases).beside, due))
+            _check_budget(prepared, due, spent_of(ledger, asked.name, prepared.beside))
             charge(ledger, asked.name, [due], repeats=not prepared.secure)
             table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
             made = (*made, noisy_sum(planned.release_of(asked, made), table, privacy))
@@ -60,15 +60,16 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     return prepared
 
 
-def _check_budget(prepared: Prepared, beside: Sequence[SideRelease]) -> None:
+def _check_budget(prepared: Prepared, due: SideRelease, spent: Spent) -> None:
     budget = prepared.experiment.privacy.budget
     if budget is None:
         return
-    needed = prepared.epsilon_with(Role.READER, 0, beside)
+    again = [one for one in spent.beside if prepared.secure and one.name == due.name][:1]
+    needed = prepared.epsilon_with(Role.READER, 1, (*spent.with_due(prepared.beside), *again))
     if needed > budget:
         raise BudgetError(
-            f"{beside[-1].name} was charged, and making it again would bring epsilon to {show_epsilon(needed)}, above "
-            f"the budget of {budget:g}"
+            f"{due.name}, what is due after it and one round would bring epsilon to {show_epsilon(needed)}, above the "
+            f"budget of {budget:g}"
         )
 
 
