@@ -25,10 +25,14 @@ def brought(experiment: Experiment) -> tuple[Member, ...]:
 
 
 def at_their_word(experiment: Experiment) -> tuple[str, ...]:
-    """Return, for the statement, whose claims a run rests on: nothing shows that such a stage does what it says."""
+    """Return, for the statement, whose claims a run rests on: nothing shows that such a stage does what it says.
+
+    No version is named: institutions sign one statement, word for word, and may have different ones installed.
+    ``environment.json`` names it.
+    """
     return tuple(
-        f"the {KINDS[one.kind]} {foreign(one.name)} comes from the package {foreign(one.package)} "
-        f"{foreign(one.version)}, whose claims are taken at their word: that it does what it claims was not checked"
+        f"the {KINDS[one.kind]} {foreign(one.name)} comes from the package {foreign(one.package)}, whose claims are "
+        "taken at their word: that it does what it claims was not checked"
         for one in brought(experiment)
     )
 
