@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -338,34 +337,6 @@ def test_a_head_costs_a_line_and_half_a_line_is_no_head(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert HeadsSeen(path, bytes(32)).last("north") == every[-1]
     assert HeadsSeen(path, bytes([7]) * 32).last("north") == every[0]
-
-
-@pytest.mark.parametrize("before", [(), (bytes([1]) * 32,)], ids=["first", "another"])
-@pytest.mark.parametrize("goes_on", [HeadsSeen.keep, lambda heads: heads.hear({"north": bytes([2]) * 32})])
-def test_a_head_that_could_not_be_written_is_written_once_it_can_be(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    before: tuple[bytes, ...],
-    goes_on: Callable[[HeadsSeen], None],
-) -> None:
-    """What a full disk refused is still heard, though the process that heard it ends."""
-    path, last = tmp_path / HEADS, bytes([2]) * 32
-    heads = HeadsSeen(path, bytes(32))
-    for head in before:
-        heads.hear({"north": head})
-
-    def full(*_: object, **__: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", full)
-        patch.setattr("fedveil.federation.heads.replace_file", full)
-        with pytest.raises(RunFolderError, match="cannot be written: No space"):
-            heads.hear({"north": last})
-        with pytest.raises(RunFolderError, match="cannot be written: No space"):
-            heads.keep()
-    goes_on(heads)
-    assert HeadsSeen(path, bytes(32)).last("north") == last
 
 
 def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ class HeadsSeen:
                 )
         for silo, head in new:
             self._note(self._charter, silo, head)
-        if new or not self._whole:
+        if new:
             self._write(new)
 
     def keep(self) -> None:
@@ -169,9 +169,6 @@ class HeadsSeen:
             RunFolderError: it cannot be.
         """
         if self._durable:
-            return
-        if not self._whole:
-            self._write(())
             return
         try:
             with self._path.open("rb") as stream:
@@ -188,9 +185,8 @@ class HeadsSeen:
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
         """Add lines; or write all anew, the first time, after a write that failed, and when most are too old."""
         try:
-            begun = self._whole and self._path.exists()
-            self._whole = self._durable = False  # until all is written
-            if begun:
+            if self._whole and self._path.exists():
+                self._whole = self._durable = False  # until all is written
                 with self._path.open("ab") as stream:
                     stream.writelines(_line(self._charter, *one) for one in new)
             else:
