@@ -11,7 +11,7 @@ from typing import Final
 
 from fedveil.engine.folder import RunFolder, finite
 from fedveil.engine.sections import PrivacySection
-from fedveil.engine.side_releases import of_others
+from fedveil.engine.side_releases import charged_often, of_others
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
@@ -113,8 +113,8 @@ class Series:
             mechanisms=(
                 *(
                     f"release {name}/{number}: {length} numbers; one person moves their sum over {public.n_silos} "
-                    "silos by at most 1 (l2)"
-                    for number, length in enumerate(self.lengths, start=1)
+                    f"silos by at most 1 (l2){charged_often(charged)}"
+                    for number, (length, charged) in enumerate(zip(self.lengths, times, strict=True), start=1)
                 ),
                 *mechanisms,
             ),

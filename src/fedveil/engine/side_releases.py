@@ -187,7 +187,7 @@ class Spent:
 
     Attributes:
         charges: of rounds of training.
-        beside: the side releases that were charged.
+        beside: the side releases that were charged, each as often as it was.
         event: everything together.
     """
 
@@ -195,20 +195,35 @@ class Spent:
     beside: tuple[SideRelease, ...]
     event: Event
 
+    def with_due(self, planned: Sequence[SideRelease]) -> tuple[SideRelease, ...]:
+        """Return the side releases that were charged, and those planned ones that will be."""
+        return (*self.beside, *(one for one in planned if one not in self.beside))
+
 
 def spent_of(ledger: Ledger, run: str, releases: Sequence[SideRelease]) -> Spent:
     """Return what a run has spent: its ledger has nothing but its rounds and its side releases."""
     charged = [entry.run for entry in ledger.entries]
-    beside = tuple(one for one in releases if one.of_run(run) in charged)
+    beside = tuple(one for one in releases for _ in range(charged.count(one.of_run(run))))
     return Spent(charges=charged.count(run), beside=beside, event=ledger.spent())
 
 
-def charge(ledger: Ledger, run: str, releases: Sequence[SideRelease]) -> None:
-    """Charge releases that are not charged yet; only then may they be made.
+def charged_often(times: int) -> str:
+    """Return, for a statement, that a release was charged more than once; nothing for one."""
+    return f"; charged {times} times, for it was made again" if times > 1 else ""
 
-    What was charged and not written before a crash has left no process: it is made under that charge.
+
+def charge(ledger: Ledger, run: str, releases: Sequence[SideRelease], *, repeats: bool) -> None:
+    """Charge releases; only then may they be made.
+
+    Args:
+        ledger: of the run.
+        run: its name.
+        releases: those that are made next: none of them is written.
+        repeats: whether one that is made again is the same release, since its noise is from a seed. Fresh noise is
+            charged again, for nothing shows that what was charged and not written was not seen.
     """
-    charged = {entry.run for entry in ledger.entries}
     for one in releases:
-        if one.of_run(run) not in charged:
-            ledger.charge(run=one.of_run(run), round=BESIDE, attempt=0, event=one.guarantee.event)
+        name = one.of_run(run)
+        times = sum(entry.run == name for entry in ledger.entries)
+        if not times or not repeats:
+            ledger.charge(run=name, round=BESIDE, attempt=times, event=one.guarantee.event)

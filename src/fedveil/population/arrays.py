@@ -49,14 +49,12 @@ class People(Population):
     Args:
         feature_names: of the columns, where features came as a table.
         classes: the labels, in the order of their numbers; empty for other tasks.
-        public_test: whether the test table was handed over as public, and not held out of the training records.
         schema: the document of the schema that encoded its tables; None for arrays.
         source: where they were read; None for arrays.
     """
 
     feature_names: tuple[str, ...] | None = None
     classes: tuple[Label, ...] = ()
-    public_test: bool = False
     schema: bytes | None = None
     source: Source | None = None
 
@@ -220,7 +218,6 @@ def tables(
     return People(
         **{one.name: getattr(read, one.name) for one in fields(Population)},
         classes=declared.target.classes if isinstance(declared.target, LabelTarget) else (),
-        public_test=test is not None,
         schema=read_content(source.schema_file, DataError),
         source=source,
     )
