@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.folder import RunFolder
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
@@ -22,16 +23,12 @@ from fedveil.privacy.ledger import read_entries
 from tests.children import forking
 
 
-class Silent:
+class Silent(Unwatched):
     """Keeps the rows; raises KeyboardInterrupt after a number of rounds if asked."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
         self.interrupt_after = interrupt_after
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None: ...
-
-    def training(self, round_number: int, done: int, total: int) -> None: ...
 
     def completed(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

@@ -12,15 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from fedveil.engine.attempts import Absences, RetryPolicy
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.engine.environment import environment
-from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.movement import clip_of, movement
+from fedveil.engine.observer import Observer
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.run_evaluation import evaluate, evaluated_already, release_evaluation
@@ -49,27 +49,6 @@ _ATTEMPTS: Final = "attempts.jsonl"
 
 class StopTraining(Exception):
     """Raised by an observer when a round is complete: the run ends there, with this reason, as at its last round."""
-
-
-class Observer(Protocol):
-    """Who is told how a run goes on, and so sees what no guarantee covers.
-
-    A line of metrics has test metrics and a simulation's diagnostics, and steps and their times depend on who takes
-    part and with how many records (:mod:`fedveil.engine.shown`). What an observer shows is as private as the records.
-    """
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """A run begins, or goes on after ``done`` complete rounds."""
-
-    def training(self, round_number: int, done: int, total: int) -> None:
-        """Local training of a round has taken ``done`` of ``total`` steps."""
-
-    def completed(self, row: Row) -> None:
-        """A round is complete; its line of metrics.
-
-        Raises:
-            StopTraining: the run shall end here.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)

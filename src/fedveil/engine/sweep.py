@@ -22,6 +22,7 @@ import torch
 from fedveil.engine.documents import RoundRow, read_lines
 from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
 from fedveil.engine.folder import Row, RunFolder, finite
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import Outcome, go_on, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
@@ -155,10 +156,10 @@ def _play(point: Point, folder: Path) -> Row:
     if (path / "experiment.toml").is_file():
         there, experiment = RunFolder.open(path)
         prepared = prepare(experiment)
-        outcome = go_on(there, prepared, _Nobody())
+        outcome = go_on(there, prepared, Unwatched())
     else:
         prepared = prepare(point.experiment)
-        outcome = run(prepared, folder, _Nobody())
+        outcome = run(prepared, folder, Unwatched())
     charges = len(read_entries(outcome.folder / "ledger.jsonl"))
     loss = prepared.guarantee.grid_loss_after(charges, prepared.length)
     return {**_row(point, outcome), "grid_loss": loss}
@@ -193,19 +194,6 @@ def spent_together(found: Sequence[Point], folder: Path, rows: Sequence[Row]) ->
         "spent all of it"
     )
     return {"runs": len(rows), "epsilon": epsilon, "delta": delta, "told": told}
-
-
-class _Nobody:
-    """Watches a run in silence."""
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """A run begins."""
-
-    def training(self, round_number: int, done: int, total: int) -> None:
-        """Training goes on."""
-
-    def completed(self, row: Row) -> None:
-        """A round is complete."""
 
 
 def _row(point: Point, outcome: Outcome) -> Row:
