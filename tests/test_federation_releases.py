@@ -384,6 +384,20 @@ def test_the_folder_of_a_release_is_checked_as_that_of_a_run(tmp_path: Path) -> 
     names = ("experiment", "ledger", "statement", "rounds", "end")
     assert [found[name]["outcome"] for name in names] == ["holds"] * 5
     assert "model" not in found
+    assert found["end"]["detail"].startswith("statement signed by the coordinator")
+    counted = folder / "statistics.json"
+    document = json.loads(counted.read_text())
+    forged = {"vector": [1234.0] * len(document["vector"]), "noise_std": 1e-3}
+    decoy = {"releases": [{key: document[key] for key in forged}]}
+    for changed, outcome in (
+        (document, "holds"),
+        (document | forged, "fails"),
+        (document | forged | decoy, "fails"),  # numbers that were signed, beside those that are shown
+        (document | {"more": 1}, "fails"),
+    ):
+        counted.write_text(json.dumps(changed))
+        (said,) = [one for one in verify_run(folder).checks if one.name == "releases"]
+        assert said.outcome == outcome
     (folder / "ledger.jsonl").write_bytes(b"")
     assert not verify_run(folder).holds
 
