@@ -101,7 +101,8 @@ def lengths_of_updates(
 ) -> ColumnTable:
     """Return the records that are trained on with the length of the update of each one's (silo, user) pair.
 
-    The update is that of a first round: a function of the pair's records, of the model and of public things alone.
+    The update is that of a first round: a function of the pair's records, of the model and of public things alone. A
+    pair without weight is not trained, and has no length.
 
     Args:
         prepared: what runs.
@@ -118,9 +119,10 @@ def lengths_of_updates(
         progress=progress,
     )
     groups, table = setting.cohort.groups, trained_on(prepared.population)
-    job = turn.job(torch.arange(len(groups)), setting.method.local_bound)
-    values = np.zeros(len(table))
-    norms = turn.trainer.sums(job, progress).norms.cpu().numpy()
+    members = torch.from_numpy(np.flatnonzero(setting.weights.cpu().numpy() > 0))
+    norms, values = np.zeros(len(groups)), np.zeros(len(table))
+    job = turn.job(members, setting.method.local_bound)
+    norms[members.numpy()] = turn.trainer.sums(job, progress).norms.cpu().numpy()
     values[groups.order] = np.repeat(norms, groups.size)
     counted = np.isfinite(values) & (values > 0)
     state = np.where(counted, State.VALID, State.MISSING).astype(np.int8)
