@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.identities import keys_of, numbered
+from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, Targets, Task
 from fedveil.population.schema import MISSING_VALUES, Label, Schema
 from fedveil.population.splits import holdout_by_user
@@ -90,7 +90,8 @@ def read_tables(
         )
     silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])
     notes = [
-        "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records."
+        "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
+        AS_TEXT,
     ]
     test_rows = None
     if test is not None:
